@@ -32,7 +32,12 @@ LAYERS = (
 TORCH = ("data.loader", "data.transforms", "models", "optim", "distributed", "training")
 TORCH_FREE = {"monitor", "reports", "launch", "doctor"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
-DYNAMIC = {"steadytrain", "steadytrain.data.packing.worker_pool", "steadytrain.optim.losses"}
+DYNAMIC = {
+    "steadytrain",
+    "steadytrain.data.packing.worker_pool",
+    "steadytrain.optim.losses",
+    "steadytrain.optim.optimizers",
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from steadytrain.errors import RecipeError
 
 CPU = torch.device("cpu")
 BUILT_IN = sorted(optim.OPTIMIZERS)
-NAMES = [*BUILT_IN, *(f"timm/{name}" for name in ("adabelief", "adan", "lamb", "lars", "lion", "muon"))]
+NAMES = [*BUILT_IN, *(f"timm/{name}" for name in ("adabelief", "adan", "lamb", "lars", "lion"))]
 FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].has_fused]
 RATES = {"adagrad": 1.0, "ftrl": 2.0, "adadelta": 5.0, "timm/lars": 5.0, "timm/lion": 0.02}
 """Learning rates for a small regression, where 0.05 would be too slow or too fast."""
@@ -191,6 +191,52 @@ def test_gradients_are_dropped_or_set_to_zero_as_asked_and_a_profiler_sees_each_
     ]
 
 
+def own(groups: Any, *, lr: float, momentum: float = 0.0) -> Optimizer:
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+
+
+def part(groups: Any, *, lr: float) -> Optimizer:
+    return torch.optim.SGD([filters()], lr=lr)
+
+
+def test_a_users_own_optimizer_is_imported_only_where_the_user_named_it() -> None:
+    ours, theirs = filters(), filters()
+    spec = Optim(f"{__name__}:own", lr=0.1, options={"momentum": 0.5})
+    with pytest.raises(RecipeError, match=r"would import code.*add --optimizer"):
+        optim.build(spec, [{"params": [ours]}], lr=0.1, device=CPU)
+    optimizer = optim.build(spec, [{"params": [ours]}], lr=0.1, device=CPU, allow_import=True)
+    expected = torch.optim.SGD([theirs], lr=np.float32(0.1).item(), momentum=0.5)
+    assert torch.equal(train(ours, optimizer, range(3)), train(theirs, expected, range(3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("part", "left parameters out"), ("none", "cannot be imported"), ("filters", "is refused"), ("Path", "refused")],
+)
+def test_a_factory_that_makes_no_optimizer_of_the_parameters_is_refused(name: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        spec = Optim(f"{__name__}:{name}", lr=0.1)
+        optim.build(spec, [{"params": [filters()]}], lr=0.1, device=CPU, allow_import=True)
+
+
+def test_muon_takes_filters_as_matrices_and_vectors_by_adamw() -> None:
+    bias, theirs = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+    weights = filters()
+    optimizer = make([weights, bias], "muon", lr=0.01, weight_decay=0.0)
+    rate = np.float32(0.01).item()
+    adamw = torch.optim.AdamW([theirs], lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    before = weights.detach().clone()
+    for k in range(3):
+        bias.grad = torch.sin(bias.detach() * (k + 1))
+        theirs.grad = torch.sin(theirs.detach() * (k + 1))
+        weights.grad = torch.randn_like(weights)
+        optimizer.step()
+        adamw.step()
+    torch.testing.assert_close(bias, theirs)
+    singular = torch.linalg.svdvals((weights.detach() - before).flatten(1))
+    assert singular.max() < 4 * singular.min()  # a sum of nearly orthogonal matrices; of gradients alone it is not
+
+
 def test_nesterov_without_momentum_is_plain_descent() -> None:
     parameter = filters()
     before = parameter.detach().clone()
@@ -219,7 +265,9 @@ def test_what_an_optimizer_does_not_take_is_refused(name: str, options: dict[str
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"'adamm'; it must be one of sgd, .*or timm/NAME. Did you mean adam"):
+    with pytest.raises(
+        RecipeError, match=r"'adamm'; it must be one of sgd, .*timm/NAME or pkg.mod:factory. Did you mean adam"
+    ):
         Optim("adamm")
 
 

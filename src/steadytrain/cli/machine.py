@@ -341,7 +341,7 @@ def bench(
     size: Annotated[int, Parameter(name=("--size", "--img-size"))] = 224,
     channels: Literal[1, 3] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
-    optimizer: Literal["sgd", "adamw"] = "sgd",
+    optimizer: str = "sgd",
     device: Device = "auto",
     threads: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (),
     seconds: float = 3.0,
@@ -366,7 +366,7 @@ def bench(
         size: Side of the images, in pixels.
         channels: Channels of the images.
         classes: Classes of the network.
-        optimizer: The optimizer.
+        optimizer: sgd, adamw, muon, ... or timm/NAME (docs: optimizers).
         threads: Compute threads on a CPU: one number or several (default: one for each core).
         seconds: How long to measure each combination, at least.
         plot: Write images per second over batch sizes as an HTML page.

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json
+from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def report(
     output: Annotated[str | None, Parameter(name=["--output", "-o"], allow_leading_hyphen=True)] = None,
     json: bool = False,
     force: bool = False,
+    compare: bool = False,
 ) -> None:
     """Report on runs, finished or running: accuracy, epochs, time, images per second, curves, recipe, events.
 
@@ -34,8 +36,10 @@ def report(
             each epoch) or .json. A dash prints Markdown instead.
         json: Print the figures as one JSON document; write a file only with -o.
         force: Replace the output even if it is not an older report.
+        compare: Instead test whether two runs, or two files of steady evaluate --per-image, differ on the same images.
 
     Examples:
+        steady report runs/a runs/b --compare
         steady report runs/a runs/b -o both.html
         steady report runs/a -o -
     """
@@ -45,6 +49,17 @@ def report(
 
     if not runs:
         raise InputError("no run named: steady report RUN..., or a folder of runs: steady report runs/")
+    if compare:
+        from steadytrain.reports.comparison import compare as compare_two
+
+        if len(runs) != 2 or output is not None:
+            raise InputError("--compare takes two runs and writes no file: steady report runs/a runs/b --compare")
+        compared = compare_two(*runs)
+        if json:
+            print_json({**plain(compared), "verdict": compared.verdict})
+        else:
+            print_text(f"{compared.verdict}\n{compared.details}")
+        return
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
     kind = kind_of(path) if path else ""
     reported = accounts(_find(runs))

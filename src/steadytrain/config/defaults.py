@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from steadytrain.config.losses import parse_loss
+from steadytrain.config.losses import FACTORY, parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.recipe import OPTIMIZERS, Budget, Data, Model, Optim, Recipe
 from steadytrain.config.stages import RISING, parse_schedule
@@ -105,7 +105,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     optimizer = chosen.get("name")
     is_usual = optimizer in (None, defaults.optim.name) or {optimizer, defaults.optim.name} == {"sgd", "nag"}
     if not is_usual and chosen.get("lr") is None:
-        if optimizer not in USUAL_VALUES and (optimizer in OPTIMIZERS or str(optimizer).startswith("timm/")):
+        is_known = optimizer in OPTIMIZERS or str(optimizer).startswith("timm/") or FACTORY.fullmatch(str(optimizer))
+        if optimizer not in USUAL_VALUES and is_known:
             raise RecipeError(f"optim.name is {optimizer!r}, which has no usual learning rate: choose one with --lr")
         values["optim"] |= USUAL_VALUES.get(str(optimizer), {})  # SGD's rates are a hundred times too high for AdamW
     if parse_loss(str(chosen.get("loss", "auto"))).is_factory:

@@ -22,7 +22,7 @@ PARAMETERS: dict[str, tuple[str, float] | None] = {
 SOFTMAX = ("auto", "cross-entropy", "focal")
 """Losses of one distribution over all classes; the others judge each class by itself, so an image may have several."""
 
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def parse_loss(text: str) -> LossSpec:
     """
     name, colon, number = text.partition(":")
     if name not in PARAMETERS:
-        if _FACTORY.fullmatch(text):
+        if FACTORY.fullmatch(text):
             return LossSpec(text, is_factory=True)
         near = did_you_mean(name, PARAMETERS)
         names = ", ".join(PARAMETERS)

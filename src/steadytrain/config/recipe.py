@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steadytrain.config.losses import SOFTMAX, parse_loss
+from steadytrain.config.losses import FACTORY, SOFTMAX, parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
 from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
@@ -26,11 +26,11 @@ SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
 ADAMS = ("adam", "adamw", "nadam", "radam", "adamax")
 OPTIMIZERS = (
     *("sgd", "nag", *ADAMS, "rmsprop", "adagrad", "adadelta"),
-    *("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
+    *("muon", "signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
 )
-"""Names of the optimizers that are built in; those of timm are ``timm/NAME``."""
+"""Names of the optimizers that are built in; those of timm are ``timm/NAME``, the user's own ``pkg.mod:factory``."""
 
-CODE_KEYS = ("loss",)
+CODE_KEYS = ("name", "loss")
 """Keys of ``optim`` that may be a ``pkg.mod:factory``."""
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
@@ -167,7 +167,8 @@ class Optim:
 
     Args:
         name: optimizer, ``sgd``, ``nag``, ``adam``, ``adamw``, ``nadam``, ``radam``, ``adamax``, ``rmsprop``,
-            ``adagrad``, ``adadelta``, ``signum``, ``ftml``, ``dcasgd``, ``lbsgd``, ``ftrl``, ``sgld``, ``timm/NAME``.
+            ``adagrad``, ``adadelta``, ``signum``, ``ftml``, ``dcasgd``, ``lbsgd``, ``ftrl``, ``sgld``, ``muon``,
+            ``timm/NAME`` or ``pkg.mod:factory``.
         lr: peak learning rate, above 0; for ``base_batch_size`` images an update if that is set.
         base_batch_size: scale the learning rate linearly: ``lr * batch_size / base_batch_size`` is used (Goyal et al.
             2017). None uses ``lr`` as it is.
@@ -234,10 +235,12 @@ class Optim:
 
     def __post_init__(self) -> None:
         check_types(self, "optim")
-        if self.name not in OPTIMIZERS and not self.name.startswith("timm/"):
+        is_other = self.name.startswith("timm/") or FACTORY.fullmatch(self.name)
+        if self.name not in OPTIMIZERS and not is_other:
             near = did_you_mean(self.name, OPTIMIZERS)
+            known = ", ".join(OPTIMIZERS)
             raise RecipeError(
-                f"optim.name is {self.name!r}; it must be one of {', '.join(OPTIMIZERS)}, or timm/NAME.{near}"
+                f"optim.name is {self.name!r}; it must be one of {known}, timm/NAME or pkg.mod:factory.{near}"
             )
         require(self.lr > 0, "optim.lr", self.lr, "above 0")
         base = self.base_batch_size

@@ -110,6 +110,8 @@ NOT_YET = {
     **dict.fromkeys(("log-wandb", "wandb", "logger", "tensorboard", "mlflow"), _TRACKED),
     **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),
     "aug-splits": "splitting a batch by augmentation (AugMix's loss)",
+    **dict.fromkeys(("aug-repeats", "repeated-aug", "ra-sampler"), "repeated augmentation"),
+    **dict.fromkeys(("train-size-schedule", "progressive-resizing"), "training at sizes that change"),
     **dict.fromkeys(("drop-block", "jsd-loss", "bn-momentum", "bn-eps"), "this"),
 }
 """Word -> what it asks for, which is not there."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -15,6 +18,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from steadytrain.config import Optim
+from steadytrain.config.losses import FACTORY
 from steadytrain.errors import RecipeError, did_you_mean, first_line
 from steadytrain.optim import mxnet
 
@@ -82,6 +86,19 @@ def sgd(groups: Groups, *, lr: float, momentum: float, nesterov: bool, fused: bo
     return optimizer
 
 
+def muon(groups: Groups, *, lr: float, **options: Any) -> Optimizer:
+    """Momentum whose matrices are made orthogonal: Jordan et al. 2024, "Muon: An optimizer for hidden layers".
+
+    timm's code, which takes every shape: filters are flattened to ``[out, in * height * width]``, and norms, biases and
+    other vectors are updated by AdamW at the same rate (``torch.optim.Muon`` refuses both). Updates have the size of
+    AdamW's (``adjust_lr_fn="match_rms_adamw"``), so that its learning rates and weight decays fit.
+    """
+    from timm.optim import Muon  # type: ignore[attr-defined]
+
+    made: Optimizer = Muon(groups, lr=lr, **options)
+    return made
+
+
 @dataclass(frozen=True)
 class Kind:
     """An optimizer of the table.
@@ -114,6 +131,7 @@ OPTIMIZERS: dict[str, Kind] = {
     "rmsprop": Kind(eager(torch.optim.RMSprop), "coupled"),
     "adagrad": Kind(eager(torch.optim.Adagrad), "coupled", has_fused=True),
     "adadelta": Kind(eager(torch.optim.Adadelta), "coupled"),
+    "muon": Kind(muon, "decoupled"),
     "signum": Kind(eager(mxnet.Signum), "coupled"),
     "ftml": Kind(eager(mxnet.FTML), "coupled"),
     "dcasgd": Kind(eager(mxnet.DCASGD), "coupled"),
@@ -139,7 +157,7 @@ _NOT_OPTIONS = {
 
 def check_name(name: str) -> None:
     """Refuse an optimizer that there is not. Raises RecipeError with the nearest names."""
-    if name in OPTIMIZERS:
+    if name in OPTIMIZERS or FACTORY.fullmatch(name):
         return
     from timm import optim as timm_optim
 
@@ -154,7 +172,41 @@ def check_name(name: str) -> None:
         raise RecipeError(f"optim.name is {name!r}, which needs second derivatives: choose another one")
 
 
-def build(spec: Optim, groups: Groups, *, lr: float, device: torch.device, seed: int = 0) -> Optimizer:
+def imported_factory(path: str) -> Callable[..., Optimizer]:
+    """Import a ``pkg.mod:factory`` that the user named, also from the working folder.
+
+    Raises:
+        RecipeError: there is no such module or factory, or it makes no optimizer of all the parameters.
+    """
+    place, _, name = path.partition(":")
+    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)  # last, so that nothing installed is hidden
+    try:
+        factory = getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(f"optim.name={path} cannot be imported: {first_line(error)}") from error
+
+    def make(groups: Groups, *, lr: float, **options: Any) -> Optimizer:
+        wanted = {id(parameter) for group in groups for parameter in group["params"]}
+        made = factory(groups, lr=lr, **options)
+        if not isinstance(made, Optimizer):
+            raise RecipeError(f"optim.name={path} made a {type(made).__name__}: it must be a torch.optim.Optimizer")
+        if wanted != {id(parameter) for group in made.param_groups for parameter in group["params"]}:
+            raise RecipeError(f"optim.name={path} left parameters out: pass it all groups that the factory is given")
+        return made
+
+    return make
+
+
+def build(
+    spec: Optim,
+    groups: Groups,
+    *,
+    lr: float,
+    device: torch.device,
+    seed: int = 0,
+    allow_import: bool = False,
+) -> Optimizer:
     """Make the optimizer that the recipe names.
 
     Its ``state_dict`` comes back bit for bit, in the parameters' own memory format whatever format it was saved in:
@@ -168,15 +220,25 @@ def build(spec: Optim, groups: Groups, *, lr: float, device: torch.device, seed:
         lr: the peak learning rate; each group's own is ``lr * lr_scale``.
         device: where the parameters are.
         seed: of the noise of optimizers that add some.
+        allow_import: import a ``pkg.mod:factory``, which is called with groups, ``lr`` and ``options``; only if the
+            user's own code or command line named it.
 
     Raises:
-        RecipeError: there is no such optimizer, or ``options`` are not its own.
+        RecipeError: there is no such optimizer, ``options`` are not its own, or a factory may not be imported.
     """
     assert all(p.device.type == device.type for group in groups for p in group["params"]), "parameters not on device"
     check_name(spec.name)
     constants: dict[str, Any] = dict(spec.options)
     make: Callable[..., Optimizer]
-    if (kind := OPTIMIZERS.get(spec.name)) is None:
+    kind = OPTIMIZERS.get(spec.name)
+    if FACTORY.fullmatch(spec.name):
+        if not allow_import:
+            raise RecipeError(
+                f"{spec.name} would import code, which is only done for an optimizer that you name yourself: if you"
+                f" trust it, add --optimizer {spec.name} (in Python: allow_import=True)"
+            )
+        make = imported_factory(spec.name)
+    elif kind is None:
         from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 
         make = partial(create_optimizer_v2, opt=spec.name.removeprefix("timm/"))

@@ -323,8 +323,12 @@ def clock(device: torch.device, began: float) -> Clock:
     return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
-def state(recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0) -> State:
+def state(
+    recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0, allow_import: bool | None = None
+) -> State:
     """Build model on its device, optimizer, average, meters: at step 0.
+
+    ``allow_import``: import the recipe's ``pkg.mod:factory``; None: if the user's code or command line named it.
 
     ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
     """
@@ -340,7 +344,8 @@ def state(recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0) -
     )
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
     lr = recipe.optim.scaled_lr(recipe.batch_size)
-    optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed)
+    allow_import = "name" not in recipe.optim.from_file if allow_import is None else allow_import
+    optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed, allow_import=allow_import)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
     if recipe.optim.swa is not None:

@@ -26,8 +26,13 @@ from steadytrain.training.state import preserve_process
 LOWEST, HIGHEST = 1e-6, 10.0
 """Rates of the first update and of the last one."""
 
-MARGIN = 4.0
-"""The loss has diverged where its running mean is so many times the lowest one, as in fastai's finder."""
+SETTLED = 10
+"""Updates after which the running mean is taken as the loss of the initial weights."""
+
+MARGIN = 0.1
+"""The loss has diverged where its running mean is above that of the initial weights by so large a share of it, and by
+as much as it had fallen. Networks with batch norms seldom come to a multiple of their lowest loss.
+"""
 
 DECAY = 0.9
 """Of that running mean, an update."""
@@ -100,7 +105,7 @@ def find_rate(
         with build.training_feed(
             recipe, data, input, device, batch_size=recipe.batch_size, threads=threads, on_bad=lambda bad: say(str(bad))
         ) as feed:
-            mean, lowest = 0.0, math.inf
+            mean, start, lowest = 0.0, math.inf, math.inf
             for done, (rate, batch) in enumerate(zip(rates, load(feed, device), strict=False), 1):
                 update(state, batch, rate)
                 losses.append(state.meters.take(state.engine)[0])
@@ -108,7 +113,8 @@ def find_rate(
                 mean = DECAY * mean + (1 - DECAY) * losses[-1]
                 running = mean / (1 - DECAY**done)
                 lowest = min(lowest, running)
-                if not math.isfinite(losses[-1]) or running > MARGIN * lowest:
+                start = running if done <= SETTLED else start
+                if not math.isfinite(running) or running - start > max(MARGIN * start, start - lowest):
                     break
     return read_curve(rates[: len(losses)], losses, diverged=len(losses) < updates)
 

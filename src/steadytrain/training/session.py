@@ -316,7 +316,8 @@ def open_session(
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         passed("model")
-        state = build.state(recipe, built, build.engine(recipe, device, group), num_train=data.num_train)
+        engine = build.engine(recipe, device, group)
+        state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import)
         if saved is None:
             for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
                 notice(note)
