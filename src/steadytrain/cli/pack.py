@@ -87,7 +87,7 @@ def pack(
         max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
         workers: Number of processes that encode (default: one for each core).
         force: Replace existing files.
-        estimate: Write nothing: try these and other settings on a sample of the images, and print the bytes on disk, the
+        estimate: Write nothing: try these and other settings on a sample of the images, and print bytes on disk, the
             packing time and the loading speed of each. OUT may be left out.
         json: Print the cards, or estimates, as one JSON document.
 
