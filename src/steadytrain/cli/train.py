@@ -112,9 +112,9 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
-    from steadytrain.training.defaults import default_folder
-
     draft = recipe_for(data, options, finetune=finetune)
+    from steadytrain.training.defaults import default_folder  # after the data were found: it loads torch
+
     if options.budget_minutes is not None:  # the folder's name does not depend on what is measured
         draft = draft.with_({"budget.minutes": options.budget_minutes})
     folder = Path(options.run or default_folder(draft))
