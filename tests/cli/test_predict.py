@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from steadytrain.cli import main
+from steadytrain.cli.evaluate import _confidence_text
 
 NON_COMMERCIAL = "timm/convnextv2_atto.fcmae_ft_in1k"
 
@@ -36,6 +37,35 @@ def test_evaluate_prints_the_top1_that_the_runs_end_printed(run: Path, capsys: p
     assert top1("evaluate", str(run), row="top-1") == top1("train", "--run", str(run), row="best top-1")
     assert main(["evaluate", str(run)]) == 0
     assert "best.safetensors (best by validation top-1, epoch " in capsys.readouterr().out.splitlines()[0]
+
+
+def test_an_evaluation_has_scores_for_each_class_within_80_columns(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run)]) == 0
+    out = capsys.readouterr().out
+    head, *rows = out[out.index("class ") :].splitlines()
+    assert head.split() == ["class", "n", "right", "recall", "precision", "F1"] and len(rows) == 10
+    assert all(len(row) == len(head) <= 80 for row in rows)
+    assert main(["evaluate", str(run), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert f"F1 {100 * document['macro_f1']:.2f} %" in out and f"ECE    {100 * document['ece']:.2f} %" in out
+    bins = document["calibration"]
+    assert len(bins) == 15 and sum(row["n"] for row in bins) == document["n"]
+    assert all(row["recall"] == row["top1"] for row in document["classes"])
+
+
+@pytest.mark.parametrize(
+    ("confidence", "words"),
+    [
+        (0.93, ["The model is overconfident: it claims 93 % and is right 86 %."]),
+        (0.79, ["The model is underconfident: it claims 79 % and is right 86 %."]),
+        (0.87, []),
+    ],
+)
+def test_probabilities_that_are_not_true_are_worded(confidence: float, words: list[str]) -> None:
+    document = {"confidence": confidence, "top1": 0.86, "top1_low": 0.85, "top1_high": 0.868}
+    assert _confidence_text(document) == words
 
 
 def test_a_single_image_has_a_line_for_each_class(

@@ -120,7 +120,8 @@ def test_check_of_records_and_of_a_folder(frozen: Frozen) -> None:
 def test_train_evaluate_and_predict(frozen: Frozen) -> None:
     frozen("documents/train", measured(json.loads(Path("train.json").read_text())))
     told = document("evaluate", "run", "--device", "cpu", "--threads", 1)
-    frozen("documents/evaluate", measured(told))
+    scores = ("precision", "recall", "f1", "macro_precision", "macro_recall", "macro_f1", "ece", "confidence")
+    frozen("documents/evaluate", measured(told, *scores, "calibration"))
     told = document("predict", "run", "marks/class0/0000.png", "gone.png", "--device", "cpu", code=1)
     frozen("documents/predict", measured(told, "classes"))
 

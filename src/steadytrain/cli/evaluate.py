@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from steadytrain.training import Trained
 
 MAX_CLASSES = 40
+TELLING_GAP = 0.02
+"""Between the mean top-1 probability and the accuracy, where it is also outside the accuracy's 95 % interval."""
 NAME_COLUMNS = 24  # that a class's name is padded to where each image has a line
 
 Weights = Annotated[
@@ -65,7 +67,7 @@ def evaluate(
     accept_licence: AcceptLicence = False,
     json: Json = False,
 ) -> None:
-    """Top-1, top-5 and loss on every image of a data set, with a confidence interval and per class.
+    """Top-1, top-5, loss, precision, recall, F1 and calibration on every image of a data set, and per class.
 
     The data may have fewer classes than the model: they are matched by name, by synset (n02124075) or by synonym.
     Top-1 is over all outputs of the model, unless --restrict is given.
@@ -93,6 +95,7 @@ def evaluate(
     from steadytrain.reports import wilson
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training.inference import open_evaluation_data, read_class_file
+    from steadytrain.training.metrics import calibration, class_scores, macro
 
     if per_image is not None:
         require_writable(per_image)
@@ -111,7 +114,8 @@ def evaluate(
     with progress("evaluating", 0) as advance:
         result = evaluate_on(trained, opened, **options, progress=advance)
     seconds, interval = time.perf_counter() - began, wilson(result.top1, result.n)
-    per_class = zip(trained.classes, result.total, result.right, strict=True)
+    scores, calibrated = class_scores(result), calibration(result)
+    per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
     document = {
         "n": result.n,
         "top1": result.top1,
@@ -119,10 +123,15 @@ def evaluate(
         "top1_high": interval.high,
         "top5": result.top5,
         "loss": result.loss,
+        **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
+        "ece": calibrated.ece,
+        "confidence": calibrated.confidence,
+        "calibration": [vars(row) for row in calibrated.bins],
         "seconds": seconds,
         "images_per_second": result.n / seconds,
         "classes": [
-            {"class": name, "n": n, "right": right, "top1": right / n if n else None} for name, n, right in per_class
+            {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
+            for name, n, right, score in per_class
         ],
         "matched": dict(opened.matched),
         "restricted": restrict,
@@ -251,9 +260,11 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
     """Word an evaluation; of many classes the worst and the best are listed, and none without images."""
     rows = sorted((row for row in document["classes"] if row["n"]), key=lambda row: row["top1"])
     outputs, names = len(document["classes"]), {row["class"]: clean(row["class"]) for row in rows}
-    width = max((len(name) for name in names.values()), default=0)
+    width = max(len(name) for name in ["class", *names.values()])
     table = [
-        f"{names[row['class']]:{width}}  {row['n']:>6}  {row['right']:>6}  {percent(row['top1'], 2):>8}" for row in rows
+        f"{names[row['class']]:{width}}  {row['n']:>6}  {row['right']:>6}"
+        f"  {percent(row['recall'], 2):>8}  {percent(row['precision'], 2):>9}  {percent(row['f1'], 2):>8}"
+        for row in rows
     ]
     if (more := len(rows) - MAX_CLASSES) > 0:
         half = MAX_CLASSES // 2
@@ -263,15 +274,30 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
     if len(rows) < outputs:
         what = f"the data's {count(len(rows), 'class', 'classes')}" if document["restricted"] else f"all {outputs:,}"
         among += f", chosen among {what}" + ("" if document["restricted"] else f"; the data has {len(rows):,} of them")
+    means = [percent(document[f"macro_{name}"], 2) for name in ("precision", "recall", "f1")]
     return "\n".join(
         [
             f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
             f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}{among})",
             *([f"top-5  {percent(document['top5'], 2)}"] if tells_top5(outputs) else []),
             f"loss   {number(document['loss'], 4)}",
+            f"macro  precision {means[0]}, recall {means[1]}, F1 {means[2]}  (means over classes)",
+            f"ECE    {percent(document['ece'], 2)}  (calibration error, {len(document['calibration'])} equal-width bins"
+            " of the top-1 probability)",
+            *_confidence_text(document),
             f"{rate(document['images_per_second'])} images/s",
             "",
-            f"{'class':{width}}  {'n':>6}  {'right':>6}     top-1",
+            f"{'class':{width}}  {'n':>6}  {'right':>6}  {'recall':>8}  {'precision':>9}  {'F1':>8}",
             *table,
         ]
     )
+
+
+def _confidence_text(document: Mapping[str, Any]) -> list[str]:
+    """Word a mean top-1 probability that is far from the accuracy, and further than chance explains."""
+    confidence, top1 = document["confidence"], document["top1"]
+    is_chance = document["top1_low"] <= confidence <= document["top1_high"]
+    if is_chance or not abs(confidence - top1) >= TELLING_GAP:
+        return []
+    kind = "overconfident" if confidence > top1 else "underconfident"
+    return [f"The model is {kind}: it claims {percent(confidence)} and is right {percent(top1)}."]

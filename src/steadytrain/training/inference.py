@@ -251,6 +251,9 @@ def evaluate(
         progress: called with the images done so far, and all there are, after each batch.
         per_image: a CSV file to write, with a line for each image (see :mod:`steadytrain.data.predictions`).
 
+    Returns:
+        With the outputs for each image, from which :mod:`steadytrain.training.metrics` computes more.
+
     Raises:
         DataError: the data have classes that the model has not.
         StorageError: ``per_image`` cannot be written.
@@ -282,7 +285,7 @@ def evaluate(
             trained.policy,
             trained.input,
             len(trained.classes),
-            num_outputs=None if per_image is None else feed.num_samples,
+            num_outputs=feed.num_samples,
         )
         if per_image is not None and evaluation.outputs is not None:
             numbers = np.arange(len(opened.records)) if opened.ids is None else opened.ids
