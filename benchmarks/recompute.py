@@ -72,8 +72,8 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     from steadytrain.config import Recipe
     from steadytrain.distributed.engine import Engine
     from steadytrain.training import build
+    from steadytrain.training.compute.recompute import recompute_parts
     from steadytrain.training.data import random_batch
-    from steadytrain.training.recompute import recompute_parts
 
     name = "recompute:resnet50_by_timm" if way == "timm" else case.model
     parallel = {"recompute": way == "recompute"}

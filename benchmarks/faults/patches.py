@@ -126,7 +126,7 @@ def bare_malloc(_: Any) -> None:
 
 def clocked_optimizer(_: Any) -> None:
     """Nothing is wrong: the optimizer's seconds are counted."""
-    from steadytrain.training.precision import Policy
+    from steadytrain.training.compute.precision import Policy
 
     real = Policy.step
 

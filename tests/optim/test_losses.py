@@ -146,7 +146,8 @@ def test_an_own_loss_is_imported_only_if_the_user_named_it(
     with pytest.raises(RecipeError, match=r"--loss own_loss:make .*allow_import=True"):
         train(Run.create(tmp_path / "file", from_file))
     assert train(Run.create(tmp_path / "file", from_file), allow_import=True).status == "finished"
-    assert from_file.with_(seed=3).optim.from_file and not from_file.with_({"optim.loss": "a:b"}).optim.from_file
+    assert "loss" in from_file.with_(seed=3).optim.from_file
+    assert "loss" not in from_file.with_({"optim.loss": "a:b"}).optim.from_file
     assert from_file.with_({"model.name": "mlp"}).optim.from_file, "naming the model allows nothing for the loss"
     with pytest.raises(RecipeError, match=r"shape \[2\]"):
         train(Run.create(tmp_path / "bad", recipe.with_({"optim.loss": "bad_loss:make"})))

@@ -16,7 +16,7 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, steps, train
-from steadytrain.training.linear_probe import fit_classifier, minimize
+from steadytrain.training.finetuning.linear_probe import fit_classifier, minimize
 
 Weights = Callable[[Path], bytes]
 

@@ -14,7 +14,7 @@ from steadytrain import events
 from steadytrain.cli import main
 from steadytrain.errors import RecipeError
 from steadytrain.run import Run
-from steadytrain.training.plan import PLANNED, RESERVE, Rates, choose
+from steadytrain.training.finetuning.plan import PLANNED, RESERVE, Rates, choose
 
 Steady = Callable[..., tuple[str, str]]
 RATES = Rates(features=200, head=90, full=25, startup=4)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from steadytrain import optim
 from steadytrain.config import Optim, Precision
 from steadytrain.errors import RecipeError
-from steadytrain.training import precision
-from steadytrain.training.precision import Policy
+from steadytrain.training.compute import precision
+from steadytrain.training.compute.precision import Policy
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

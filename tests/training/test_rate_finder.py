@@ -13,7 +13,7 @@ from steadytrain.config import Recipe
 from steadytrain.errors import FailedError
 from steadytrain.run import Run
 from steadytrain.training import train
-from steadytrain.training.rate_finder import HIGHEST, LOWEST, find_rate, read_curve
+from steadytrain.training.profile.rate_finder import HIGHEST, LOWEST, find_rate, read_curve
 
 
 def test_the_suggestion_is_the_same_each_time_and_trains_better_than_rates_far_from_it(

@@ -22,8 +22,8 @@ from steadytrain.events import Compiled, Event, Logged, Noticed, Step
 from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints, steps, train
+from steadytrain.training.compute.recompute import Recomputed, recompute_parts
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.recompute import Recomputed, recompute_parts
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 

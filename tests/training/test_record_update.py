@@ -22,7 +22,7 @@ from steadytrain.config import Budget, Data, Model, Optim, Parallel, Precision, 
 from steadytrain.errors import RecipeError
 from steadytrain.run import Run
 from steadytrain.training import train
-from steadytrain.training.compile import WARM_UP, RecordedWork
+from steadytrain.training.compute.compile import WARM_UP, RecordedWork
 from steadytrain.training.data import load
 from steadytrain.training.session import Session, open_session
 from steadytrain.training.state import State

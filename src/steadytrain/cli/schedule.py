@@ -99,7 +99,7 @@ def _find_rate(
     spin_where_alone()
     recipe = _named_recipe(source, options, finetune=finetune)
     from steadytrain.reports.schedule import rate_panels
-    from steadytrain.training.rate_finder import find_rate
+    from steadytrain.training.profile.rate_finder import find_rate
 
     with progress("finding a rate", updates, unit="updates") as advance:
         found = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)

@@ -32,7 +32,7 @@ from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
-    from steadytrain.training.plan import Plan
+    from steadytrain.training.finetuning.plan import Plan
     from steadytrain.training.profile.explain import Explained
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
@@ -133,7 +133,7 @@ def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = 
     minutes = options.budget_minutes
     if minutes is None:
         return draft, None
-    from steadytrain.training.plan import PLANNED, plan_finetune
+    from steadytrain.training.finetuning.plan import PLANNED, plan_finetune
 
     chosen = {**dict(leaves(options.file_values())), **options.changes()}
     if folder is not None and (folder / "recipe.json").exists():

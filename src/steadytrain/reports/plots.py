@@ -129,5 +129,5 @@ def _panel(panel: Panel, colour: str) -> list[str]:
         lines.append(f'<polyline class="curve{faint}" stroke="{colour}" points="{points}"/>')
     for x, word in panel.marks:
         lines.append(f'<line class="mark" x1="{x_of(x)}" x2="{x_of(x)}" y1="{TOP}" y2="{bottom}"/>')
-        lines.append(f'<text x="{x_of(x) + 4}" y="{TOP + 10}">{escape(word)}</text>')
+        lines.append(f'<text x="{x_of(x) + 4}" y="{bottom - 6}">{escape(word)}</text>')
     return lines

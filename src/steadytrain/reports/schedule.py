@@ -14,7 +14,7 @@ from steadytrain.reports.plots import Panel, round_ticks
 MOST_UPDATES = 20_000
 """Updates whose rate is computed; of longer runs equally spaced ones."""
 
-BAR = 24
+BAR = 16
 """Columns of the bar beside a rate."""
 
 

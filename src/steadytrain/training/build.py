@@ -37,10 +37,10 @@ from steadytrain.events import Started
 from steadytrain.format import count
 from steadytrain.machine import cgroups, facts, process
 from steadytrain.models import Built, Input
-from steadytrain.training import precision
+from steadytrain.training.compute import precision
+from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
-from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock, DeviceClock
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Objective, Share, Update, share_of

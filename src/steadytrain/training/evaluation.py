@@ -19,9 +19,9 @@ from steadytrain.data.predictions import write_predictions
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
+from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.ema import Ema
-from steadytrain.training.precision import Policy
 from steadytrain.training.session import Session
 
 STATISTICS_BATCHES = 8

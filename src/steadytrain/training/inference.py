@@ -33,9 +33,9 @@ from steadytrain.models.class_names import Match, imagenet_synsets, match_classe
 from steadytrain.models.registry import pretrained_licence
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
+from steadytrain.training.compute.precision import Policy, set_products
 from steadytrain.training.data import load, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module
-from steadytrain.training.precision import Policy, set_products
 
 Which = Literal["best", "last"]
 

@@ -40,7 +40,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
-from steadytrain.training.linear_probe import HELD_OUT, fit_head
+from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
 from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step

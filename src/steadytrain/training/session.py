@@ -24,12 +24,12 @@ from steadytrain.events import Compiled, EventLog, Saved, Started
 from steadytrain.models import Built, Input, first_epochs, set_train_mode
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
-from steadytrain.training.compile import compile_update, record_update
+from steadytrain.training.compute.compile import compile_update, record_update
+from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.consensus import Alone, Together
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.timing import use_fastest_threads
-from steadytrain.training.recompute import recompute_parts
 from steadytrain.training.state import State, preserve_process
 from steadytrain.training.step import Share, Update, share_of
 

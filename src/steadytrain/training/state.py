@@ -15,8 +15,8 @@ from torch import nn
 from steadytrain.config.schedules import Plateau
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
+from steadytrain.training.compute.precision import Policy
 from steadytrain.training.ema import Ema
-from steadytrain.training.precision import Policy
 
 
 @dataclass

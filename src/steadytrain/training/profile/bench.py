@@ -22,12 +22,12 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
 from steadytrain.machine import facts
 from steadytrain.training import build
-from steadytrain.training.compile import compile_update, record_update
+from steadytrain.training.compute.compile import compile_update, record_update
+from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.profile.clock import COMPUTE, Clock
 from steadytrain.training.profile.step_cost import Operations
 from steadytrain.training.profile.timing import peak_flops, wait_for
-from steadytrain.training.recompute import recompute_parts
 from steadytrain.training.state import State, preserve_process
 from steadytrain.training.step import Update
 

@@ -15,9 +15,9 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
 from steadytrain.events import Started
 from steadytrain.training import build
+from steadytrain.training.compute.precision import DTYPES
+from steadytrain.training.compute.recompute import Recomputed, recompute_parts
 from steadytrain.training.data import open_data, random_batch
-from steadytrain.training.precision import DTYPES
-from steadytrain.training.recompute import Recomputed, recompute_parts
 from steadytrain.training.state import preserve_process
 
 _MOVES = frozenset(

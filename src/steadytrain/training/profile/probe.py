@@ -25,7 +25,7 @@ from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
 from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.compile import record_update
+from steadytrain.training.compute.compile import record_update
 from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.profile.step_cost import measure_step
 from steadytrain.training.profile.timing import images_per_second

@@ -28,8 +28,8 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.errors import first_line
 from steadytrain.events import StepMeasured
 from steadytrain.machine import facts
+from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import DeviceBatch
-from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import WARM_UP
 from steadytrain.training.profile.timing import Pass, Seconds, peak_flops, wait_for
 from steadytrain.training.session import Session

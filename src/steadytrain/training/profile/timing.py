@@ -21,8 +21,8 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
 from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
+from steadytrain.training.compute.precision import DTYPES
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.precision import DTYPES
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Forward, Update
 

@@ -18,8 +18,8 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.errors import FailedError
 from steadytrain.models import first_epochs
 from steadytrain.training import build
+from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.data import load, open_data
-from steadytrain.training.recompute import recompute_parts
 from steadytrain.training.session import set_phase
 from steadytrain.training.state import preserve_process
 
