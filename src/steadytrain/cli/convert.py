@@ -1,0 +1,133 @@
+"""``steady convert``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import Json, Which
+from steadytrain.errors import InputError
+from steadytrain.format import count
+
+Output = Annotated[
+    Path, Parameter(name=("--output", "-o"), help="What to write: NAME.safetensors, or PREFIX-0000.params for MXNet.")
+]
+
+
+def convert(
+    place: str,
+    symbol: Path | None = None,
+    /,
+    *,
+    output: Output,
+    weights: Which = "best",
+    model: str | None = None,
+    keep_graph: bool = False,
+    rgb_mean: str | None = None,
+    rgb_std: str | None = None,
+    bgr: bool = False,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    json: Json = False,
+) -> None:
+    """Turn MXNet checkpoints into weights of steadytrain, and weights into MXNet checkpoints.
+
+    From MXNet: the names are those of timm's or torchvision's network where it is the same one (its outputs are
+    compared), else the file holds MXNet's graph; both evaluate, predict and fine-tune. To MXNet: .params, symbol JSON
+    and synset.txt, for MXNet 1.x.
+
+    Args:
+        place: MXNet's .params file, mxnet:PREFIX, its .states file (momentum of SGD); or a run, or a weights file.
+        symbol: MXNet's -symbol.json, where it is not beside the .params file.
+        model: Name of the model, for weights files that do not say it.
+        keep_graph: Keep MXNet's graph, even where timm or torchvision have the same network.
+        rgb_mean: Mean of the images as MXNet's tools take it, of pixels from 0 to 255, such as 123.68,116.78,103.94.
+        rgb_std: Standard deviation, likewise, such as 58.393,57.12,57.375; 1,1,1: pixels were not divided.
+        bgr: The network was trained on BGR images (OpenCV, Caffe): turn its first layer round, so that it takes RGB.
+        size: Side of the images, in pixels (default: what suits the weights).
+
+    Examples:
+        steady convert model-0000.params model-symbol.json -o model.safetensors
+        steady convert mxnet:resnext-50 -o resnext50.safetensors --rgb-mean 0,0,0 --rgb-std 1,1,1
+        steady convert runs/a -o model-0000.params
+        steady convert model.safetensors -o model-0000.params
+    """
+    if output.suffix not in (".params", ".safetensors"):
+        raise InputError(f"--output is {output}: it must end with .safetensors, or with -0000.params for MXNet")
+    mean, std = _colours("--rgb-mean", rgb_mean), _colours("--rgb-std", rgb_std, above=0.0)
+    from steadytrain.training import convert as conversion
+    from steadytrain.training.inference import is_mxnet, restore
+
+    if place.endswith(".states"):
+        if symbol is None:
+            raise InputError(
+                f"name the symbol whose parameters {place} belongs to: steady convert {place} SYMBOL -o OUT"
+            )
+        num_arrays = conversion.convert_states(Path(place), symbol, output)
+        document: dict[str, Any] = {"files": [str(output)], "arrays": num_arrays}
+        _show(document, f"wrote {output}: the momentum of {count(num_arrays, 'parameter')}", json=json)
+        return
+    if is_mxnet(place) and output.suffix == ".safetensors":
+        options: dict[str, Any] = {"keep_graph": keep_graph, "mean": mean, "std": std, "size": size, "bgr": bgr}
+        converted = conversion.convert_from_mxnet(place, output, symbol=symbol, **options)
+    elif output.suffix == ".params":
+        altered = {"SYMBOL": symbol, "--keep-graph": keep_graph, "--rgb-mean": mean, "--rgb-std": std, "--bgr": bgr}
+        if other := next((flag for flag, value in altered.items() if value), None):
+            raise InputError(f"{other} is for a checkpoint of MXNet that is read: drop it")
+        trained = restore(place, which=weights, model=model, device="cpu", numbers="fp32")
+        for line in trained.notes:
+            note(line)
+        converted = conversion.convert_to_mxnet(trained, output)
+    else:
+        raise InputError(f"{place} is no checkpoint of MXNet: it is written as one with -o PREFIX-0000.params")
+    for line in converted.notes:
+        note(line)
+    plain = vars(converted.input)
+    document = {
+        "files": [str(path) for path in converted.files],
+        "model": converted.model,
+        "classes": converted.num_classes,
+        "values": converted.num_values,
+        "difference": converted.difference,
+        "input": plain,
+    }
+    _show(document, _text(document), json=json)
+
+
+def _colours(flag: str, text: str | None, *, above: float = -1.0) -> tuple[float, ...] | None:
+    """Parse three values of pixels from 0 to 255; return them as of 0 to 1. Raises InputError."""
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) / 255 for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 3) or not all(above < value <= 255 for value in values):
+        raise InputError(
+            f"{flag} is {text!r}; it must be three numbers of pixels from 0 to 255, such as 123.68,116.78,103.94"
+        )
+    return values
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """Word what was written, and how images have to be for it."""
+    input = document["input"]
+    numbers = {key: ",".join(f"{255 * value:.6g}" for value in input[key]) for key in ("mean", "std")}
+    same = document["difference"]
+    proof = "" if same is None else f" (largest difference of outputs on random images: {same:.1e} of the largest)"
+    return (
+        f"wrote {' '.join(document['files'])}\n"
+        f"{document['model']}: {document['classes']:,} classes, {document['values']:,} values{proof}\n"
+        f"images: RGB, {input['size']} pixels, mean {numbers['mean']}, std {numbers['std']} of pixels from 0 to 255"
+        " (MXNet: --rgb-mean, --rgb-std)"
+    )
+
+
+def _show(document: Mapping[str, Any], text: str, *, json: bool) -> None:
+    if json:
+        print_json(document)
+    else:
+        print_text(text)

@@ -1,0 +1,128 @@
+"""``steady mxnet``: command lines of MXNet's image-classification tools."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import TrainingOptions
+from steadytrain.distributed.world import world_from_environment
+from steadytrain.errors import InputError
+from steadytrain.interop.mxnet.commands import translate
+from steadytrain.interop.mxnet.flags import Translated
+
+OURS = ("--dry-run", "--mxnet-log", "--json")
+"""Flags that the old tools did not have."""
+
+
+def mxnet(
+    program: str,
+    /,
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
+) -> int:
+    """Run a command line of MXNet 1.9.1's image-classification tools: train_imagenet, fine-tune, im2rec, ...
+
+    Each old flag is shown with what it has become, then the new command, which is run. With --dry-run nothing is run,
+    and the recipe is printed. With --mxnet-log training writes the lines of MXNet's Speedometer, which old tools
+    read. --json prints what the command prints as a document; with --dry-run the command itself.
+
+    Args:
+        program: train_mnist, train_cifar10, train_imagenet, fine-tune, score, im2rec, rec2idx, parse_log, launch or
+            bandwidth, with or without .py.
+        words: What followed it.
+
+    Examples:
+        steady mxnet train_imagenet.py --network resnet --num-layers 50 --data-train train.rec --gpus 0,1 --dry-run
+        steady mxnet train_cifar10 --data-train train.rec --data-val val.rec --network resnet --num-layers 20
+        steady mxnet im2rec photos photos/ --resize 256 --quality 95 --num-thread 16
+        steady mxnet parse_log train.log
+    """
+    flags = [word for word in words if word in OURS]
+    read = translate(program, [word for word in words if word not in OURS], workers=_workers())
+    commands = [[*command, *_ours(command, flags)] for command in read.commands]
+    if "--dry-run" in flags:
+        return _show(read, commands, json="--json" in flags)
+    from steadytrain.cli import _run
+
+    for line in _lines(read):
+        note(line)
+    for command in commands:
+        if command[0] == "index":
+            from steadytrain.data.recordio.index import write_index
+
+            note(f"wrote {write_index(Path(command[1]), Path(command[2]))}")
+            continue
+        note(f"steady {shlex.join(command)}")
+        code = _run(command)
+        if isinstance(code, int) and code:
+            return code
+    return 0
+
+
+def _workers() -> int:
+    """Processes that train together, as a launcher of either kind tells."""
+    number = os.environ.get("DMLC_NUM_WORKER", "1")
+    if not number.isdecimal():
+        raise InputError(f"DMLC_NUM_WORKER is {number!r}; it must be a whole number of workers")
+    return max(world_from_environment(os.environ).size, int(number))
+
+
+def _ours(command: tuple[str, ...], flags: list[str]) -> list[str]:
+    trains = command[0] in ("train", "finetune")
+    if "--mxnet-log" in flags and not trains:
+        raise InputError(f"--mxnet-log belongs to training; steady {command[0]} writes no such lines")
+    return [flag for flag in flags if flag == "--json" or (flag == "--mxnet-log" and trains)]
+
+
+def _show(read: Translated, commands: list[list[str]], *, json: bool) -> int:
+    """Print what a command line has become, and the recipe where something would be trained."""
+    recipes = [_recipe(command) for command in commands]
+    if json:
+        rows = [{"old": old, "new": new} for old, new in read.rows]
+        print_json({"commands": commands, "rows": rows, "recipes": recipes})
+        return 0
+    lines = [*_lines(read), *(f"steady {shlex.join(command)}" for command in commands)]
+    for recipe in recipes:
+        lines += ["", recipe] if recipe else []
+    print_text("\n".join(lines))
+    return 0
+
+
+def _recipe(command: list[str]) -> str | None:
+    """Return the recipe of a command that trains, as TOML; None for others, and where the data are not here."""
+    if command[0] not in ("train", "finetune"):
+        return None
+    from steadytrain.cli import parse
+    from steadytrain.cli.train import recipe_for
+    from steadytrain.config.defaults import write_toml
+
+    is_tuned = command[0] == "finetune"
+    try:
+        recipe = recipe_for(command[1], parse(command)["options"], finetune=is_tuned)
+        usual = recipe_for(command[1], TrainingOptions(), finetune=is_tuned)
+        return "\n".join(write_toml(recipe, usual, {})[0])
+    except InputError as error:
+        note(f"no recipe yet: {error}")
+        return None
+
+
+def _lines(read: Translated) -> list[str]:
+    """Word old flags on the left and what they have become on the right, in the terminal's width."""
+    width = max(60, min(120, shutil.get_terminal_size().columns))
+    lines, left = [], min(32, width // 3)
+    for old, new in read.rows:
+        wrapped = textwrap.wrap(new, width - left - 2, break_on_hyphens=False, break_long_words=False)
+        if len(old) > left:
+            lines += textwrap.wrap(old, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+            old = ""
+        lines += [
+            f"{head:<{left}}  {line}".rstrip() for head, line in zip([old, *[""] * len(wrapped)], wrapped, strict=False)
+        ]
+    return lines

@@ -1,0 +1,1 @@
+"""What other trainers leave behind: files and formats of theirs, read and written."""

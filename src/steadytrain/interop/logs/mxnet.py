@@ -1,0 +1,280 @@
+"""Logs of MXNet's trainers of every era: ``Module.fit``'s lines and ``Speedometer``'s, of one worker or several.
+
+Several workers write into one file, as a rule without their names, and in asynchronous training they are in different
+epochs at a time. As MXNet's own ``parse_log.py`` has it, a figure of an epoch is the mean over all lines of it.
+
+>>> reader = MXNetLines()
+>>> for line in ("Epoch[0] Train-accuracy=0.5", "Epoch[0] Time cost=70.1", "Epoch[0] Validation-accuracy=0.625"):
+...     _ = reader.take(line)
+>>> [run] = reader.runs()
+>>> run.epochs[0].mean("val", "top1"), run.epochs[0].training_seconds
+(0.625, 70.1)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+
+from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogPoint, LogRun
+from steadytrain.interop.logs.settings import add_namespace, fraction, number, stamp, whole
+
+MAX_NAMES, MAX_OTHERS = 4096, 12
+"""Prefixes of lines that are taken for names of workers, and metrics that are named though they are not shown."""
+MOST_MISSING = 4
+"""A worker that is more epochs ahead than this is in another run: of fewer, the lines may be missing."""
+
+_LINE = re.compile(r"(Epoch|Iter)\[(\d{1,7})\]\s*")
+_BATCH = re.compile(r"Batch ?\[(?:\d+-)?(\d{1,10})\]\s*(?:Speed: (\S+) samples/sec)?")
+_METRIC = re.compile(r"(?:(Train|Validation)-)?([A-Za-z][\w.\-]*)=(\S+)")
+_WORDS = re.compile(r"\b(loss|ppl)[ :]+([-+.\w]+)")
+_EVAL_SECONDS = re.compile(r"Eval duration = (\S+) seconds")
+_RATE = re.compile(r"(?:Update\[\d+\]: Change|Adjust) learning rate to (\S+)")
+_STARTS = ("start with arguments", "Start training with", "Namespace(")
+# What is no part of a worker's name in front of a line.
+_NO_NAME = re.compile(
+    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?|\b(?:INFO|DEBUG|WARNING|ERROR|root)\b|"
+    r"[^\w.-]+"
+)
+_STAMP_LENGTH = len("2018-03-07 05:23:13,528")
+_LOSSES = ("cross-entropy", "loss", "softmax-cross-entropy", "softmaxcrossentropyloss", "celoss", "nll-loss", "ce")
+
+
+@dataclass
+class _Worker:
+    """Where a worker is: the number of its run in the file, its epoch, and whether the epoch's training is over."""
+
+    run: int
+    epoch: int = -1
+    is_timed: bool = False
+
+
+@dataclass
+class _Reading:
+    """A run that is being read: the names of workers that wrote an epoch's time, and log lines; metrics that are not
+    shown; the first and the newest epoch, the learning rate, and each worker's newest log line.
+    """
+
+    run: LogRun
+    timed: set[str] = field(default_factory=set)
+    logging: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
+    first: int = -1
+    newest: int = -1
+    lr: float = NAN
+    last: dict[str, LogPoint] = field(default_factory=dict)
+    overlaps: bool = False
+    is_language: bool = False
+
+
+class MXNetLines:
+    """Takes lines of MXNet's logs in, and has runs in the end."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self._readings = [_Reading(LogRun("MXNet"))]
+        self._workers: dict[str, _Worker] = {}
+        self._names: dict[str, str] = {}  # of workers, by what stands in front of their lines
+        self._start = ""  # a line that a program begins with, until an epoch says what it began
+
+    def take(self, line: str) -> bool:
+        """Take a line in; False where it is none of MXNet's."""
+        match = _LINE.search(line)
+        if match is None:
+            return self._take_other(line)
+        epoch, rest = int(match[2]), line[match.end() :]
+        batch = _BATCH.match(rest)
+        is_training = batch is not None or rest.startswith(("Train-", "Time cost="))
+        is_known = is_training or rest.startswith("Validation-") or "loss" in rest or _METRIC.match(rest) is not None
+        if epoch > MAX_EPOCH or not is_known:
+            return False
+        self.num_lines += 1
+        name = self._worker_name(line[: match.start()])
+        worker = self._worker_at(name, epoch, is_training)
+        reading = self._readings[worker.run]
+        run, time = reading.run, stamp(line, match.start() + 1)
+        if math.isfinite(time):
+            run.began = time if math.isnan(run.began) else min(run.began, time)
+        if batch is not None:
+            reading.logging.add(name)
+            _take_batch(reading, name, epoch, batch, rest[batch.end() :], time)
+            run.epoch(epoch).ended = time
+        elif rest.startswith("Time cost="):
+            seconds = number(rest[10:].partition(" ")[0])
+            if seconds >= 0:
+                run.epoch(epoch).seconds.append(seconds)
+            run.epoch(epoch).ended = time
+            worker.is_timed = True
+            reading.timed.add(name)
+        else:
+            _take_metrics(reading, run.epoch(epoch), rest, time)
+        return True
+
+    def _take_other(self, line: str) -> bool:
+        reading = self._readings[-1]
+        if rate := _RATE.search(line):
+            reading.lr = number(rate[1])
+            self.num_lines += 1
+        elif not any(start in line for start in _STARTS):
+            return False
+        elif reading.newest >= 0:
+            self._start = line
+        else:
+            add_namespace(reading.run, line)
+        return True
+
+    def _worker_name(self, prefix: str) -> str:
+        """Return what names the worker in front of a line; empty where nothing does."""
+        if not prefix or len(self._workers) > MAX_NAMES:
+            return ""
+        key = prefix[_STAMP_LENGTH:] if prefix[:2] == "20" and prefix[4:5] == "-" else prefix
+        if (name := self._names.get(key)) is None:
+            name = _NO_NAME.sub(" ", prefix).strip()[-200:]
+            if len(self._names) < MAX_NAMES:
+                self._names[key] = name
+        return name
+
+    def _worker_at(self, name: str, epoch: int, is_training: bool) -> _Worker:
+        """Return the worker that wrote a line, in the run that the line belongs to.
+
+        A worker with a name goes from epoch to epoch: what does not is another run. Several without names may be in
+        different epochs: another run is one that is back at the first epoch after the third.
+        """
+        worker = self._workers.setdefault(name, _Worker(len(self._readings) - 1))
+        reading = self._readings[worker.run]
+        if is_training and worker.epoch >= 0:
+            first, last = reading.first, reading.newest
+            if name:
+                again = epoch < worker.epoch or epoch > worker.epoch + MOST_MISSING
+                again = again or (epoch == worker.epoch and worker.is_timed)
+            else:
+                again = (
+                    epoch > last + MOST_MISSING or (epoch <= last and bool(self._start)) or (epoch == first <= last - 2)
+                )
+            if again and self._start and first < epoch <= last:
+                reading.run.drop_from(epoch)
+                reading.newest = epoch - 1
+                reading.run.notice(f"trained again from epoch {epoch + 1} on, after a checkpoint")
+                for other in self._workers.values():
+                    if other.run == worker.run and other.epoch >= epoch:
+                        other.epoch = epoch - 1
+            elif again:
+                self._begin_run(worker)
+        if is_training:
+            self._start = ""
+        reading = self._readings[worker.run]
+        reading.overlaps |= is_training and epoch < worker.epoch
+        reading.first = epoch if reading.first < 0 else min(reading.first, epoch)
+        reading.newest = max(reading.newest, epoch)
+        if epoch > worker.epoch:
+            worker.epoch, worker.is_timed = epoch, False
+        return worker
+
+    def _begin_run(self, worker: _Worker) -> None:
+        worker.run, worker.epoch, worker.is_timed = worker.run + 1, -1, False
+        if worker.run == len(self._readings):
+            self._readings.append(_Reading(LogRun("MXNet")))
+            add_namespace(self._readings[-1].run, self._start)
+
+    def runs(self) -> list[LogRun]:
+        """Return the runs of the file, each with an epoch at least."""
+        found = [reading for reading in self._readings if reading.run.epochs]
+        for reading in found:
+            _settle(reading)
+        return [reading.run for reading in found]
+
+
+def _take_batch(reading: _Reading, name: str, epoch: int, batch: re.Match[str], rest: str, time: float) -> None:
+    """Take a line of ``Speedometer`` in; of several for one batch, each with a metric of its own, make one point."""
+    figures = [(metric, value) for _, metric, value in _METRIC.findall(rest)] or _WORDS.findall(rest)
+    top1 = loss = NAN
+    for metric, text in figures:
+        kind = _kind(metric)
+        top1 = fraction(number(text)) if kind == "top1" else top1
+        loss = number(text) if kind == "loss" else loss
+        reading.is_language |= kind == "perplexity"
+        if not kind and len(reading.others) < MAX_OTHERS:
+            reading.others.add(metric[:40])
+    speed, done = number(batch[2] or ""), float(batch[1])
+    last = reading.last.get(name)
+    if last is not None and (last.epoch, last.batch) == (epoch, done):
+        is_more = (math.isnan(last.top1) and not math.isnan(top1)) or (math.isnan(last.loss) and not math.isnan(loss))
+        if is_more or (math.isnan(top1) and math.isnan(loss)):
+            last.top1 = last.top1 if math.isnan(top1) else top1
+            last.loss = last.loss if math.isnan(loss) else loss
+            return
+    point = LogPoint(epoch, done, loss, top1, reading.lr, speed if speed > 0 else NAN, time=time)
+    reading.last[name] = reading.run.add_point(point)
+
+
+def _take_metrics(reading: _Reading, facts: LogEpoch, rest: str, time: float) -> None:
+    is_val = rest.startswith("Validation-")
+    figures = [(metric, value) for _, metric, value in _METRIC.findall(rest)]
+    if not figures:  # a language model's evaluation
+        figures, is_val = _WORDS.findall(rest), True
+        if (seconds := _EVAL_SECONDS.search(rest)) and number(seconds[1]) >= 0:
+            facts.val_seconds = number(seconds[1])
+    for metric, text in figures:
+        kind = _kind(metric)
+        reading.is_language |= kind == "perplexity"
+        if not kind and len(reading.others) < MAX_OTHERS:
+            reading.others.add(metric[:40])
+        value = number(text) if kind == "loss" else fraction(number(text))
+        if kind in ("top1", "top5", "loss") and math.isfinite(value):
+            (facts.val if is_val else facts.train).setdefault(kind, []).append(value)
+        elif kind in ("top1", "loss"):
+            part = "validation" if is_val else "training"
+            reading.run.notice(f"the {part} {metric} of epoch {facts.number + 1} is {text[:20]}")
+    if is_val:
+        facts.evaluated = time
+
+
+def _settle(reading: _Reading) -> None:
+    """Count the workers, join their log lines, and derive the updates of an epoch."""
+    run = reading.run
+    per_epoch = [len(facts.seconds) or len(facts.train.get("top1", ())) for facts in run.epochs.values()]
+    # Loggers of one worker may have several names, too: those count that wrote an epoch's time, as each worker does.
+    run.num_workers = max(1, len(reading.timed or reading.logging), *per_epoch)
+    first = run.epochs[min(run.epochs)]
+    if math.isfinite(first.ended) and first.seconds:
+        run.began = min(run.began, first.ended - first.training_seconds)
+    groups: dict[tuple[int, float], list[LogPoint]] = {}
+    for point in sorted(run.points, key=lambda point: (point.epoch, point.batch)):
+        groups.setdefault((point.epoch, point.batch), []).append(point)
+    lr = run.settings.get("optim.lr")
+    run.points = []
+    for (epoch, batch), points in groups.items():
+        point = LogPoint(epoch, batch, lr=float(lr) if isinstance(lr, int | float) else NAN)
+        for name in ("loss", "top1", "lr", "images_per_second", "time"):
+            known = [value for each in points if math.isfinite(value := getattr(each, name))]
+            if known:
+                setattr(point, name, fmean(known) * (run.num_workers if name == "images_per_second" else 1))
+        run.points.append(point)
+    shown = max((point.batch for point in run.points), default=0.0)
+    between = [b.batch - a.batch for a, b in pairwise(run.points) if a.epoch == b.epoch]
+    batch_size, examples = whole(run.settings.get("batch_size")), whole(run.settings.get("num_examples"))
+    if batch_size and examples:
+        updates = examples / batch_size / run.num_workers
+        if not shown or shown - 1 <= updates <= shown + max(between, default=shown) + 1:  # else another data set's
+            run.steps_per_epoch, run.batch_size = max(1.0, updates), batch_size * run.num_workers
+    if reading.others:
+        run.notice(f"metrics that are not shown: {', '.join(sorted(reading.others))}")
+    if reading.overlaps and run.num_workers > 1:
+        run.notice("the workers were in different epochs at a time, as in asynchronous training")
+    if reading.is_language:
+        run.notice("this is the log of a language model, which counts perplexity: samples are words, and none is right")
+
+
+def _kind(name: str) -> str:
+    """Return which of our figures a metric of MXNet's is; empty for others."""
+    name = name.lower()
+    if name in ("accuracy", "acc", "top_k_accuracy_1"):
+        return "top1"
+    if name == "top_k_accuracy_5":
+        return "top5"
+    if name in ("ppl", "perplexity"):
+        return "perplexity"
+    return "loss" if name in _LOSSES else ""

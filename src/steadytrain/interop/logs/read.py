@@ -1,0 +1,183 @@
+"""Open a log of any program, and find out whose it is by what stands in it."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Protocol, cast
+
+from steadytrain.errors import DataError
+from steadytrain.format import count
+from steadytrain.interop.logs.dllogger import DLLoggerLines
+from steadytrain.interop.logs.mxnet import MXNetLines
+from steadytrain.interop.logs.run import LogRun
+from steadytrain.interop.logs.settings import add_setting
+from steadytrain.interop.logs.tables import JsonTable, Table
+from steadytrain.interop.logs.torch_lines import TorchLines
+
+CHUNK_BYTES = 1 << 20
+MAX_LINE, MAX_FIGURES = 1 << 16, 1 << 12
+"""Characters of a line that are looked at: of one that may hold arguments or JSON, and of one that holds figures."""
+MAX_TEXT = 64 << 30
+"""Characters of a log: a compressed file may be a trap."""
+
+LOOKED_FOR = (
+    "lines of MXNet (Epoch[0] Train-accuracy=0.5), timm (Train: 0 [  50/1251 (  4%)]), torchvision"
+    " (Epoch: [0]  [  10/5005]) or NVIDIA's DLLogger (DLLL {...}), nor a first line that names columns of a CSV file"
+    " of Lightning, Keras or timm (epoch, loss, val_accuracy, ...)"
+)
+
+
+class LineReader(Protocol):
+    """What reads the lines of one family of logs: counts those with figures, and has runs in the end."""
+
+    num_lines: int
+
+    def take(self, line: str) -> bool:
+        """Take a line in; False where it is none of this family."""
+
+    def runs(self) -> list[LogRun]:
+        """Return what the lines came to, each with an epoch at least."""
+
+
+# Any line that a reader of lines knows holds one of these.
+_MAY_MATTER = re.compile(
+    r"Epoch\[|Iter\[|Epoch: \[|Train: \d|Test|DLLL |@1 |Namespace\(|learning rate|Start training|"
+    r"param count|Scheduled epochs|start with arguments"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def read_log(path: str | Path) -> list[LogRun]:
+    """Read all runs of a log file, which may be compressed with gzip, in time and memory linear in what it holds.
+
+    Raises:
+        DataError: the file cannot be read, or it is no log of a program that is known here.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            runs = _read(file)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    if not runs:
+        raise DataError(f"{path} is no training log that can be read: it has neither {LOOKED_FOR}")
+    for index, run in enumerate(runs):
+        run.directory = path if not index else path.with_name(f"{path.name}#{index + 1}")
+        _add_settings_beside(run, path)
+    return runs
+
+
+def may_be_log(path: Path) -> bool:
+    """Whether a file begins with text, perhaps compressed: of a folder of many files, whether to read all of it."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+            if start[:2] == b"\x1f\x8b":
+                file.seek(0)
+                start = gzip.GzipFile(fileobj=file).read(4096)
+    except (OSError, EOFError, zlib.error):
+        return False
+    controls = sum(byte < 9 or 13 < byte < 27 for byte in start)
+    return start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or controls <= len(start) // 10
+
+
+def _read(file: IO[bytes]) -> list[LogRun]:
+    readers: list[LineReader] = [MXNetLines(), TorchLines(), DLLoggerLines()]
+    table: Table | JsonTable | None = None
+    is_first, faults = True, list[str]()
+    for line in _lines(file, faults):
+        if is_first and line.strip():
+            is_first = False
+            table = Table.of_header(line) or JsonTable.of_line(line)
+            if table is not None:
+                continue
+        if table is not None:
+            table.take(line)
+        elif _MAY_MATTER.search(line):
+            if len(line) > MAX_FIGURES and not ("Namespace(" in line or "DLLL " in line):
+                line = line[:MAX_FIGURES]
+            for reader in readers:
+                if reader.take(line) and "Namespace(" not in line:
+                    break
+    chosen = table if table is not None else max(readers, key=lambda reader: reader.num_lines)
+    runs = [run for run in chosen.runs() if run.epochs]
+    for run in runs:
+        for fault in faults:
+            run.notice(fault)
+    if table is None and runs and (others := sum(reader.num_lines for reader in readers) - chosen.num_lines):
+        runs[0].notice(f"{count(others, 'line')} of other programs in the same file: left out")
+    return runs
+
+
+def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
+    """Yield the lines of a file, whatever ends them and however it is encoded; ``faults``: what is wrong with it."""
+    start = file.read(4)
+    file.seek(0)
+    stream: IO[bytes] = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if start[:2] == b"\x1f\x8b" else file
+    decoder: codecs.IncrementalDecoder | None = None
+    rest, total = "", 0
+    while True:
+        try:
+            data = stream.read(CHUNK_BYTES)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            faults.append("the compressed file is cut short or damaged: what came before is read")
+            data = b""
+        if decoder is None:
+            decoder = codecs.getincrementaldecoder(_encoding(data[:4]))(errors="replace")
+        text = decoder.decode(data, final=not data)
+        total += len(text)
+        if total > MAX_TEXT:
+            faults.append(f"only the first {MAX_TEXT >> 30} GiB are read")
+            data = b""
+        # A carriage return alone ends the lines of a progress bar.
+        *whole, rest = (rest + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        for line in whole:
+            yield _cleaned(line)
+        if len(rest) > MAX_LINE:
+            rest = rest[:MAX_LINE]
+        if not data:
+            if rest.strip():
+                yield _cleaned(rest)
+            return
+
+
+def _encoding(start: bytes) -> str:
+    """Return the encoding that a byte order mark tells; UTF-8 without one."""
+    return "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _cleaned(line: str) -> str:
+    line = line[:MAX_LINE]
+    return _COLOUR.sub("", line) if "\x1b" in line else line
+
+
+def _add_settings_beside(run: LogRun, path: Path) -> None:
+    """Take up what timm's ``args.yaml`` or Lightning's ``hparams.yaml`` in the same folder says of the recipe."""
+    if run.settings or run.format not in ("timm", "Lightning"):
+        return
+    for name in ("args.yaml", "hparams.yaml"):
+        try:
+            with (path.parent / name).open(encoding="utf-8", errors="replace") as file:
+                lines = file.read(MAX_LINE).splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if match := re.fullmatch(r"([A-Za-z_]\w*): ([^\[{&*!|>].*)", line.rstrip()):
+                add_setting(run, match[1], _scalar(match[2]))
+
+
+def _scalar(text: str) -> object:
+    words = {"null": None, "true": True, "false": False}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")

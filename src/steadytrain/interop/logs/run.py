@@ -1,0 +1,340 @@
+"""One run as a foreign log tells it, and the events of our own schema that say the same.
+
+What a log leaves out is NaN here and in the events: a log of accuracies alone has no loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from steadytrain.config import Budget, Data, Model, Recipe
+from steadytrain.errors import RecipeError
+from steadytrain.events import Accounted, Ended, EpochTrained, Evaluated, Event, Logged, Noticed, Started
+from steadytrain.format import NONE, percent
+
+MAX_EPOCH = 100_000
+"""A line of a later epoch is not believed."""
+MAX_STEPS_PER_EPOCH = 2**31
+MAX_POINTS = 16_000
+"""Log lines that are kept of a run; of more, neighbours are averaged."""
+MAX_NOTICES = 20
+NAN = math.nan
+
+
+@dataclass
+class LogEpoch:
+    """What a log says of one epoch, counted from 0.
+
+    ``train``, ``val`` and ``ema`` (validation of averaged weights): ``loss``, ``top1`` and ``top5`` (fractions) -> a
+    value for each worker that wrote one. ``seconds``: of training, one for each worker. ``ended``, ``evaluated``: when
+    training and validation were over, seconds since 1970.
+    """
+
+    number: int
+    train: dict[str, list[float]] = field(default_factory=dict)
+    val: dict[str, list[float]] = field(default_factory=dict)
+    ema: dict[str, list[float]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    val_seconds: float = NAN
+    ended: float = NAN
+    evaluated: float = NAN
+    lr: float = NAN
+
+    def mean(self, part: str, name: str) -> float:
+        """Return a figure's mean over the workers; NaN where none wrote it.
+
+        >>> LogEpoch(0, val={"top1": [0.5, 0.75]}).mean("val", "top1")
+        0.625
+        """
+        values = getattr(self, part).get(name)
+        return fmean(values) if values else NAN
+
+    @property
+    def training_seconds(self) -> float:
+        """The mean over the workers; NaN where it is not known."""
+        return fmean(self.seconds) if self.seconds else NAN
+
+
+class Span(NamedTuple):
+    """When an epoch began, its training ended and its validation was over, and the ``seconds`` that training took."""
+
+    began: float
+    ended: float
+    evaluated: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class LogPoint:
+    """A log line within an epoch, after ``batch`` of its updates; rates are of all workers once a log is read."""
+
+    epoch: int
+    batch: float
+    loss: float = NAN
+    top1: float = NAN
+    lr: float = NAN
+    images_per_second: float = NAN
+    wait_share: float = NAN
+    time: float = NAN
+
+    def absorb(self, other: LogPoint) -> None:
+        """Take the mean with another point's figures, as far as both have them."""
+        for name in ("loss", "top1", "lr", "images_per_second", "wait_share"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if not math.isnan(theirs):
+                setattr(self, name, theirs if math.isnan(mine) else (mine + theirs) / 2)
+
+
+@dataclass
+class LogRun:
+    """A run as a log of another program tells it.
+
+    ``format``: whose log; ``directory``: the file, with ``#2`` behind it for the second run in it. ``settings``: what
+    the log says of the recipe, by our keys where we have the same, else by the program's own. ``steps_per_epoch``:
+    updates in an epoch, where that is known exactly; ``batch_size``: images of an update of all workers together.
+    ``num_epochs``: that were asked for. ``began``: seconds since 1970.
+    """
+
+    format: str
+    directory: Path = Path()
+    settings: dict[str, Any] = field(default_factory=dict)
+    epochs: dict[int, LogEpoch] = field(default_factory=dict)
+    points: list[LogPoint] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    num_workers: int = 1
+    steps_per_epoch: float | None = None
+    batch_size: int | None = None
+    num_epochs: int | None = None
+    began: float = NAN
+
+    @property
+    def title(self) -> str:
+        """Whose log, and of how many workers.
+
+        >>> LogRun("MXNet", num_workers=5).title
+        'MXNet log of 5 workers'
+        """
+        return f"{self.format} log" + (f" of {self.num_workers} workers" if self.num_workers > 1 else "")
+
+    @property
+    def settled_steps(self) -> float:
+        """Updates in an epoch: exactly, else as many as the log shows, else 1 for the whole epoch."""
+        return self.steps_per_epoch or max((point.batch for point in self.points), default=0.0) or 1.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ended: all epochs that were asked for; where that is not known, a whole last epoch."""
+        last = max(self.epochs)
+        if self.num_epochs:
+            return last + 1 >= self.num_epochs and not self._is_partial(last)
+        return not self._is_partial(last)
+
+    @property
+    def ending(self) -> str:
+        """Where a log that is not complete ends."""
+        last = max(self.epochs)
+        return f"the log ends {'within' if self._is_partial(last) else 'after'} epoch {last + 1}" + (
+            f" of {self.num_epochs}" if self.num_epochs else ""
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        """As much of a recipe as folding the events needs; what the log says of it is in :attr:`settings`."""
+        epochs = float(max(max(self.epochs) + 1, self.num_epochs or 1))
+        data, model = str(self.settings.get("data.train") or NONE), str(self.settings.get("model.name") or NONE)
+        try:
+            return Recipe(data=Data(train=data), model=Model(model), budget=Budget(epochs=epochs))
+        except RecipeError:  # a name that ours cannot have
+            return Recipe(data=Data(train=NONE), model=Model(NONE), budget=Budget(epochs=epochs))
+
+    def epoch(self, number: int) -> LogEpoch:
+        """Return what is known of an epoch, to be added to."""
+        if number not in self.epochs:
+            self.epochs[number] = LogEpoch(number)
+        return self.epochs[number]
+
+    def add_point(self, point: LogPoint) -> LogPoint:
+        """Keep a log line; of very many, average neighbours within an epoch."""
+        self.epoch(point.epoch)
+        self.points.append(point)
+        if len(self.points) > MAX_POINTS:
+            kept = []
+            for earlier, later in zip(self.points[::2], self.points[1::2], strict=False):
+                if earlier.epoch == later.epoch:
+                    later.absorb(earlier)
+                else:
+                    kept.append(earlier)
+                kept.append(later)
+            self.points = kept + (self.points[-1:] if len(self.points) % 2 else [])
+        return point
+
+    def drop_from(self, number: int) -> None:
+        """Forget an epoch and those after it: the training went on from a checkpoint before them."""
+        self.epochs = {key: value for key, value in self.epochs.items() if key < number}
+        self.points = [point for point in self.points if point.epoch < number]
+
+    def notice(self, message: str) -> None:
+        """Keep a remark, once."""
+        if message not in self.notices and len(self.notices) < MAX_NOTICES:
+            self.notices.append(message)
+
+    def spans(self) -> dict[int, Span]:
+        """Return when each epoch began and ended: by the dates of lines, else by the durations that the log states."""
+        spans: dict[int, Span] = {}
+        time = self.began if math.isfinite(self.began) else 0.0
+        newest = {point.epoch: point.time for point in self.points}
+        for number in sorted(self.epochs):
+            facts = self.epochs[number]
+            seconds = facts.training_seconds
+            ended = facts.ended if math.isfinite(facts.ended) else newest.get(number, NAN)
+            end = ended if ended >= time else time + (seconds if seconds > 0 else 0.0)
+            if math.isnan(seconds) and end > time:
+                seconds = end - time
+            validated = end + (facts.val_seconds if facts.val_seconds > 0 else 0.0)
+            after = facts.evaluated if facts.evaluated >= end else validated
+            spans[number] = Span(time, end, after, seconds)
+            time = after
+        return spans
+
+    def events(self) -> Iterator[Event]:
+        """Yield the run as events, oldest first; times are seconds since 1970, or since its start if not known."""
+        spans, each, first, last = self.spans(), self.settled_steps, min(self.epochs), max(self.epochs)
+        began, start = spans[first].began, round(first * each)
+        batch_size = self.batch_size if self.steps_per_epoch and self.batch_size else 0
+        model = {
+            key: self.settings[f"model.{key}"] for key in ("name", "parameters") if f"model.{key}" in self.settings
+        }
+        yield Started(
+            time=began,
+            attempt=1,
+            digest="",
+            step=start,
+            steps=math.ceil(max(last + 1, self.num_epochs or 0) * each),
+            steps_per_epoch=each,
+            batch_size=self.batch_size or 1,
+            data=_data(self.settings, self.steps_per_epoch, self.batch_size),
+            model=model,
+            machine={"log": self.title},
+        )
+        by_epoch: dict[int, list[LogPoint]] = {}
+        for point in self.points:
+            by_epoch.setdefault(point.epoch, []).append(point)
+        done, update, evaluation = start, 0.0, 0.0
+        for number, span in spans.items():
+            facts, points = self.epochs[number], by_epoch.get(number, [])
+            is_partial = number == last and self._is_partial(number)
+            share = min(1.0, max((point.batch for point in points), default=each) / each) if is_partial else 1.0
+            done = max(done + (number > first), round((number + share) * each))
+            yield from _logged(points, number, each, span)
+            yield _trained(facts, points, done, round(share * each) * batch_size, span)
+            yield from _evaluated(facts, done, span)
+            update += min(span.ended - span.began, span.seconds) if math.isfinite(span.seconds) else 0.0
+            evaluation += span.evaluated - span.ended
+            yield Accounted(
+                time=span.evaluated,
+                attempt=1,
+                step=done,
+                images=(done - start) * batch_size,
+                wall_seconds=span.evaluated - began,
+                seconds={"update": update, "evaluation": evaluation},
+            )
+        end = spans[last].evaluated
+        for message in self.remarks:
+            yield Noticed(time=end, attempt=1, message=message, step=done)
+        if self.is_complete:
+            images = (done - start) * batch_size
+            yield Ended(time=end, attempt=1, status="finished", step=done, seconds=end - began, images=images)
+
+    def _is_partial(self, number: int) -> bool:
+        """Whether an epoch has log lines alone, and neither its means, its time nor a validation."""
+        facts = self.epochs[number]
+        return not (facts.train or facts.val or facts.ema or facts.seconds)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to know of the log beside its figures."""
+        return [*self._remarks_on_workers(), *self.notices]
+
+    def _remarks_on_workers(self) -> Iterator[str]:
+        if self.num_workers < 2:
+            return
+        yield "each figure is the mean of the workers, and images/s their sum"
+        scored = [facts for _, facts in sorted(self.epochs.items()) if len(facts.val.get("top1", ())) > 1]
+        if scored:
+            values = scored[-1].val["top1"]
+            yield (
+                f"validation accuracy at epoch {scored[-1].number + 1}: the mean of the workers is"
+                f" {percent(fmean(values), 2)}, that of the best {percent(max(values), 2)}, of the worst"
+                f" {percent(min(values), 2)}"
+            )
+
+
+def _data(settings: Mapping[str, Any], steps_per_epoch: float | None, batch_size: int | None) -> dict[str, Any]:
+    """Word the data as a :class:`Started` event has it, as far as a log names them."""
+    data = {name: str(settings[f"data.{name}"]) for name in ("train", "val") if settings.get(f"data.{name}")}
+    if steps_per_epoch and batch_size:
+        return {**data, "num_train": round(steps_per_epoch * batch_size)}
+    return data
+
+
+def _logged(points: list[LogPoint], number: int, each: float, span: Span) -> Iterator[Event]:
+    latest = span.began
+    for point in points:
+        share = min(1.0, point.batch / each)
+        time = point.time if math.isfinite(point.time) else span.began + share * (span.ended - span.began)
+        latest = max(latest, min(time, span.ended) if span.ended > span.began else time)
+        yield Logged(
+            time=latest,
+            attempt=1,
+            step=max(1, round(number * each + min(point.batch, each))),
+            epoch=number + share,
+            loss=point.loss,
+            top1=point.top1,
+            lr=point.lr,
+            images_per_second=point.images_per_second,
+            wait_share=point.wait_share,
+        )
+
+
+def _trained(facts: LogEpoch, points: list[LogPoint], step: int, n: int, span: Span) -> Event:
+    """Say what an epoch's training came to, by its means or, where there are none, by those of its log lines."""
+    rate = _mean_of(NAN, [point.images_per_second for point in points])
+    return EpochTrained(
+        time=span.ended,
+        attempt=1,
+        step=step,
+        epoch=facts.number + 1,
+        n=n,
+        loss=_mean_of(facts.mean("train", "loss"), [point.loss for point in points]),
+        top1=_mean_of(facts.mean("train", "top1"), [point.top1 for point in points]),
+        images_per_second=n / span.seconds if math.isnan(rate) and n and span.seconds > 0 else rate,
+    )
+
+
+def _evaluated(facts: LogEpoch, step: int, span: Span) -> Iterator[Event]:
+    for weights, part in (("model", "val"), ("ema", "ema")):
+        if getattr(facts, part):
+            top5 = facts.mean(part, "top5")
+            yield Evaluated(
+                time=span.evaluated,
+                attempt=1,
+                step=step,
+                epoch=facts.number + 1,
+                n=0,
+                loss=facts.mean(part, "loss"),
+                top1=facts.mean(part, "top1"),
+                top5=top5 if math.isfinite(top5) else None,
+                seconds=span.evaluated - span.ended if weights == "model" or not facts.val else 0.0,
+                weights=weights,
+            )
+
+
+def _mean_of(value: float, others: list[float]) -> float:
+    """Return the value or, where it is not known, the mean of others that are."""
+    known = [other for other in others if math.isfinite(other)]
+    return value if math.isfinite(value) or not known else fmean(known)

@@ -1,0 +1,199 @@
+"""A checkpoint of MXNet, read: its graph, its arrays, and what its input most likely was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from steadytrain.errors import ModelError
+from steadytrain.interop.mxnet.files import PREFIX, find_files, read_synsets
+from steadytrain.interop.mxnet.graph import Network, build_network, cut, infer_input
+from steadytrain.interop.mxnet.operators import LAYERS
+from steadytrain.interop.mxnet.params import Array, read_params
+from steadytrain.interop.mxnet.symbol import NORMS, Symbol, read_symbol
+
+CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TRAIN_IMAGENET = (123.68, 116.779, 103.939)
+"""Mean of MXNet's ``train_imagenet.py``, of pixels from 0 to 255, which are not divided by anything."""
+_RAW_MEAN = 10.0
+"""Moving mean of a batch norm on images above which these were pixels from 0 to 255."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a pair of files holds.
+
+    Args:
+        symbol: of ``symbol_path``.
+        symbol_path: the graph's file.
+        params_path: the file of its arrays; None where there is none.
+        params: arrays by name, without ``arg:`` and ``aux:``; empty where there is no file.
+        channels, size: of the images that it takes.
+        classes, synsets: names of its outputs, of ``synset.txt`` beside the files; else empty.
+    """
+
+    symbol: Symbol
+    symbol_path: Path
+    params_path: Path | None = None
+    params: Mapping[str, Array] = field(default_factory=dict)
+    channels: int = 3
+    size: int = 224
+    classes: tuple[str, ...] = ()
+    synsets: tuple[str, ...] = ()
+
+    def network(
+        self,
+        *,
+        num_classes: int | None = None,
+        channels: int | None = None,
+        size: int | None = None,
+        layer_before_fullc: str | None = None,
+    ) -> Network:
+        """Make its module, without its weights; None: as the checkpoint has it. Raises ModelError.
+
+        ``layer_before_fullc``: cut it after this layer and put a classifier of ``num_classes`` there.
+        """
+        symbol = self.symbol
+        if layer_before_fullc is not None:
+            symbol = cut(symbol, layer_before_fullc, num_classes or 2)
+        channels, size = channels or self.channels, size or self.size
+        # Other sizes and channels give layers other shapes, which whoever loads the weights adapts or refuses.
+        values = self.params if (channels, size) == (self.channels, self.size) else _free(symbol, self.params)
+        return build_network(symbol, values, channels=channels, size=size, num_classes=num_classes)
+
+    def require_params(self) -> Path:
+        """The file of its arrays. Raises ModelError where there is none."""
+        if self.params_path is None:
+            prefix = str(self.symbol_path).removesuffix("-symbol.json")
+            raise ModelError(f"{self.symbol_path} has no weights beside it ({prefix}-0000.params): name their file")
+        return self.params_path
+
+    @property
+    def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...], str]:
+        """Mean and standard deviation (of values from 0 to 1) that it was most likely trained with, and the reason.
+
+        The files do not say it.
+        """
+        if self.channels != 3:
+            return (0.0,) * self.channels, (1.0,) * self.channels, "as MXNet's MNIST examples: values from 0 to 1"
+        norm = _norm_on_images(self.symbol)
+        if norm is not None and norm in self.params and float(np.abs(self.params[norm]).max()) > _RAW_MEAN:
+            return (0.0,) * 3, (1 / 255,) * 3, "its first layer normalises pixels from 0 to 255"
+        if any(node.name.endswith("_fwd") for node in self.symbol.nodes):
+            values, name = (CIFAR, "CIFAR-10") if self.size == 32 else (IMAGENET, "ImageNet")
+            return *values, f"it comes from Gluon, whose models for {name} were trained so"
+        mean = tuple(value / 255 for value in TRAIN_IMAGENET)
+        return mean, (1 / 255,) * 3, "as MXNet's train_imagenet.py: pixels from 0 to 255 less their mean"
+
+
+def swap_colours(symbol: Symbol, params: Mapping[str, Array]) -> dict[str, Array]:
+    """Make a network that was trained on BGR images take RGB: turn round the colours of its first layers' arrays.
+
+    Raises:
+        ModelError: the images go into another operator than a batch norm or a convolution.
+    """
+    turned = dict(params)
+    images = {number for number, node in enumerate(symbol.nodes) if node.is_variable and node.name == "data"}
+    for number, node in enumerate(symbol.nodes):
+        if not node.inputs or node.inputs[0][0] not in images:
+            continue
+        names = [symbol.nodes[place].name for place, _ in node.inputs[1:]]
+        if node.op in _PASSING or node.op in NORMS:
+            images.add(number)
+            turned |= {name: params[name][::-1].copy() for name in names if node.op in NORMS}
+        elif node.op == "Convolution" and params[names[0]].shape[1] == 3:
+            turned[names[0]] = params[names[0]][:, ::-1].copy()
+        else:
+            raise ModelError(
+                f"--bgr turns round the colours of a first convolution, and the images go into {node.name} ({node.op}):"
+                " leave it out, and turn the images round"
+            )
+    return turned
+
+
+_PASSING = {"identity", "_copy", "Cast", "cast", "amp_cast"}
+
+
+def _free(symbol: Symbol, params: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays that are no parameters of layers, by which shapes are not checked."""
+    layered = {symbol.nodes[number].name for node in symbol.nodes if node.op in LAYERS for number, _ in node.inputs[1:]}
+    return {name: array for name, array in params.items() if name not in layered}
+
+
+def _norm_on_images(symbol: Symbol) -> str | None:
+    """Name of the moving mean of a batch norm that the images go into; None without one."""
+    images: set[int] = {number for number, node in enumerate(symbol.nodes) if node.is_variable and node.name == "data"}
+    for number, node in enumerate(symbol.nodes):
+        if node.inputs and node.inputs[0][0] in images:
+            if node.op in _PASSING:
+                images.add(number)
+            elif node.op in NORMS and len(node.inputs) == 5:
+                return symbol.nodes[node.inputs[3][0]].name
+    return None
+
+
+def open_checkpoint(name: str, *, params: Path | None = None) -> Checkpoint:
+    """Read the pair of files that a name means.
+
+    Args:
+        name: with or without ``mxnet:`` before it, as :mod:`steadytrain.interop.mxnet.files` says.
+        params: take the arrays of this file instead.
+
+    Raises:
+        ModelError: no such files, or none that can be read; or the arrays do not belong to the symbol.
+    """
+    symbol_path, found = find_files(name.removeprefix(PREFIX))
+    params_path = params or found
+    symbol = read_symbol(symbol_path)
+    if params_path is None:
+        return Checkpoint(symbol, symbol_path, size=_usual_size(symbol))
+    arrays = _arrays(params_path)
+    require_arrays(symbol, arrays, symbol_path, params_path)
+    channels, size = infer_input(symbol, arrays)
+    classes, synsets = read_synsets(symbol_path.parent)
+    return Checkpoint(symbol, symbol_path, params_path, arrays, channels, size, classes, synsets)
+
+
+def _usual_size(symbol: Symbol) -> int:
+    return infer_input(symbol, {})[1]
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    """Arrays by name, without the prefixes. Raises ModelError."""
+    arrays = read_params(path)
+    named = {} if isinstance(arrays, list) else arrays
+    if isinstance(arrays, list) and arrays:
+        raise ModelError(
+            f"{path} holds {len(arrays)} arrays without names, and a checkpoint has one for each: save it with"
+            " mx.model.save_checkpoint or net.export"
+        )
+    return {re.sub(r"^(arg|aux):", "", name): array for name, array in named.items()}
+
+
+def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Path, params_path: Path) -> None:
+    """Raise ModelError where the symbol's layers have parameters that ``arrays`` lacks."""
+    used = symbol.used()
+    wanted = [
+        symbol.nodes[place].name
+        for number, node in enumerate(symbol.nodes)
+        if number in used and node.op in LAYERS
+        for place, _ in node.inputs[1:]
+        if symbol.nodes[place].is_variable
+    ]
+    missing = [name for name in dict.fromkeys(wanted) if name not in arrays]
+    if not missing:
+        return
+    gluon = (
+        ": these are names of Gluon's save_parameters, which belong to its code; net.export writes both files"
+        if any(re.search(r"\.\d+\.", name) for name in arrays)
+        else ": are they of the same network?"
+    )
+    some = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
+    raise ModelError(
+        f"{params_path} lacks {len(missing)} of the {len(set(wanted))} arrays of {symbol_path} ({some}){gluon}"
+    )

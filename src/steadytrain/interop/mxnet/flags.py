@@ -1,0 +1,98 @@
+"""Flags of MXNet's tools as they were typed, and words of ours in their place."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from steadytrain.errors import InputError, did_you_mean
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translated:
+    """What an old command line has become.
+
+    Args:
+        commands: of ours, to be run one after another, each without ``steady``.
+        rows: old words (``--kv-store local``), and what they have become, or why they say nothing here.
+    """
+
+    commands: tuple[Words, ...]
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Draft:
+    """Words of a command line, and what each comes from."""
+
+    values: Mapping[str, Any]
+    typed: frozenset[str]
+    words: list[str] = field(default_factory=list)
+    rows: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, flags: Sequence[str], *words: str, why: str = "") -> None:
+        """Add words of ours in place of old flags; ``why``: what is worth knowing about it."""
+        self.words += words
+        shown = shlex.join(words)
+        self.rows.append((self.old(flags), f"{shown}: {why}" if shown and why else shown or why))
+
+    def drop(self, flag: str, why: str) -> None:
+        """Leave an old flag out, if somebody typed it."""
+        if flag in self.typed:
+            self.rows.append((self.old([flag]), why))
+
+    def old(self, flags: Sequence[str]) -> str:
+        """Spell old flags as they were typed, or as their script's default."""
+        values = [f"{value:g}" if isinstance(value := self.values[flag], float) else str(value) for flag in flags]
+        shown = [f"--{flag.replace('_', '-')} {shlex.quote(value)}" for flag, value in zip(flags, values, strict=True)]
+        return " ".join(shown) + ("" if any(flag in self.typed for flag in flags) else " (default)")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        name, _, flags = message.partition("unrecognized arguments: ")
+        near = ""
+        if not name and flags.startswith("--"):
+            near = did_you_mean(flags.split()[0], self._option_string_actions)
+        raise InputError(f"{self.prog}: {message}.{near}")
+
+
+Flags = Mapping[str, tuple[Callable[[str], Any], Any]]
+"""Name -> how its value is read, and the script's default."""
+
+
+def flag_parser(program: str, *tables: Flags) -> Parser:
+    """Read flags as the old scripts did, beginnings of names included; only those that were typed."""
+    parser = Parser(prog=program, add_help=False, argument_default=argparse.SUPPRESS)
+    for name, (kind, _) in (item for table in tables for item in table.items()):
+        spelled = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
+        parser.add_argument(*spelled, dest=name, type=kind)
+    return parser
+
+
+def read_shape(text: str) -> tuple[int, int]:
+    """Return channels and side of ``3,224,224``."""
+    try:
+        channels, height, width = (int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--image-shape is {text!r}; it must be three numbers, such as 3,224,224") from None
+    if height != width:
+        raise InputError(f"--image-shape is {text}: images are trained on as squares, such as 3,{height},{height}")
+    return channels, height
+
+
+def read_precision(draft: Draft) -> str:
+    dtype = draft.values["dtype"]
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"--dtype is {dtype!r}; it must be float32 or float16")
+    return "fp32" if dtype == "float32" else "fp16" if draft.values["gpus"] else "bf16"
+
+
+def add_threads(draft: Draft) -> None:
+    if "data_nthreads" in draft.typed:
+        draft.add(["data_nthreads"], "--threads", str(draft.values["data_nthreads"]))

@@ -1,0 +1,244 @@
+"""Command lines of MXNet's tools other than its trainers: packing, scoring, logs, launching and bandwidth."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from steadytrain.errors import InputError, did_you_mean
+from steadytrain.interop.mxnet.flags import (
+    Draft,
+    Flags,
+    Parser,
+    Translated,
+    add_threads,
+    flag_parser,
+    read_precision,
+    read_shape,
+)
+from steadytrain.interop.mxnet.networks import PUBLISHED, find_model
+from steadytrain.interop.mxnet.trainers import TRAINERS, translate_trainer
+
+
+def _score(words: Sequence[str]) -> Translated:
+    table: Flags = {
+        "model": (str, None), "gpus": (str, "0"), "batch_size": (int, 64), "rgb_mean": (str, "0,0,0"),
+        "data_val": (str, None), "image_shape": (str, "3,224,224"), "data_nthreads": (int, 4),
+        "label_name": (str, "softmax_label"), "max_num_examples": (int, None), "rgb_std": (str, "1,1,1"),
+        "dtype": (str, "float32"), "load_epoch": (int, 0),
+    }  # fmt: skip
+    typed = vars(flag_parser("score", table).parse_args(list(words)))
+    draft = Draft({**{name: value for name, (_, value) in table.items()}, **typed}, frozenset(typed))
+    prefix, _, number = str(draft.values["model"] or "").partition(",")
+    if not prefix or not draft.values["data_val"]:
+        raise InputError("score needs --model PREFIX and --data-val FILE.rec")
+    number = number.strip() or str(draft.values["load_epoch"])
+    if not number.isdecimal() or len(number) > 9:
+        raise InputError(f"--model is {draft.values['model']!r}; the epoch after the comma must be a number: PREFIX,0")
+    params = f"{prefix}-{int(number):04d}.params"
+    model = params if Path(params).exists() else PUBLISHED.get(prefix, params)
+    draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"])
+    draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
+    draft.add(["image_shape"], "--size", str(read_shape(draft.values["image_shape"])[1]))
+    draft.add(["gpus"], "--device", f"cuda:{gpu}" if (gpu := draft.values["gpus"].split(",")[0]) else "cpu")
+    if "dtype" in draft.typed:
+        draft.add(["dtype"], "--precision", read_precision(draft))
+    add_threads(draft)
+    draft.drop("load_epoch", f"the file {params}")
+    draft.drop("label_name", "labels have no name here")
+    draft.drop("rgb_mean", "as the weights' card says")
+    draft.drop("rgb_std", "as the weights' card says")
+    draft.drop("max_num_examples", "every image is scored")
+    return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
+
+
+def _im2rec(words: Sequence[str]) -> Translated:
+    if any("=" in word and not word.startswith("-") for word in words) or (
+        len(words) == 3 and words[0].endswith(".lst") and words[2].endswith(".rec")
+    ):
+        return _im2rec_binary(words)
+    parser = Parser(prog="im2rec", add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("prefix")
+    parser.add_argument("root")
+    switches = ("list", "recursive", "no_shuffle", "pass_through", "center_crop", "pack_label")
+    for switch in switches:
+        spelled = dict.fromkeys((f"--{switch.replace('_', '-')}", f"--{switch}"))
+        parser.add_argument(*spelled, dest=switch, action="store_const", const="")
+    parser.add_argument("--exts", nargs="+")
+    for name, kind in (("chunks", int), ("train_ratio", float), ("test_ratio", float), ("resize", int)):
+        parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), dest=name, type=kind)
+    for name in ("quality", "num_thread", "color"):
+        parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), dest=name, type=int)
+    parser.add_argument("--encoding")
+    rest = list(words)
+    for i in range(len(rest) - 1, 0, -1):  # before 1.0 the switches had a value
+        if rest[i] in ("True", "1") and rest[i - 1].lstrip("-").replace("-", "_") in switches:
+            del rest[i]
+    values = vars(parser.parse_args(rest))
+    draft = Draft(values, frozenset(values))
+    prefix, root = values["prefix"], values["root"]
+    ratio, test = values.get("train_ratio", 1.0), values.get("test_ratio", 0.0)
+    if test:
+        raise InputError(
+            f"--test-ratio is {test:g}: hold out validation data (--train-ratio), and pack test images apart"
+        )
+    split = ("--val-fraction", f"{1 - ratio:g}") if ratio < 1 else ()
+    if "list" in values:
+        draft.rows.append(
+            ("--list", "no list is needed; the images are packed at once, and PREFIX.lst is written beside")
+        )
+    lists = [] if "list" in values else sorted(Path(prefix).parent.glob(f"{Path(prefix).name}*.lst"))
+    flags = list(_packing(draft))
+    if lists:
+        commands = [("pack", str(each), str(each.with_suffix("")), "--root", root, *flags) for each in lists]
+    else:
+        commands = [("pack", root, prefix, *split, *flags)]
+    return Translated(commands=tuple(commands), rows=tuple(draft.rows))
+
+
+def _packing(draft: Draft) -> Iterator[str]:
+    """Flags of packing, in both spellings of im2rec."""
+    values = draft.values
+
+    def became(flag: str, *words: str, why: str = "") -> Iterator[str]:
+        old = f"--{flag.replace('_', '-')} {values[flag]}".strip()
+        draft.rows.append((old, f"{shlex.join(words)}{': ' * bool(words and why)}{why}"))
+        yield from words
+
+    if values.get("resize", 0) > 0:
+        yield from became("resize", "--shorter-side", str(values["resize"]), why="smaller images stay as they are")
+    if "quality" in values and values.get("encoding", ".jpg") != ".png":
+        yield from became("quality", "--quality", str(values["quality"]))
+    if values.get("num_thread", 0) > 0:
+        yield from became("num_thread", "--workers", str(values["num_thread"]))
+    if "encoding" in values:
+        yield from became("encoding", "--encoding", {".png": "png"}.get(values["encoding"], "jpg"))
+    if values.get("chunks", 1) > 1:
+        yield from became("chunks", "--shards", str(values["chunks"]))
+    if values.get("color", 1) == 0:
+        yield from became("color", "--grey")
+    if "pass_through" in values:
+        yield from became("pass_through", "--encoding", "pass")
+    if "center_crop" in values:
+        yield from became("center_crop", why="whole images are kept; training and evaluation cut squares out")
+    for flag, why in (
+        ("recursive", "folders are classes"),
+        ("no_shuffle", "the order in the file does not matter: training shuffles all of it"),
+        ("exts", "files are known by what is in them"),
+        ("pack_label", "several labels are stored where the list has several"),
+    ):
+        if flag in values:
+            yield from became(flag, why=why)
+
+
+def _im2rec_binary(words: Sequence[str]) -> Translated:
+    """The C++ program: ``im2rec image.lst root out.rec key=value ...``."""
+    places = [word for word in words if "=" not in word]
+    if len(places) != 3:
+        raise InputError("im2rec takes a list, a folder and a file: im2rec image.lst root/ out.rec resize=256")
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    names = {
+        "resize": "resize",
+        "quality": "quality",
+        "encoding": "encoding",
+        "color": "color",
+        "center_crop": "center_crop",
+    }
+    try:
+        values = {
+            names[key]: value if key == "encoding" else int(value) for key, value in pairs.items() if key in names
+        }
+    except ValueError:
+        raise InputError(f"{' '.join(words)}: a value is no whole number") from None
+    if not values.get("center_crop"):
+        values.pop("center_crop", None)
+    draft = Draft(values, frozenset(values))
+    if pairs.get("unchanged") == "1":
+        values["pass_through"] = "1"
+    for key in sorted(pairs.keys() - names.keys()):
+        known = {"label_width", "pack_label", "nsplit", "part", "inter_method", "unchanged"}
+        if key not in known:
+            raise InputError(f"im2rec has no {key}=.{did_you_mean(key, [*names, *known])}")
+        if key != "unchanged":
+            draft.rows.append((f"{key}={pairs[key]}", "nothing to say: labels as in the list, one file, a good filter"))
+    listed, root, out = places
+    argv = ("pack", listed, str(Path(out).with_suffix("")), "--root", root, *_packing(draft))
+    return Translated(commands=(argv,), rows=tuple(draft.rows))
+
+
+def _rec2idx(words: Sequence[str]) -> Translated:
+    if len(words) not in (1, 2):
+        raise InputError("rec2idx takes a record file and, after it, the index to write")
+    index = words[1] if len(words) == 2 else str(Path(words[0]).with_suffix(".idx"))
+    row = (" ".join(words), "keys from 0 on, as rec2idx.py wrote; records are read without an index, too")
+    return Translated(commands=(("index", words[0], index),), rows=(row,))
+
+
+def _parse_log(words: Sequence[str]) -> Translated:
+    parser = flag_parser("parse_log", {"format": (str, "markdown")})
+    parser.add_argument("logfile")
+    parser.add_argument("--metric-names", nargs="+")
+    values = vars(parser.parse_args(list(words)))
+    if "metric_names" in values:
+        values["metric_names"] = " ".join(values["metric_names"])
+    draft = Draft(values, frozenset(values) - {"logfile"})
+    draft.words += ["report", values["logfile"]]
+    for flag in sorted(draft.typed):
+        draft.drop(flag, "all metrics are shown; --json prints one document")
+    return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
+
+
+def _launch(words: Sequence[str]) -> Translated:
+    """``launch.py -n 4 -H hosts python train_imagenet.py ...``: the launcher's words stay, its command is read."""
+    at = next((i for i, word in enumerate(words) if word.endswith(".py") and _script(word) in TRAINERS), None)
+    if at is None:
+        return Translated(commands=(("launch", *words),), rows=())
+    first = words[:at]
+    if first and Path(first[-1]).name.startswith("python"):
+        first = first[:-1]
+    flags = list(first[:-1] if first[-1:] == ["--"] else first)
+    parser = Parser(prog="launch", add_help=False)
+    parser.add_argument("-n", "--num-workers", type=int, default=1)
+    workers: int = parser.parse_known_args(flags)[0].num_workers
+    inner = translate_trainer(_script(words[at]), words[at + 1 :], workers)
+    return Translated(commands=(("launch", *flags, "--", *inner.commands[0]),), rows=inner.rows)
+
+
+def _script(program: str) -> str:
+    """Name a script as :data:`TRAINERS` does."""
+    return Path(program).name.removesuffix(".py").replace("-", "_")
+
+
+def _bandwidth(words: Sequence[str]) -> Translated:
+    table: Flags = {
+        "network": (str, "resnet"), "num_layers": (int, 152), "gpus": (str, "0,1"), "kv_store": (str, "device"),
+        "num_batches": (int, 5), "disp_batches": (int, 1), "test_results": (int, 1), "image_shape": (str, "3,224,224"),
+        "num_classes": (int, 1000), "optimizer": (str, "None"), "gc_type": (str, "none"),
+    }  # fmt: skip
+    typed = vars(flag_parser("bandwidth", table).parse_args(list(words)))
+    draft = Draft({**{name: value for name, (_, value) in table.items()}, **typed}, frozenset(typed))
+    model = find_model(draft.values["network"], draft.values["num_layers"], 224)[0]
+    draft.add(["network", "num_layers"], "bandwidth", "--model", model)
+    draft.add(["gpus"], "--procs", str(len(draft.values["gpus"].split(","))), why="a rank for each")
+    for flag in ("num_batches", "disp_batches"):
+        draft.drop(flag, "--seconds says how long to measure")
+    draft.drop("test_results", "sums are compared anyway")
+    draft.drop("gc_type", "fp16, bf16 and 2bit are measured too")
+    for flag in ("kv_store", "image_shape", "num_classes", "optimizer"):
+        draft.drop(flag, "does not matter: ranks exchange the gradients, and each updates its weights")
+    return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
+
+
+ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
+"""Other names of the old tools."""
+TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
+    "score": _score,
+    "im2rec": _im2rec,
+    "rec2idx": _rec2idx,
+    "parse_log": _parse_log,
+    "launch": _launch,
+    "bandwidth": _bandwidth,
+}
+"""Name -> what reads its command line."""

@@ -1,0 +1,151 @@
+"""Command lines of MXNet's tools, as they stand in public scripts and articles, mean what they meant."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steadytrain.cli import main, parse
+from steadytrain.cli.train import recipe_for
+from steadytrain.config import Recipe
+from steadytrain.errors import InputError
+from steadytrain.interop.mxnet.commands import translate
+
+OLD = (Path(__file__).parent.parent / "golden" / "mxnet-commands.txt").read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize(("old", "new"), list(zip(OLD[::2], OLD[1::2], strict=True)))
+def test_an_old_command_line_means_what_it_meant(old: str, new: str) -> None:
+    program, *words = shlex.split(old)
+    [command] = translate(program, words).commands
+    for expected in re.findall(r"--\S+ [^\s-]\S*|\S+", new):
+        assert expected in " ".join(command), f"{expected} in {command}"
+    assert parse([*command])  # its flags are ours
+
+
+TYPED = {
+    "train_imagenet": """--network resnet --num-layers 50 --data-train a.rec --data-train-idx a.idx --data-val b.rec
+        --data-val-idx b.idx
+        --initializer xavier --monitor 10 --save-period 5 --top-k 5 --loss ce --num-classes 10 --num-examples 100
+        --fill-value 127 --pca-noise 0.1 --warmup-epochs 5 --profile-worker-suffix x --gc-threshold 0.5
+        --kv-store dist_async --random-crop 1 --brightness 0.4 --max-random-h 36 --mom 0.8 --random-resized-crop 0
+        --test-io 0""",
+    "fine-tune": """--data-train a.rec --pretrained-model imagenet1k-resnet-50 --network resnet --num-layers 50
+        --load-epoch 0 --layer-before-fullc flatten0""",
+    "train_mnist": "--data-train a.rec --rgb-mean 0,0,0 --add_stn 1",
+}
+
+
+@pytest.mark.parametrize("script", TYPED)
+def test_every_flag_of_the_trainers_is_answered(script: str) -> None:
+    """All that somebody types stands in the rows, or in an error that names it."""
+    old = TYPED[script].split()
+    shown = " ".join(f"{row[0]} " for row in translate(script, old).rows)
+    flags = [word.replace("_", "-") for word in old if word.startswith("--")]
+    assert [flag for flag in flags if f"{flag} " not in shown] == []
+
+
+def test_a_launcher_tells_the_workers_in_any_spelling() -> None:
+    for number in ("-n 4", "-n4", "--num-workers 4", "--num-workers=4"):
+        words = f"{number} -H hosts python train_cifar10.py --num-layers 20 --optimizer lbsgd --macrobatch-size 1024"
+        for store, batch, scale in (("dist_sync", 512, 2), ("device", 128, 8)):
+            command = " ".join(translate("launch", [*words.split(), "--kv-store", store]).commands[0])
+            assert f"--batch-size {batch} " in command and f"batch_scale={scale} " in command
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        (
+            "train_imagenet --data-train a.rec --network resnet --num-layer 51",
+            "of resnet there are 18, 34, 50, 101, 152",
+        ),
+        ("train_imagenet --data-train a.rec --netwrok resnet", "unrecognized arguments: --netwrok resnet"),
+        ("train_imagenet --data-train a.rec;b.rec", "steady pack a.rec b.rec merged"),
+        ("train_imagenet --data-train a.rec --kv-store dist_synch", "Did you mean dist_sync"),
+        ("train_imagenet --network resnet", "name the data: --data-train FILE.rec"),
+        ("train_imagenet --data-train a.rec --image-shape 3,224,256", "trained on as squares"),
+        ("train_imagenet --data-train a.rec --optimizer adamw", "--optimizer is 'adamw'; MXNet has"),
+        (
+            "train_imagenet --data-train a.rec --load-epoch 3 --model-prefix p",
+            "neither a run in p nor a file p-0003.params",
+        ),
+        ("fine-tune --data-train a.rec --pretrained-model imagenet1k-resnet-51", "Did you mean imagenet1k-resnet-50"),
+        ("im2rec --test-ratio 0.1 photos images/", "--test-ratio is 0.1"),
+        ("train_imagnet --data-train a.rec", "Did you mean train_imagenet"),
+        ("train_imagenet --data-train a.rec --lr-step-epochs powx", "must be epochs, such as 30,60, or pow2"),
+        ("fine-tune --data-train a.rec --benchmark 1", "measures a network by its name"),
+        ("score --model p,last --data-val b.rec", "the epoch after the comma must be a number"),
+        ("launch -n four python train_mnist.py", "launch: argument -n/--num-workers: invalid int value"),
+    ],
+)
+def test_what_the_old_tools_would_not_take_is_said_in_a_line(old: str, message: str) -> None:
+    program, *words = old.split(" ")
+    with pytest.raises(InputError, match=re.escape(message)):
+        translate(program, words)
+
+
+def test_a_later_epoch_goes_on_at_the_rate_that_the_schedule_had(tmp_path: Path) -> None:
+    (tmp_path / "p-0040.params").touch()
+    words = f"--data-train a.rec --model-prefix {tmp_path / 'p'} --load-epoch 40 --lr-step-epochs 30,60".split()
+    command = " ".join(translate("train_imagenet", words).commands[0])
+    assert f"--weights {tmp_path / 'p-0040.params'} --epochs 40" in command
+    assert "--lr 0.01" in command and "optim.milestones=[20]" in command
+
+
+def test_the_recipe_of_a_dry_run_is_the_one_that_is_trained(
+    data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rec = str(shutil.copy(data_folder / "mxnet-rec" / "im2rec" / "cifar120.rec", tmp_path / "a.rec"))
+    words = (
+        f"train_cifar10.py --data-train {rec} --data-val {rec} --num-layers 20 --batch-size 10 --num-epochs 5".split()
+    )
+    assert main(["mxnet", *words, "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    [command] = document["commands"]
+    recipe: Recipe = recipe_for(rec, parse(command)["options"], finetune=False)
+    (tmp_path / "old.toml").write_text(document["recipes"][0])
+    again = parse(["train", "--recipe", str(tmp_path / "old.toml")])["options"]
+    same = recipe_for(None, again, finetune=False)
+    assert same.optim.scaled_lr(10) == 0.05 and same.with_({"optim.base_batch_size": None}) == recipe
+    assert (recipe.model.name, recipe.batch_size, recipe.optim.momentum, recipe.optim.nesterov) == (
+        "resnet20",
+        10,
+        0.9,
+        False,
+    )
+
+
+def test_a_training_writes_the_log_that_parse_log_reads(data_folder: Path, tmp_path: Path) -> None:
+    rec = data_folder / "mxnet-rec" / "im2rec" / "cifar120.rec"
+    words = (
+        f"train_mnist.py --network mlp --data-train {rec} --batch-size 20 --num-epochs 2 --disp-batches 3 --mxnet-log"
+    )
+    command = [sys.executable, "-m", "steadytrain", "mxnet", *words.split(), "--model-prefix", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    speeds = [
+        m
+        for line in lines
+        if (m := re.match(r".*Epoch\[(\d+)\] Batch \[\d+-(\d+)\]\tSpeed: ([.\d]+) samples/sec\taccuracy=", line))
+    ]
+    assert {m[1] for m in speeds} == {"0", "1"}
+    for pattern in (r".*Epoch\[(\d+)\] Train-accuracy.*=([.\d]+)", r".*Epoch\[(\d+)\] Validation-accuracy.*=([.\d]+)"):
+        found = [re.match(pattern, line) for line in lines]
+        assert [match[1] for match in found if match] == ["0", "1"]
+
+
+def test_an_index_is_as_rec2idx_writes_it(data_folder: Path, tmp_path: Path) -> None:
+    rec = data_folder / "mxnet-rec" / "im2rec" / "cifar120.rec"
+    assert main(["mxnet", "rec2idx.py", str(rec), str(tmp_path / "a.idx")]) == 0
+    offsets = [line.split("\t")[1] for line in rec.with_suffix(".idx").read_text().splitlines()]
+    assert (tmp_path / "a.idx").read_text() == "".join(f"{i}\t{at}\n" for i, at in enumerate(offsets))
