@@ -1,0 +1,143 @@
+"""``steady fetch``: public data sets by name, fetched, checked and packed with their known splits."""
+
+from __future__ import annotations
+
+import json as json_module
+import shutil
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
+from steadytrain.cli.options import MAX_WORKERS, Settings, require_range
+from steadytrain.errors import InputError
+from steadytrain.format import number, size
+
+if TYPE_CHECKING:
+    from steadytrain.cli.console import Advance
+    from steadytrain.data.packing.pack import PackedFile
+
+
+def fetch(
+    name: str | None = None,
+    /,
+    *,
+    output: Annotated[str | None, Parameter(name=["--output", "-o"])] = None,
+    mirror: Settings = (),
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    shorter_side: int | None = None,
+    clutter: bool = False,
+    workers: int | None = None,
+    force: bool = False,
+    json: bool = False,
+) -> None:
+    """Fetch a public data set, check it, and pack it with its known split: NAME-train.rec, NAME-val.rec.
+
+    Without a name: list the data sets, with size, images, classes, licence and source. After Ctrl-C, a kill or a lost
+    connection, the same command goes on where it ended.
+
+    Args:
+        name: The data set (steady fetch lists them), or imagenet.
+        output: The folder to write to (default: one of the data set's name). Files as they came lie in its folder
+            downloads, which may be deleted afterwards.
+        mirror: The address of a folder that has the files, tried before their own; may be given several times.
+        from_: For imagenet: the folder with the archives that its owners handed out to you.
+        shorter_side: Scale larger images down to this many pixels on their shorter side; smaller ones stay.
+        clutter: Keep the class of Caltech-101 and Caltech-256 whose images belong to none of the others.
+        workers: Number of processes that encode (default: one for each core).
+        force: Pack again over existing record files.
+        json: Print the data sets, or the cards of what was packed, as one JSON document.
+
+    Examples:
+        steady fetch
+        steady fetch imagenette-160
+        steady fetch caltech256 -o data/caltech256 --shorter-side 256
+        steady fetch imagenet --from downloads/imagenet -o data/imagenet --shorter-side 256
+    """
+    require_range("--workers", workers, MAX_WORKERS)
+    if name is None:
+        if output or mirror or from_ or clutter or force:
+            raise InputError("no data set named: steady fetch NAME (steady fetch alone lists them)")
+        _print_catalogue(json=json)
+        return
+    from steadytrain.data.fetching import prepare
+
+    options: dict[str, Any] = {"workers": workers, "force": force, "say": note}
+    with progress_once_known(f"packing {name}", resumes=True) as packed, ExitStack() as stack:
+        if name.lower() == "imagenet":
+            if mirror or clutter:
+                raise InputError(
+                    "imagenet is packed from your own archives: --from FOLDER, without --mirror or --clutter"
+                )
+            advance = prepare.Advance(packed=packed)
+            files = prepare.fetch_imagenet(
+                output or "imagenet", from_, shorter_side=shorter_side, advance=advance, **options
+            )
+        else:
+            if from_ is not None:
+                raise InputError(
+                    f"--from goes with imagenet alone; {name} is fetched (--mirror URL takes it elsewhere)"
+                )
+            advance = prepare.Advance(fetched=_Fetched(stack), packed=packed)
+            files = prepare.fetch(
+                name,
+                output or name.lower(),
+                mirrors=mirror,
+                shorter_side=shorter_side,
+                clutter=clutter,
+                advance=advance,
+                **options,
+            )
+    if json:
+        print(json_module.dumps([{"path": str(f.path), **json_module.loads(f.card.to_json())} for f in files]))
+    else:
+        print_text("\n".join(_line(file) for file in files))
+
+
+class _Fetched:
+    """Shows how far each file is, in megabytes, with the rate and the time left; one that is there is not shown."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._name = ""
+        self._began = 0
+        self._advance: Advance | None = None
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if name != self._name:
+            self._stack.close()
+            self._name, self._began, self._advance = name, done, None
+            return
+        if self._advance is None:
+            left = max(1, round((total - self._began) / 1e6))
+            self._advance = self._stack.enter_context(progress(f"fetching {name}", left, unit="MB"))
+        self._advance(round((done - self._began) / 1e6))
+
+
+def _line(file: PackedFile) -> str:
+    card = file.card
+    classes = f"{len(card.classes):,} classes"
+    return f"{file.path}: {card.num_images:,} images of {classes}, {size(card.bytes)}, sha256 {card.digest[:12]}"
+
+
+def _print_catalogue(*, json: bool) -> None:
+    """List the data sets."""
+    from steadytrain.data.fetching.catalogue import catalogue
+    from steadytrain.reports.tables import aligned
+
+    sets = list(catalogue().values())
+    if json:
+        print_json([{**vars(one), "files": [vars(file) for file in one.files], "bytes": one.bytes} for one in sets])
+        return
+    rows = [
+        [one.name, size(one.bytes), number(one.images), number(one.classes), one.licence, one.source] for one in sets
+    ]
+    rows.append(
+        ["imagenet", "154.7 GB", number(1_331_167), number(1000), "its own; --from FOLDER", "https://image-net.org"]
+    )
+    table = aligned([["name", "size", "images", "classes", "licence", "source"], *rows])
+    if max(map(len, table.splitlines())) > shutil.get_terminal_size().columns:
+        heads = ["name", "size", "images", "classes", "licence"]
+        table = aligned([heads, *(row[:5] for row in rows)])
+    print_text(table + "\n\nsteady fetch NAME fetches and packs one; steady fetch --json says where each is from")

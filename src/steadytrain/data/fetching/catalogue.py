@@ -1,0 +1,93 @@
+"""The public data sets that can be fetched by name, from the table ``datasets.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from steadytrain.data.fetching.download import RemoteFile
+from steadytrain.errors import InputError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A public data set; fields as in ``datasets.toml``."""
+
+    name: str
+    title: str
+    images: int
+    classes: int
+    licence: str
+    source: str
+    layout: str
+    splits: str
+    checked: str
+    files: tuple[RemoteFile, ...]
+    inner: str = ""
+    clutter: str = ""
+    clutter_images: int = 0
+    train_per_class: int | None = None
+    val_fraction: float | None = None
+    has_test: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """About how many are fetched."""
+        return sum(file.bytes for file in self.files)
+
+
+@cache
+def catalogue() -> Mapping[str, DataSet]:
+    """Return every data set by its name, in the order of the table."""
+    text = resources.files("steadytrain.data.fetching").joinpath("datasets.toml").read_text(encoding="utf-8")
+    return {name: _data_set(name, entry) for name, entry in tomllib.loads(text).items()}
+
+
+def _data_set(name: str, entry: Mapping[str, Any]) -> DataSet:
+    known = {field.name for field in fields(DataSet)}
+    files = tuple(RemoteFile(**{**file, "urls": tuple(file["urls"])}) for file in entry["files"])
+    return DataSet(name=name, files=files, **{key: value for key, value in entry.items() if key in known - {"files"}})
+
+
+def find_data_set(name: str) -> DataSet:
+    """Return a data set by its name, spelt as anyone might.
+
+    Raises:
+        InputError: there is none, with the nearest.
+
+    >>> find_data_set("Fashion_MNIST").classes, find_data_set("caltech-256").train_per_class
+    (10, 60)
+    """
+    spelt = {_plain(known): data_set for known, data_set in catalogue().items()} | {
+        other: catalogue()[known] for other, known in OTHER_NAMES.items()
+    }
+    if (found := spelt.get(_plain(name))) is not None:
+        return found
+    hint = did_you_mean(name.lower(), catalogue()) or f" There are: {', '.join(catalogue())}, imagenet."
+    raise InputError(f"there is no data set {name} to fetch.{hint}")
+
+
+OTHER_NAMES = {
+    "oxfordpets": "pets",
+    "oxfordiiitpet": "pets",
+    "oxfordiiitpets": "pets",
+    "flowers": "flowers102",
+    "oxfordflowers102": "flowers102",
+    "cub": "cub200",
+    "cub2002011": "cub200",
+    "imagenette2": "imagenette",
+    "imagenette2320": "imagenette-320",
+    "imagenette2160": "imagenette-160",
+    "imagewoof2": "imagewoof",
+    "imagewoof2320": "imagewoof-320",
+    "imagewoof2160": "imagewoof-160",
+}
+"""What others call them, without signs."""
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

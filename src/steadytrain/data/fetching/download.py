@@ -1,0 +1,500 @@
+"""One file over HTTPS, whole and right or not at all: resumed, checked, from the first of several places that has it.
+
+What came of a file lies in ``NAME.part``, and what its server said of it (RFC 9110: ETag, Last-Modified) in
+``NAME.part.json``: another start asks for the rest, on the condition that the file is still the same. The checksum of
+the whole decides in the end.
+
+No address is followed blindly. Each connection goes to an address that was looked up and checked: a server in a private
+network, on this machine or at a cloud's metadata address is spoken to only if the user named it as a mirror.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import http.client
+import ipaddress
+import json
+import os
+import random
+import shutil
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+
+from steadytrain import __version__
+from steadytrain.errors import FailedError, InputError, StorageError, storage_error
+from steadytrain.format import count, duration, size
+
+CHUNK_BYTES = 1 << 18
+MAX_REDIRECTS = 5
+SPARE_BYTES = 16 << 20
+"""A file may be so much longer than it is said to be, besides half of that."""
+LONGEST_WAIT = 600.0
+"""Seconds that a server may ask to wait before it is given up."""
+SLOW_BYTES, SLOW_SECONDS = 1024.0, 60.0
+"""A connection that brings fewer bytes a second for so long is closed, and opened again."""
+_MAX_DIGITS = 18
+"""Of a number of bytes that a server states; Python refuses to read one of 4,300."""
+
+Say = Callable[[str], object]
+Progress = Callable[[int], object]
+"""Called with the bytes of the file that are there."""
+Origin = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    """A file on the web: its ``name`` here, the ``urls`` that have it, and what it must be.
+
+    ``md5``, ``sha256``: in hexadecimal, empty where they are not known. ``bytes``: about how many, 0 if not known.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str = ""
+    sha256: str = ""
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long to wait for a server: ``attempts`` in a row that bring nothing, seconds between them that double."""
+
+    timeout_seconds: float = 30.0
+    attempts: int = 5
+    backoff_seconds: float = 1.0
+    longest_seconds: float = 60.0
+
+
+class _TryAgainError(Exception):
+    """A fault that may pass: ``seconds`` to wait, where the server says."""
+
+    def __init__(self, message: str, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class _GiveUpError(Exception):
+    """What another attempt at this place will not change."""
+
+
+def mirror_urls(mirrors: Iterable[str], name: str) -> tuple[str, ...]:
+    """Return where mirrors have a file.
+
+    Raises:
+        InputError: an address that is none, or plain http outside of this machine's networks.
+
+    >>> mirror_urls(["https://example.org/data/"], "a b.tgz")
+    ('https://example.org/data/a%20b.tgz',)
+    """
+    return tuple(f"{_checked_mirror(mirror).rstrip('/')}/{urllib.parse.quote(name)}" for mirror in mirrors)
+
+
+def _checked_mirror(mirror: str) -> str:
+    parts = _split(mirror)
+    if parts is None or parts.scheme not in ("https", "http") or not parts.hostname:
+        raise InputError(f"--mirror {mirror} is no web address: give one such as https://mirror.example.org/datasets")
+    if parts.scheme == "http":
+        try:
+            addresses = [str(ipaddress.ip_address(parts.hostname))]
+        except ValueError:
+            try:
+                addresses = [str(info[4][0]) for info in socket.getaddrinfo(parts.hostname, None)]
+            except OSError as error:
+                raise InputError(f"--mirror {mirror}: there is no host {parts.hostname} ({error})") from error
+        if any(map(_is_public, addresses)):
+            raise InputError(f"--mirror {mirror} is plain http across the internet: give an https address")
+    return mirror
+
+
+def _split(url: str) -> urllib.parse.SplitResult | None:
+    """Return the parts of an address; None where it is none."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts
+
+
+def _origin(url: str) -> Origin | None:
+    parts = _split(url)
+    if parts is None or not parts.hostname:
+        return None
+    return parts.hostname.lower(), parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _is_public(address: str) -> bool:
+    """Whether an IP address is one of the internet: neither private, of this machine, of a link, nor reserved.
+
+    >>> [_is_public(a) for a in ("93.184.215.14", "10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1")]
+    [True, False, False, False, False, False]
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    ip = mapped or ip
+    return ip.is_global and not ip.is_multicast
+
+
+def _connect(origin: Origin, timeout: float | None, trusted: frozenset[Origin]) -> socket.socket:
+    """Open a connection to an address of a host that was checked; OSError, or _GiveUpError where none may be used."""
+    host, port = origin
+    refused, failure = "", OSError(f"no address of {host}")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if (host.lower(), port) not in trusted and not _is_public(str(address[0])):
+            refused = str(address[0])
+            continue
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            failure = error
+            continue
+        return sock
+    if refused:
+        raise _GiveUpError(f"{host} is at {refused}, an address that is not of the internet: refused")
+    raise failure
+
+
+class _Connection(http.client.HTTPConnection):
+    """Connects to checked addresses alone; ``trusted``: hosts and ports that the user named."""
+
+    trusted: frozenset[Origin] = frozenset()
+
+    def connect(self) -> None:
+        self.sock = _connect((self.host, self.port), self.timeout, self.trusted)
+        if getattr(self, "_tunnel_host", None):
+            self._tunnel()  # type: ignore[attr-defined]
+
+
+class _TlsConnection(http.client.HTTPSConnection, _Connection):
+    """The same with TLS, which is added to the connection of the class above."""
+
+
+class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Opens addresses by connections that check where they go."""
+
+    def __init__(self, trusted: frozenset[Origin]) -> None:
+        super().__init__()
+        self._trusted = trusted
+        self._tls_context = ssl.create_default_context()
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._opened_by(_Connection), req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._opened_by(_TlsConnection), req, context=self._tls_context)
+
+    def _opened_by(self, kind: type[_Connection]) -> Callable[..., http.client.HTTPConnection]:
+        def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
+            connection = kind(host, **options)
+            connection.trusted = self._trusted
+            return connection
+
+        return open_connection
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https alone, or to a mirror that the user named."""
+
+    max_redirections = MAX_REDIRECTS
+    max_repeats = MAX_REDIRECTS
+
+    def __init__(self, trusted: frozenset[Origin]) -> None:
+        self._trusted = trusted
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        parts, origin = _split(newurl), _origin(newurl)
+        if parts is None or origin is None:
+            raise _GiveUpError(f"it redirects to {newurl[:200]!r}, which is no web address")
+        if origin not in self._trusted:
+            if parts.scheme != "https":
+                raise _GiveUpError(f"it redirects to {newurl[:200]}, which is not https: refused")
+            try:
+                is_public = _is_public(origin[0])
+            except ValueError:  # a name: looked up when it is connected to
+                is_public = origin[0] != "localhost"
+            if not is_public:
+                raise _GiveUpError(f"it redirects to {newurl[:200]}, an address that is not of the internet: refused")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+
+
+def download(
+    file: RemoteFile,
+    folder: Path,
+    *,
+    mirrors: Iterable[str] = (),
+    patience: Patience | None = None,
+    progress: Progress = lambda _: None,
+    say: Say = lambda _: None,
+    room_bytes: int = 0,
+) -> Path:
+    """Fetch a file into a folder, or find that it is there; go on where an earlier call was killed.
+
+    Args:
+        file: what to fetch.
+        folder: which is there.
+        mirrors: addresses of folders that have the file, tried before its own.
+        patience: with servers.
+        progress: called with the bytes that are there.
+        say: takes remarks, a line each.
+        room_bytes: of the disk, that have to be free besides those of the file.
+
+    Returns:
+        The path of the file, whose checksums are right.
+
+    Raises:
+        InputError: a mirror that is no address.
+        FailedError: no place has the right file; what came of it stays, to go on from.
+        StorageError: no room, or the folder cannot be written.
+    """
+    target, patience = folder / file.name, patience or Patience()
+    mirrors = tuple(mirrors)
+    urls = (*mirror_urls(mirrors, file.name), *file.urls)
+    trusted = frozenset(origin for mirror in mirrors if (origin := _origin(mirror)) is not None)
+    try:
+        if target.exists():
+            if not (wrong := _wrong(target, file)):
+                progress(target.stat().st_size)
+                return target
+            say(f"{target} is not what it should be ({wrong}): it is fetched again")
+            target.unlink()
+        _require_room(file, folder, room_bytes)
+        reasons = []
+        for url in urls:
+            try:
+                _fetch_from(url, file, target, trusted, patience, progress, say)
+                return target
+            except _GiveUpError as error:
+                reasons.append(f"{url}: {error}")
+                if url != urls[-1]:
+                    say(f"{url}: {error}; the next place is tried")
+    except OSError as error:
+        raise storage_error(error, target) from error
+    raise FailedError(
+        f"{file.name} could not be fetched ({'; '.join(reasons)}): run the same command again, which goes on where this"
+        f" ended, or put the file into {folder} yourself, or give --mirror URL"
+    )
+
+
+def _require_room(file: RemoteFile, folder: Path, room_bytes: int) -> None:
+    """Refuse to begin what the disk has no room for."""
+    part = folder / f"{file.name}.part"
+    needed = file.bytes - (part.stat().st_size if part.exists() else 0) + room_bytes
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise StorageError(
+            f"{folder} has {size(free)} free, and {file.name} with what is made of it takes {size(needed)}: free some"
+            " room, or choose a folder on another disk with -o"
+        )
+
+
+def _fetch_from(
+    url: str,
+    file: RemoteFile,
+    target: Path,
+    trusted: frozenset[Origin],
+    patience: Patience,
+    progress: Progress,
+    say: Say,
+) -> None:
+    """Fetch a file from one place, in as many attempts as bring something; _GiveUpError where it cannot be had."""
+    opener = urllib.request.build_opener(_Handler(trusted | _proxies()), _Redirects(trusted))
+    part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
+    failures, is_whole, is_second = 0, True, False
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        is_whole &= not before
+        try:
+            _receive(opener, url, file, part, notes, patience, progress)
+        except _TryAgainError as error:
+            come = part.stat().st_size if part.exists() else 0
+            failures = 1 if come > before else failures + 1
+            if failures >= patience.attempts:
+                raise _GiveUpError(f"{error}, {count(failures, 'time')} in a row") from error
+            wait = min(patience.longest_seconds, patience.backoff_seconds * 2 ** (failures - 1))
+            wait *= random.uniform(0.5, 1.0)  # many clients must not come back at once
+            if error.seconds is not None:
+                if error.seconds > LONGEST_WAIT:
+                    raise _GiveUpError(f"{error}, and asks to wait {duration(error.seconds)}") from error
+                wait = max(wait, error.seconds)
+            say(f"{url}: {error}; going on in {duration(wait)}" if wait >= 1 else f"{url}: {error}; going on")
+            time.sleep(wait)
+            continue
+        wrong = _wrong(part, file)
+        if not wrong:
+            with part.open("rb") as whole:
+                os.fsync(whole.fileno())
+            part.replace(target)
+            notes.unlink(missing_ok=True)
+            return
+        part.unlink()
+        notes.unlink(missing_ok=True)
+        if is_whole or is_second:
+            raise _GiveUpError(f"it has other bytes than it should ({wrong})")
+        # Pieces of several files may have come together: once more, from the beginning.
+        say(f"{url}: what came in pieces has other bytes than it should; fetching it again from the beginning")
+        is_whole = is_second = True
+
+
+def _receive(
+    opener: urllib.request.OpenerDirector,
+    url: str,
+    file: RemoteFile,
+    part: Path,
+    notes: Path,
+    patience: Patience,
+    progress: Progress,
+) -> None:
+    """Receive the rest of a file, or all of it where the server gives no parts or has another file by now."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": f"steadytrain/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if validator := _validator(notes, url):
+            headers["If-Range"] = validator
+    try:
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=patience.timeout_seconds)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416 and have:  # there is no rest, or the file is shorter by now
+                if str(error.headers.get("Content-Range", "")).rpartition("/")[2] == str(have):
+                    return
+                part.unlink()
+                raise _TryAgainError("it has no rest of this file: from the beginning", 0.0) from error
+            if error.code in (408, 425, 429) or error.code >= 500:
+                raise _TryAgainError(f"HTTP {error.code}", _retry_after(error.headers)) from error
+            raise _GiveUpError(f"HTTP {error.code} {error.reason}") from error
+    except (http.client.HTTPException, OSError) as error:
+        raise _passing(error) from error
+    with response:
+        start, length = _span(response, have)
+        total: int | None = None if length is None else start + length
+        most = file.bytes + file.bytes // 2 + SPARE_BYTES if file.bytes else None
+        if most is not None and (total or 0) > most:
+            raise _GiveUpError(f"it has {size(total or 0)}, and not about {size(file.bytes)}")
+        if not start:
+            _keep_notes(notes, url, response.headers)
+        come = _write(response, part, start, most, progress)
+        if total is not None and come < total:
+            raise _TryAgainError(f"the connection ended after {size(come)} of {size(total)}")
+
+
+def _write(response: http.client.HTTPResponse, part: Path, start: int, most: int | None, progress: Progress) -> int:
+    """Write what comes behind the first ``start`` bytes, and return how many there are then."""
+    come = start
+    with part.open("r+b" if start else "wb") as out:
+        out.seek(start)
+        out.truncate()
+        progress(come)
+        slow_since, slow_from = time.monotonic(), come
+        while True:
+            try:
+                data = response.read1(CHUNK_BYTES)
+            except (http.client.HTTPException, OSError) as error:
+                out.flush()
+                raise _passing(error) from error
+            if not data:
+                return come
+            out.write(data)
+            come += len(data)
+            progress(come)
+            if most is not None and come > most:
+                raise _GiveUpError(f"it sends more than {size(most)}")
+            now = time.monotonic()
+            if now - slow_since >= SLOW_SECONDS:
+                if (come - slow_from) / (now - slow_since) < SLOW_BYTES:
+                    raise _TryAgainError(f"fewer than {size(SLOW_BYTES)} a second for {duration(SLOW_SECONDS)}")
+                slow_since, slow_from = now, come
+
+
+def _span(response: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
+    """Return where the content of a response begins in the file, and its length (None: not said)."""
+    length = str(response.headers.get("Content-Length", ""))
+    if response.status != 206:
+        return 0, int(length) if length.isdecimal() and len(length) <= _MAX_DIGITS else None
+    unit, _, span = str(response.headers.get("Content-Range", "")).partition(" ")
+    first, _, last = span.partition("/")[0].partition("-")
+    is_readable = all(end.isdecimal() and len(end) <= _MAX_DIGITS for end in (first, last))
+    if unit.lower() != "bytes" or not is_readable or int(first) != have:
+        raise _GiveUpError(f"it answers with another part ({span[:60] or 'none'}) than was asked for")
+    return have, int(last) + 1 - have
+
+
+def _keep_notes(notes: Path, url: str, headers: Message) -> None:
+    """Keep what tells whether the file at a place is still the same."""
+    document = {"url": url, "etag": headers.get("ETag", ""), "modified": headers.get("Last-Modified", "")}
+    fresh = notes.with_name(f"{notes.name}.new")
+    fresh.write_text(json.dumps(document), encoding="utf-8")
+    fresh.replace(notes)
+
+
+def _validator(notes: Path, url: str) -> str:
+    """Return what a part of this place's file is asked for on the condition of; empty where nothing can be.
+
+    A weak ETag is none for a part (RFC 9110, 13.1.5).
+    """
+    try:
+        document = json.loads(notes.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    if not isinstance(document, Mapping) or document.get("url") != url:
+        return ""
+    etag, modified = str(document.get("etag", "")), str(document.get("modified", ""))
+    return etag if etag and not etag.startswith("W/") else modified
+
+
+def _retry_after(headers: Message) -> float | None:
+    """Return the seconds that a server asks to wait, of either form that the header has; None where it does not."""
+    text = str(headers.get("Retry-After", "")).strip()
+    if text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time()) if text else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _passing(error: BaseException) -> Exception:
+    """Word a fault of the connection: one that may pass, unless it was refused or is about a certificate."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, _GiveUpError):
+        return reason
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return _GiveUpError(f"its certificate cannot be trusted ({reason.verify_message})")
+    if isinstance(reason, TimeoutError):
+        return _TryAgainError("it does not answer")
+    return _TryAgainError(f"the connection failed ({reason})")
+
+
+def _wrong(path: Path, file: RemoteFile) -> str:
+    """Say by which checksum a file is another one; empty where it is right."""
+    expected = {name: value for name in ("md5", "sha256") if (value := getattr(file, name))}
+    digests: dict[str, Any] = {name: hashlib.new(name, usedforsecurity=False) for name in expected}
+    with path.open("rb") as whole:
+        while data := whole.read(1 << 20):
+            for digest in digests.values():
+                digest.update(data)
+    for name, value in expected.items():
+        if digests[name].hexdigest() != value:
+            return f"{name} {digests[name].hexdigest()}, not {value}"
+    return ""
+
+
+def _proxies() -> frozenset[Origin]:
+    """Return the proxies that this machine is set up with: they may be in its own network."""
+    found = (_origin(url) for url in urllib.request.getproxies().values() if "://" in url)
+    return frozenset(origin for origin in found if origin is not None)
