@@ -76,8 +76,8 @@
     val.hovertemplate = `validation <b>%{y:${form}}</b><br>${where()}, step %{customdata:,}<extra></extra>`;
     if (val.y.length <= 60) val.mode = "lines+markers";
     const bars = values("val", "low");
-    if (what === "top1" && val.y.length <= 60) {
-      const high = values("val", "high");
+    const high = values("val", "high");
+    if (what === "top1" && val.y.length <= 60 && high.some((h) => h !== null)) {
       val.error_y = { type: "data", symmetric: false, array: high.map((h, i) => h - val.y[i]), arrayminus: bars.map((l, i) => val.y[i] - l), thickness: 1, width: 2, color: colours.b };
     }
     return [train, val];
@@ -206,6 +206,8 @@
     here("bar").value = given.share;
     for (const id of ["percent", "epochs", "steps", "feed", "starved", "cores", "memory"]) say(id, given[id]);
     if (!before || before.alarms.join("\n") !== given.alarms.join("\n")) here("alarms").replaceChildren(...given.alarms.map((text) => element("p", text, { className: "alarm" })));
+    say("score", given.score);
+    here("chart-top1").setAttribute("aria-label", `Curve of the ${given.score}`);
     heroes(given.heroes);
     devices(given.devices);
     for (const key of document.querySelectorAll("#chart-cores-keys .key")) key.hidden = !seen("machine", key.firstChild.className.split(" ")[1].replace("own", "cpu"));

@@ -76,7 +76,7 @@
       const here = document.getElementById(`chart-${figure.id}`);
       const plan = layout(theme);
       plan.yaxis.rangemode = figure.zero ? "tozero" : "normal";
-      plan.yaxis.tickformat = { top1: ".0%", wait: ".1~%" }[figure.id] ?? "";
+      plan.yaxis.tickformat = { top1: ".0%", wait: ".2~%" }[figure.id] ?? "";
       const wide = here.matches(".first figure:first-child .chart");
       plan.width = printing ? (wide ? 670 : 320) : here.clientWidth;
       plan.height = printing ? 200 : here.clientHeight;

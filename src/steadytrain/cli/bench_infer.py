@@ -1,0 +1,360 @@
+"""``steady bench infer``."""
+
+from __future__ import annotations
+
+import json as json_module
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text, progress_once_known
+from steadytrain.cli.options import Device, Json, Labels, Root, require_range, require_seconds
+from steadytrain.cli.schedule import draw, require_kind
+from steadytrain.config.plain import plain
+from steadytrain.errors import InputError, storage_error
+from steadytrain.format import NONE, count, number, percent, rate, wrap
+from steadytrain.machine import facts
+from steadytrain.machine.process import spin_where_alone
+
+if TYPE_CHECKING:
+    from steadytrain.export.speed import EngineSpeed, NetworkSpeed, Plan
+    from steadytrain.reports.plots import Dots
+
+EngineName = Literal["plain", "eager", "channels-last", "compile", "onnxruntime", "openvino", "tensorrt"]
+NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
+
+MAX_WIDTH = 120
+FORMAT = "steadytrain-inference"
+"""Of what ``--save`` writes."""
+
+
+def bench_infer(
+    *networks: str,
+    engines: Annotated[tuple[EngineName, ...], Parameter(consume_multiple=True)] = (),
+    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=True)] = (
+        1,
+        32,
+    ),
+    precision: Annotated[
+        tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)
+    ] = (),
+    threads: int | None = None,
+    device: Device = "auto",
+    data: str | None = None,
+    root: Root = None,
+    labels: Labels = None,
+    seconds: float = 2.0,
+    minutes: float | None = None,
+    plot: Path | None = None,
+    save: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Measure how fast networks infer here, engine by engine: latency, images per second, memory, and equal outputs.
+
+    Every engine with a network has a process of its own, and the engines of a network take turns: a crash or a lack of
+    memory is a row with a sentence, and noise hits all alike. Without networks it measures those of the old articles:
+    AlexNet, VGG, Inception, ResNet, SqueezeNet, MobileNet, DenseNet, two SSDs, Faster R-CNN, a translation encoder and
+    a DCGAN generator. Speed does not depend on weights: they are drawn unless a file or a run is named.
+
+    Args:
+        networks: Names of the table such as resnet50, timm/NAME, built-in nets, pkg.mod:factory, runs, weights files,
+            or NAME=FILE for a network with the weights of a file.
+        engines: One or several. plain is torch without oneDNN (on a GPU: without cuDNN), eager torch as it is.
+            [default: all that are installed but compile, which takes minutes]
+        batch_size: The smallest shows latency, the largest throughput.
+        precision: Number formats. [default: fp32 and int8, and those that this processor or GPU multiplies fast]
+        threads: Compute threads on a CPU. [default: one for each core]
+        data: Compare outputs on these images: a folder, a .rec file, or any source that steady pack takes. [default:
+            drawn samples]
+        seconds: How long to measure each engine with each batch size.
+        minutes: Begin no network after so long.
+        plot: Draw latency and throughput into this file: .svg or .html.
+        save: Write all figures into this .json file; the same command goes on where it was stopped.
+
+    Examples:
+        steady bench infer resnet50 --engines eager openvino --batch-size 1 32
+        steady bench infer runs/a --data photos/ --threads 2
+        steady bench infer --minutes 20 --save inference.json --plot inference.svg
+    """
+    require_seconds(seconds)
+    for name, value, most in (("--threads", threads, 1024), *(("--batch-size", size, 65536) for size in batch_size)):
+        require_range(name, value, most)
+    if minutes is not None and not 0 < minutes <= 24 * 60:
+        raise InputError(f"--minutes is {minutes:g}; it must be above 0 and at most {24 * 60}")
+    if plot is not None:
+        require_kind(plot)
+    if save is not None and save.suffix.lower() != ".json":
+        raise InputError(f"--save is {save}: it must end with .json")
+    records = None if data is None else _pack(data, root, labels)
+    spin_where_alone()
+    from steadytrain.export.speed import bench_inference, make_plan
+
+    plan = make_plan(
+        engines=engines,
+        numbers=precision,
+        batches=batch_size,
+        threads=threads,
+        device=device,
+        seconds=seconds,
+        records=records,
+    )
+    done = {} if save is None else _read(save, plan)
+    for name in done:
+        note(f"{name}: taken from {save}")
+    speeds = list(done.values())
+
+    def keep(speed: NetworkSpeed) -> None:
+        speeds.append(speed)
+        if save is not None:
+            _write(save, plan, speeds)
+
+    speeds = bench_inference(networks, plan, minutes=minutes, done=done, on_network=keep, say=note)
+    if plot is not None:
+        _draw(plot, speeds)
+    if json:
+        print_json(_document(plan, speeds))
+    else:
+        print_text("\n".join(table(speeds, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
+    return 0 if any(engine.batches for speed in speeds for engine in speed.engines) else 1
+
+
+def _pack(data: str, root: str | None, labels: str | None) -> Path:
+    """Pack the images that outputs are compared on, unless they are packed already."""
+    from steadytrain.data.loader import packed_side
+    from steadytrain.data.packing.prepare import prepare
+
+    with progress_once_known(f"packing {data}", resumes=True) as advance:
+        prepared = prepare(
+            data, root=root, labels=labels, only="val", shorter_side=packed_side(299), say=note, progress=advance
+        )
+    return prepared.only("val")
+
+
+def _document(plan: Plan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
+    """Return all figures, with what they depend on."""
+    from steadytrain.export.speed import versions
+
+    machine = {name: value for name, value in facts.facts().items() if name not in ("host", "system")}
+    return {
+        "format": FORMAT,
+        "version": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine,
+        "packages": versions(),
+        "settings": _settings(plan),
+        "networks": [plain(speed) for speed in speeds],
+    }
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    return {
+        "engines": sorted(" ".join(pair) for pair in plan.engines),
+        "batches": list(plan.batches),
+        "threads": plan.threads,
+        "device": plan.device,
+        "seconds": plan.seconds,
+        "records": plan.records,
+    }
+
+
+def _read(path: Path, plan: Plan) -> dict[str, NetworkSpeed]:
+    """Read what an earlier command saved, by name. Raises InputError where that was something else."""
+    from steadytrain.export.speed import from_plain
+
+    if not path.exists():
+        return {}
+    try:
+        document = json_module.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != FORMAT or document["settings"] != _settings(plan):
+            raise InputError(f"{path} holds figures of other settings, or something else: name another file")
+        return {values["name"]: from_plain(values) for values in document["networks"]}
+    except OSError as error:
+        raise storage_error(error, path) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no file of steady bench infer ({error}): name another file") from error
+
+
+def _write(path: Path, plan: Plan, speeds: Sequence[NetworkSpeed]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json_module.dumps(_document(plan, speeds), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def table(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
+    """Yield lines of at most ``width`` columns: the engines of each network, then a line for each network."""
+    for index, speed in enumerate(speeds):
+        yield from [""] if index else []
+        yield from _network_table(speed, width)
+    if len([speed for speed in speeds if speed.engines]) > 1:
+        yield ""
+        yield from _summary(speeds, width)
+
+
+def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
+    """Yield the engines of a network, with as many of their figures as fit."""
+    if speed.error:
+        yield from wrap(f"{speed.title}: {speed.error}", width, "", "  ")
+        return
+    what = {"images": "images", "tokens": "tokens", "noise": "code"}[speed.kind]
+    shape = " x ".join(map(str, speed.shape))
+    where = count(speed.threads, "thread") if speed.device == "cpu" else speed.device
+    head = f"{speed.title}: {speed.parameters / 1e6:.1f} M parameters, {what} {shape}, {where}"
+    head += f", weights of {speed.weights}" if speed.weights else ", drawn weights"
+    yield from wrap(f"{head}; {speed.remark}" if speed.remark else head, width, "", "  ")
+    measured = [engine for engine in speed.engines if engine.batches]
+    left_out: list[str] = []
+    if measured:
+        lines, left_out = _fit(_columns(speed, measured), width)
+        yield from lines
+    errors: dict[str, list[str]] = {}
+    for engine in speed.engines:
+        if engine.error:
+            errors.setdefault(engine.error, []).append(_label(engine))
+    remarks = [f"not measured ({', '.join(names)}): {error}" for error, names in errors.items()]
+    remarks += _smaller_batches(measured)
+    if left_out:
+        remarks.append(f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)")
+    for remark in remarks:
+        yield from wrap(remark, width, "", "  ")
+
+
+def _label(engine: EngineSpeed) -> str:
+    return f"{engine.engine} {engine.numbers}"
+
+
+def _smaller_batches(measured: Sequence[EngineSpeed]) -> list[str]:
+    largest = max((engine.batches[-1].batch_size for engine in measured), default=0)
+    fewer = [engine for engine in measured if engine.batches[-1].batch_size < largest]
+    sizes = sorted({engine.batches[-1].batch_size for engine in fewer})
+    if not fewer:
+        return []
+    names, batches = ", ".join(map(_label, fewer)), ", ".join(map(str, sizes))
+    return [f"in batches of {batches}, because larger ones would take long: {names}"]
+
+
+Columns = dict[str, tuple[int, list[str]]]
+"""Cells by the head of their column, with its importance: 0 always stays."""
+
+
+def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> Columns:
+    """Word the figures of each engine."""
+    from steadytrain.export.speed import BASE
+
+    base, sample = speed.speed(BASE), "images" if speed.kind == "images" else "samples"
+    first = measured[0].batches[0].batch_size
+    columns: Columns = {
+        "engine": (0, [engine.engine for engine in measured]),
+        "numbers": (0, [engine.numbers for engine in measured]),
+        f"p50 ms at {first}": (0, [_milliseconds(engine.batches[0].p50_seconds) for engine in measured]),
+        "p99 ms": (1, [_milliseconds(engine.batches[0].p99_seconds) for engine in measured]),
+    }
+    sizes = sorted({size for engine in measured for size in [max(b.batch_size for b in engine.batches)]})
+    columns[f"{sample}/s at {sizes[-1]}"] = (0, [rate(engine.batches[-1].per_second) for engine in measured])
+    if base is not None:
+        most = base.batches[-1].per_second
+        times = [f"{number(engine.batches[-1].per_second / most, 1)}x" for engine in measured]
+        columns["times plain"] = (2, times)
+    columns["memory MB"] = (5, [f"{engine.memory_bytes / 1e6:,.0f}" for engine in measured])
+    if any(engine.parity for engine in measured):
+        columns["cosine"] = (3, [_of(engine, lambda p: f"{p.cosine:.4f}") for engine in measured])
+    if any(engine.parity and engine.parity.top1 is not None for engine in measured):
+        columns["same top-1"] = (4, [_of(engine, lambda p: percent(p.top1)) for engine in measured])
+        columns["top-5"] = (6, [_of(engine, lambda p: percent(p.top5)) for engine in measured])
+    return columns
+
+
+def _of(engine: EngineSpeed, word: Callable[[Any], str]) -> str:
+    return NONE if engine.parity is None else word(engine.parity)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
+
+
+def _fit(columns: Mapping[str, tuple[int, list[str]]], width: int) -> tuple[list[str], list[str]]:
+    """Lay columns out, without the least important ones that do not fit; their heads come second."""
+    kept, left_out = dict(columns), list[str]()
+    widths = {head: max(map(len, (head, *cells))) for head, (_, cells) in columns.items()}
+    while sum(widths[head] + 2 for head in kept) - 2 > width and any(rank for rank, _ in kept.values()):
+        least = max(kept, key=lambda head: kept[head][0])
+        left_out.insert(0, least)
+        del kept[least]
+    names = {"engine", "numbers", "network", "fastest", "at 1", "at most"}
+    lines = []
+    for cells in zip(*([head, *cells] for head, (_, cells) in kept.items()), strict=True):
+        texts = [
+            cell.ljust(widths[head]) if head in names else cell.rjust(widths[head])
+            for head, cell in zip(kept, cells, strict=True)
+        ]
+        lines.append("  ".join(texts).rstrip())
+    return lines, left_out
+
+
+def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
+    """Yield the table of the old articles: each network without and with an optimised engine."""
+    from steadytrain.export.speed import BASE, SAME
+
+    rows = [(speed, speed.speed(BASE), speed.fastest(latency=True), speed.fastest(latency=False)) for speed in speeds]
+    rows = [row for row in rows if row[2] is not None]
+    if not rows:
+        return
+    text = (
+        f"plain: torch without its optimised backend; best: the fastest engine whose outputs agree (cosine {SAME} up)"
+    )
+    yield from wrap(text, width, "", "  ")
+    columns: Columns = {"network": (0, []), "plain ms": (2, []), "best ms": (0, []), "times": (1, [])}
+    columns |= {"plain /s": (3, []), "best /s": (0, []), "times ": (1, []), "fastest": (0, [])}
+    for speed, base, quick, wide in rows:
+        assert quick is not None and wide is not None
+        ms, per = (None, None) if base is None else (base.batches[0].p50_seconds, base.batches[-1].per_second)
+        best_ms, best_per = quick.batches[0].p50_seconds, wide.batches[-1].per_second
+        names = _label(quick) if quick is wide else f"{_label(quick)}; {_label(wide)}"
+        cells = [speed.title, _milliseconds(ms) if ms else NONE, _milliseconds(best_ms)]
+        cells += [f"{number(ms / best_ms, 1)}x" if ms else NONE, rate(per), rate(best_per)]
+        cells += [f"{number(best_per / per, 1)}x" if per else NONE, names]
+        for (_, column), cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    lines, left_out = _fit(columns, width)
+    yield from (line[:width] for line in lines)
+    if left_out:
+        yield from wrap(f"left out at this width: {', '.join(map(str.strip, left_out))}", width, "", "  ")
+
+
+def panels(speeds: Sequence[NetworkSpeed]) -> list[Dots]:
+    """Draw every engine with every network: latency at the smallest batch, samples per second at the largest."""
+    from steadytrain.reports.plots import Dots
+
+    shown = [speed for speed in speeds if any(engine.batches for engine in speed.engines)]
+    pairs = list(dict.fromkeys((e.engine, e.numbers) for speed in shown for e in speed.engines if e.batches))
+
+    def values(take: Callable[[EngineSpeed], float]) -> dict[str, list[float | None]]:
+        series: dict[str, list[float | None]] = {}
+        for engine, numbers in pairs:
+            found = [speed.speed(engine, numbers) for speed in shown]
+            series[f"{engine} {numbers}"] = [None if one is None else take(one) for one in found]
+        return series
+
+    names = [speed.title for speed in shown]
+    latency = values(lambda engine: 1000 * engine.batches[0].p50_seconds)
+    throughput = values(lambda engine: engine.batches[-1].per_second)
+    sizes = {engine.batches[-1].batch_size for speed in shown for engine in speed.engines if engine.batches}
+    return [
+        Dots("Latency of one sample (median; left is better)", names, latency, "milliseconds"),
+        Dots(f"Throughput in batches of up to {max(sizes)} (right is better)", names, throughput, "samples per second"),
+    ]
+
+
+def _draw(path: Path, speeds: Sequence[NetworkSpeed]) -> None:
+    if not any(engine.batches for speed in speeds for engine in speed.engines):
+        note(f"{path} is not written: nothing was measured")
+        return
+    machine = facts.facts()
+    where = f"{machine['cpu']} ({machine['isa']}), {count(speeds[0].threads, 'thread')}"
+    lede = f"{where}, {datetime.now(UTC):%Y-%m-%d}; plain is torch without its optimised backend"
+    draw(path, panels(speeds), "Inference, engine by engine", lede, force=False)

@@ -1,0 +1,123 @@
+"""``steady export``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text, status
+from steadytrain.cli.evaluate import AcceptLicence, ModelName, Weights
+from steadytrain.cli.options import Json, Which
+from steadytrain.cli.train import require_licence
+from steadytrain.config import Model
+from steadytrain.errors import InputError
+from steadytrain.format import clean, number, percent, rate
+
+if TYPE_CHECKING:
+    from steadytrain.export.export import Exportation
+
+Numbers = Literal["fp32", "int8", "fp16", "bf16"]
+
+
+def export(
+    place: Weights,
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    data: Path | None = None,
+    int8: bool = False,
+    fp16: bool = False,
+    bf16: bool = False,
+    max_loss: float = 0.5,
+    aot: bool = False,
+    weights: Which = "best",
+    model: ModelName = None,
+    classes: Path | None = None,
+    accept_licence: AcceptLicence = False,
+    json: Json = False,
+) -> int:
+    """Write a trained model as a file that other programs run, checked against its checkpoint.
+
+    Preprocessing, class names, calibration, licence and provenance are in the file; the batch may have any size. The
+    file is kept if its logits are the checkpoint's, on the run's validation images (or --data, or noise). With other
+    numbers than fp32 it is kept if it is measured faster and loses no more accuracy than --max-loss; else the exit code
+    is 1. evaluate and predict take exported files.
+
+    Args:
+        output: What to write: .onnx, .xml (OpenVINO), .pt2 (torch.export), .engine (TensorRT), .safetensors, or a
+            folder that timm and the Hugging Face hub load.
+        data: Images to check by, with labels where it is a data set (default: the run's validation data, else noise).
+        int8: Quantize to 8 bits, calibrated on the run's training images (or --data): .onnx, .xml.
+        fp16: Compute in 16 bits: .onnx, .xml (weights), .pt2, .engine.
+        bf16: Compute in bfloat16: .xml, .pt2, .engine.
+        max_loss: Points of top-1 (or mAP) that --int8, --fp16 or --bf16 may cost.
+        aot: Compile the .pt2 file for this processor, by AOTInductor.
+        classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
+
+    Examples:
+        steady export runs/a -o model.onnx
+        steady export runs/a -o model.onnx --int8
+        steady export runs/a -o hub/my-model
+        steady export timm/resnet18.a1_in1k -o resnet18.pt2 --data photos/
+    """
+    flags: dict[Numbers, bool] = {"int8": int8, "fp16": fp16, "bf16": bf16}
+    chosen = [name for name, flag in flags.items() if flag]
+    if len(chosen) > 1:
+        raise InputError(f"--{chosen[0]} and --{chosen[1]} exclude each other: drop one of them")
+    if not 0 <= max_loss <= 100:
+        raise InputError(f"--max-loss is {max_loss:g}; it must be from 0 to 100 points")
+    from steadytrain.export.export import export_model, kind_of
+    from steadytrain.training.inference import find_pretrained
+
+    kind_of(output)
+    if (name := find_pretrained(place)) is not None:
+        require_licence(Model(name, pretrained=True), accepted=accept_licence)
+    with status(f"exporting {place} to {output}"):
+        result = export_model(
+            place,
+            output,
+            which=weights,
+            model=model,
+            classes=classes,
+            numbers=chosen[0] if chosen else "fp32",
+            aot=aot,
+            data=data,
+            max_loss=max_loss,
+            say=note,
+        )
+    if json:
+        print_json(asdict(result) | {"path": str(result.path)})
+    else:
+        print_text(_text(result))
+    if not result.is_kept:
+        note(f"{result.path} was not kept: {result.reason}")
+    return int(not result.is_kept)
+
+
+def _text(result: Exportation) -> str:
+    """Word an export: how it was checked, and the table where something was measured."""
+    last, lines = result.rows[-1], []
+    if len(result.rows) > 1:
+        lines += [
+            f"{'format':13} {'engine':13} {'MB':>7} {'images/s':>9} {'top-1':>8} {'difference':>11} {'same 5':>8}"
+        ]
+        for row in result.rows:
+            difference = number(None) if row.difference is None else f"{row.difference:.2g}"
+            cells = f"{row.format:13} {row.engine:13} {row.bytes / 1e6:7.1f} {rate(row.images_per_second):>9}"
+            cells += f" {percent(row.score, 2):>8} {difference:>11} {percent(row.top5_agreement, 1):>8}"
+            lines.append(cells)
+        score = "" if last.score is None else f"top-1 of {result.images}; "
+        same = f"difference of logits and the same 5 likeliest classes of {result.num_compared}"
+        lines += [f"{score}{same}", ""]
+    else:
+        lines.append(
+            f"checked against the checkpoint on {result.images}: largest difference of logits {last.difference:.2g}"
+            f" ({result.tolerance:.2g} is allowed), the same five likeliest classes for"
+            f" {percent(last.top5_agreement, 1)}"
+        )
+    if result.is_kept:
+        lines.append(f"wrote {clean(str(result.path))} ({last.bytes / 1e6:.1f} MB, runs on {last.engine})")
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""``steady serve``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note
+from steadytrain.cli.evaluate import AcceptLicence, ModelName, Size, Weights, restore_weights, with_input
+from steadytrain.cli.options import Device, Which
+from steadytrain.cli.train import require_licence
+from steadytrain.config import Model
+from steadytrain.errors import InputError
+from steadytrain.format import count, rate
+
+if TYPE_CHECKING:
+    from steadytrain.export.serve import Service, Settings
+    from steadytrain.training import Trained
+
+_LIBRARIES = {"prometheus_client": "prometheus-client", "python_multipart": "python-multipart"}
+
+
+def serve(
+    place: Weights,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    max_batch: int | None = None,
+    max_wait_ms: float = 5.0,
+    threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
+    max_queue: int = 256,
+    max_images: int = 64,
+    max_bytes: int = 32 * 2**20,
+    max_pixels: int = 50_000_000,
+    timeout_seconds: float = 30.0,
+    grace_seconds: float = 20.0,
+    token: str | None = None,
+    allow_url: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
+    allow_private: bool = False,
+    json_log: bool = False,
+    weights: Which = "best",
+    model: ModelName = None,
+    classes: Path | None = None,
+    size: Size = None,
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
+    device: Device = "auto",
+    accept_licence: AcceptLicence = False,
+    write: Path | None = None,
+    image: str = "steady-serve:latest",
+) -> None:
+    """Answer HTTP requests for predictions: POST /predict, a page to drop pictures on, health and metrics.
+
+    Images of many requests share passes of the network. A full queue answers 429 with Retry-After. SIGTERM or Ctrl-C
+    stops it once the requests at hand are answered; a second one stops it at once.
+
+    Args:
+        host: Address to listen on; 0.0.0.0: all of this machine's.
+        port: Port to listen on; 0: any that is free.
+        max_batch: Images that the network computes together at most (default: 32, or fewer where that is slower).
+        max_wait_ms: Milliseconds that a decoded image waits at most for others that are on their way.
+        threads: Threads that decode (default: one for each core).
+        max_queue: Images that may wait for the network.
+        max_images: Images in one request.
+        max_bytes: Bytes of one request.
+        max_pixels: Pixels of an image, by its header; larger ones are not decoded.
+        timeout_seconds: For a client to send its request, and for its answer.
+        grace_seconds: For the requests at hand when the server is asked to stop.
+        token: Clients have to send Authorization: Bearer TOKEN (default: the variable STEADYTRAIN_TOKEN, if it is set).
+        allow_url: Fetch images that requests name by address, below this one; may be given several times.
+        allow_private: Fetch them also from addresses inside a network.
+        json_log: Write a line of JSON for each request on standard error.
+        classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
+        precision: Number format (default: as in the run, else fp32).
+        write: Write a Dockerfile, a Kubernetes manifest and the model into this folder instead.
+        image: Name of the container's image in these.
+
+    Examples:
+        steady serve runs/a
+        steady serve model.onnx --host 0.0.0.0 --port 8080 --max-batch 16
+        steady serve runs/a --allow-url https://images.example.com/photos
+        steady serve runs/a --write container/ --image registry.example.com/cats:1
+    """
+    if missing := [name for module, name in _LIBRARIES.items() if find_spec(module) is None]:
+        raise InputError(f"steady serve needs {' and '.join(missing)}: pip install 'steadytrain[serve]'")
+    from steadytrain.data.loader import default_threads
+    from steadytrain.export.serve import Settings, listen
+    from steadytrain.export.serve import serve as serve_model
+    from steadytrain.training.inference import find_pretrained
+
+    settings = Settings(
+        threads=default_threads(pin=True) if threads is None else threads,
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        max_queue=max_queue,
+        max_images=max_images,
+        max_bytes=max_bytes,
+        max_pixels=max_pixels,
+        timeout_seconds=timeout_seconds,
+        grace_seconds=grace_seconds,
+        token=os.environ.get("STEADYTRAIN_TOKEN") or None if token is None else token,
+        allow_urls=allow_url,
+        allow_private=allow_private,
+        json_log=json_log,
+    )
+    pretrained = find_pretrained(place)
+    if pretrained is not None:  # asked here: the model is loaded on another thread
+        require_licence(Model(pretrained, pretrained=True), accepted=accept_licence)
+
+    def load() -> Trained:
+        trained = restore_weights(place, weights, model, device, accepted=True, numbers=precision, classes=classes)
+        return with_input(trained, size, None)[0]
+
+    if write is not None:
+        from steadytrain.export.containers import write as write_files
+
+        if pretrained is not None:
+            raise InputError(f"{place} is a model's name: export it to a file first, and name that (steady export)")
+        if classes is not None:
+            raise InputError("--classes names a file that the container has not: export the model with it first")
+        words = _flags(settings, {"--model": model, "--size": size, "--precision": precision, "--threads": threads})
+        for path in write_files(write, load().path, image=image, words=words, grace_seconds=grace_seconds):
+            print(path)
+        return
+    with listen(host, port) as listener:
+        address = f"[{host}]" if ":" in host else host
+        url = f"http://{address}:{listener.getsockname()[1]}/"
+        if not settings.token and host not in ("127.0.0.1", "localhost", "::1"):
+            note(f"whoever reaches {host} can use this server: set STEADYTRAIN_TOKEN, or keep it behind a proxy")
+        note(f"loading {place}; {url}ready answers 503 until it can be used")
+
+        def announce(service: Service) -> None:
+            print(url, flush=True)
+            note(ready_line(service))
+
+        num_cut = serve_model(load, settings, listener, on_ready=announce)
+    late = f"{count(num_cut, 'request')} had no answer after --grace-seconds {grace_seconds:g}"
+    note(f"stopped: {late if num_cut else 'the requests at hand were answered'}")
+
+
+def _flags(settings: Settings, more: Mapping[str, object]) -> list[str]:
+    """Return the flags that a container's server is started with: all that are not as usual, but for the token."""
+    usual = {each.name: each.default for each in fields(settings)}
+    words = [word for flag, value in more.items() if value is not None for word in (flag, str(value))]
+    for name, value in vars(settings).items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in ("threads", "token") or value == usual[name]:
+            continue
+        if name == "allow_urls":
+            words += [word for url in settings.allow_urls for word in ("--allow-url", url)]
+        else:
+            words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def ready_line(service: Service) -> str:
+    """Word what is served, and how."""
+    about, batcher = service.description, service.batcher
+    most = batcher.max_batch
+    facts = [count(about["num_classes"], "class", "classes"), f"{about['size']} px", about["device"]]
+    speed = f"batches of up to {count(most or 1, 'image')} ({rate(batcher.rate)} images/s when it started)"
+    threads = count(service.settings.threads, "decoding thread")
+    return f"serving {about['name']}, version {about['version']} ({', '.join(facts)}): {speed}, {threads}; Ctrl-C stops"

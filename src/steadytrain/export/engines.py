@@ -1,0 +1,486 @@
+"""One network in one inference engine, in a process of its own: opened, timed, and its outputs compared.
+
+The process answers requests, a dictionary each (:func:`answer_requests`); :class:`Worker` is the caller's side. What
+crashes, hangs or takes all memory ends this process only, and the caller gets a sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from steadytrain import models
+from steadytrain.config import Model
+from steadytrain.data.loader import ImageLoader
+from steadytrain.errors import ModelError, SteadyError, did_you_mean, first_line
+from steadytrain.export.formats import quantize_onnx, write_onnx, write_openvino, write_tensorrt
+from steadytrain.export.networks import NETWORKS, Network, settle
+from steadytrain.launch.supervise import cause_of_death, die_with_parent
+from steadytrain.machine import facts
+from steadytrain.models import Input
+from steadytrain.models.exported import SUFFIXES, open_module
+from steadytrain.models.registry import find
+from steadytrain.models.weights import load_weights, read_weights
+from steadytrain.training import build
+from steadytrain.training.data import open_records
+from steadytrain.training.inference import restore
+
+Run = Callable[[Tensor], Any]
+
+SAMPLES = 8
+"""Drawn samples on which outputs are compared, where no images were given."""
+
+GRACE_SECONDS = 3.0
+"""Given to a process to end by itself."""
+
+SETTLING = 4
+"""Samples whose statistics batch norms get."""
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""ImageNet's, of networks that name none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A way to run a network.
+
+    Args:
+        title: as sentences call it.
+        numbers: the formats that it computes in.
+        needs: the modules that have to be installed beside torch.
+        suffix: of the exported file that it runs; empty where it runs the module itself.
+        gpu: whether it runs on a GPU: None, on either.
+    """
+
+    title: str
+    numbers: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    needs: tuple[str, ...] = ()
+    suffix: str = ""
+    gpu: bool | None = None
+
+    def file(self, numbers: str) -> str:
+        """Return the name of the file that it runs; empty where it runs the module itself."""
+        if numbers == "int8":
+            return "int8.onnx"
+        return f"{numbers}{self.suffix}" if self.suffix == ".engine" else self.suffix and f"model{self.suffix}"
+
+
+ENGINES: dict[str, Engine] = {
+    "plain": Engine(title="torch without its optimised backend", numbers=("fp32",)),
+    "eager": Engine(title="torch"),
+    "channels-last": Engine(title="torch with channels last"),
+    "compile": Engine(title="torch.compile"),
+    "onnxruntime": Engine(
+        title="ONNX Runtime", numbers=("fp32", "int8"), needs=("onnxruntime", "onnxscript"), suffix=".onnx"
+    ),
+    "openvino": Engine(
+        title="OpenVINO", numbers=("fp32", "bf16", "int8"), needs=("openvino",), suffix=".xml", gpu=False
+    ),
+    "tensorrt": Engine(title="TensorRT", numbers=("fp32", "fp16"), needs=("tensorrt",), suffix=".engine", gpu=True),
+}
+"""By the name that the command line takes."""
+
+
+def missing(engine: str, device: str) -> str:
+    """Say why an engine cannot be had on a device, ``cpu`` or ``cuda``; empty where it can.
+
+    >>> missing("eager", "cpu"), missing("tensorrt", "cpu")
+    ('', 'TensorRT needs an NVIDIA GPU')
+    """
+    entry = ENGINES[engine]
+    if entry.gpu is not None and entry.gpu != (device != "cpu"):
+        return f"{entry.title} needs an NVIDIA GPU" if entry.gpu else f"{entry.title} is measured on the CPU only"
+    absent = [name for name in entry.needs if importlib.util.find_spec(name) is None]
+    return f"{entry.title} is not installed: pip install {' '.join(absent)}" if absent else ""
+
+
+def usual_numbers(device: str) -> tuple[str, ...]:
+    """Return the number formats that a device multiplies fast, fp32 first."""
+    if device != "cpu":
+        return "fp32", "bf16", "fp16"
+    return ("fp32", "bf16") if {"avx512_bf16", "amx_bf16"} & facts.cpu_features() else ("fp32",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A network to be measured, in fp32 on the CPU, in evaluation mode.
+
+    Args:
+        input: preprocessing of its images; None where it takes none.
+        weights: where they come from, in words; empty where they are drawn.
+    """
+
+    module: nn.Module
+    network: Network
+    input: Input | None
+    weights: str = ""
+
+
+def load_subject(name: str) -> Subject:
+    """Build the network that a user named.
+
+    Args:
+        name: of :data:`NETWORKS`; ``timm/NAME`` (with a tag: its pretrained weights), a built-in, ``pkg.mod:factory``;
+            a run or a weights file; or ``NAME=FILE``, a network with the weights of a file.
+
+    Raises:
+        SteadyError: there is no such network, or its weights do not fit.
+
+    >>> load_subject("dcgan").network.shape
+    (100,)
+    """
+    torch.manual_seed(0)
+    network_name, _, file = name.partition("=")
+    if network_name in NETWORKS:
+        network = NETWORKS[network_name]
+        module = network.make()
+        if file:
+            load_weights(module, read_weights(Path(file)).tensors, head=(), what=f"{file} and {network_name}")
+        own = Input(size=network.shape[-1], mean=MEAN, std=STD, crop=0.875) if network.classes else None
+        return Subject(module=module.eval(), network=network, input=own, weights=file)
+    if file or Path(name).exists() or (name.startswith("timm/") and "." in name):
+        if Path(file or name).suffix in SUFFIXES:
+            raise ModelError(f"{file or name} runs on the engine that it is for alone: name the run or the weights")
+        trained = restore(file or name, model=network_name if file else None, device="cpu", numbers="fp32")
+        shape = (trained.input.channels, trained.input.size or 224, trained.input.size or 224)
+        network = Network(title=trained.name, make=lambda: trained.module, shape=shape)
+        return Subject(module=trained.module, network=network, input=trained.input, weights=str(trained.path))
+    try:
+        built = models.build(Model(name), num_classes=1000, channels=3, size=None, allow_import=True)
+    except ModelError as error:
+        raise ModelError(f"{error}{did_you_mean(name, NETWORKS)}") from error
+    side = built.input.size or 224
+    network = Network(title=find(name, allow_import=True).name, make=lambda: built.module, shape=(3, side, side))
+    return Subject(module=built.module.eval(), network=network, input=built.input.filled(side, MEAN, STD))
+
+
+def real_samples(input: Input, records: Path, most: int) -> Tensor:
+    """Read images as the network wants them, spread over a record file: float32 [N, C, H, W], normalised."""
+    with open_records(records) as opened:
+        ids = np.unique(np.linspace(0, len(opened) - 1, min(most, len(opened))).astype(np.int64))
+        crop = build.evaluation_crop(input)
+        with ImageLoader(opened, crop, batch_size=len(ids), ids=ids, train=False) as loader:
+            images = torch.from_numpy(next(iter(loader)).images)
+    mean, std = (torch.tensor(values) for values in (input.mean or MEAN, input.std or STD))
+    return ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity:
+    """How near outputs are to those of torch in fp32, on the same samples.
+
+    Args:
+        n: samples.
+        cosine: of the outputs of a sample, the smallest.
+        largest_difference: between two outputs.
+        top1, top5: share of samples with the same likeliest class, and mean share of the five likeliest that are the
+            same; None where the outputs are no scores of classes.
+    """
+
+    n: int
+    cosine: float
+    largest_difference: float
+    top1: float | None = None
+    top5: float | None = None
+
+
+def compare(outputs: Tensor, reference: Tensor, *, classes: bool) -> Parity:
+    """Compare outputs [N, ...] with those of the reference.
+
+    >>> compare(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0]]), classes=True)
+    Parity(n=1, cosine=0.8, largest_difference=1.0, top1=0.0, top5=1.0)
+    """
+    a, b = outputs.double().flatten(1), reference.double().flatten(1)
+    norms = (a.norm(dim=1) * b.norm(dim=1)).clamp_min(torch.finfo(torch.float64).tiny)
+    cosine = float(((a * b).sum(1) / norms).min())
+    top1 = top5 = None
+    if classes:
+        five = min(5, a.shape[1])
+        ours, theirs = a.topk(five).indices, b.topk(five).indices
+        top1 = float((ours[:, 0] == theirs[:, 0]).double().mean())
+        top5 = float((ours[:, :, None] == theirs[:, None, :]).any(2).double().mean())
+    largest = float((a - b).abs().max())
+    return Parity(n=len(a), cosine=round(cosine, 7), largest_difference=largest, top1=top1, top5=top5)
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Codes for a terminal's colours, which exporters put into their messages."""
+
+
+class WorkerError(Exception):
+    """What went wrong in a process that measures, in a sentence."""
+
+
+class Worker:
+    """A process that has one engine open. Leaving the context ends it."""
+
+    def __init__(self) -> None:
+        context = _processes()
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=answer_requests, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, what: str, *, limit_seconds: float, **values: Any) -> dict[str, Any]:
+        """Have something done; return its figures. Raises WorkerError where it fails, dies or takes too long."""
+        try:
+            self._connection.send({"what": what, **values})
+            if not self._connection.poll(limit_seconds):
+                self.close()
+                raise WorkerError(f"not done in {limit_seconds:.0f} s")
+            answer: dict[str, Any] = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(5)
+            raise WorkerError(cause_of_death(self._process.exitcode or 0)) from error
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End the process: it goes by itself where it waits for a request."""
+        self._connection.close()
+        self._process.join(GRACE_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+
+@cache
+def _processes() -> Any:
+    """The server that forks workers: it has imported torch and the engines once, and computed nothing."""
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "timm", "torchvision", "onnxruntime", "openvino"])
+    return context
+
+
+def answer_requests(connection: Connection) -> None:
+    """Answer what comes through a connection until it is closed; whatever goes wrong is an answer."""
+    die_with_parent()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)  # exporters and engines print as they like
+    os.dup2(nothing, 2)
+    with contextlib.suppress(OSError):  # if memory runs out, this process is the one to end
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    holder = Holder()
+    while True:
+        try:
+            request = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = getattr(holder, request.pop("what"))(**request)
+        except SteadyError as error:
+            answer = {"error": _COLOUR.sub("", str(error))}
+        except Exception as error:  # noqa: BLE001 - a network, an exporter or an engine may raise anything
+            answer = {"error": _sentence(error)}
+        connection.send(answer)
+
+
+def _sentence(error: Exception) -> str:
+    """Word what an engine raised: its kind and its first lines up to a reason, in 200 characters at most.
+
+    >>> _sentence(RuntimeError("Exception from infer.cpp:224:\\nno such shape"))
+    'Exception from infer.cpp:224: no such shape'
+    """
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    places = next((at for at, line in enumerate(lines) if not line.endswith(":")), 0)
+    text = " ".join(lines[: places + 1]) or first_line(error)
+    kind = type(error).__name__
+    return (text if kind in ("RuntimeError", "Exception") else f"{kind}: {text}")[:200]
+
+
+class Holder:
+    """What a process that measures has open. Each method answers one kind of request."""
+
+    def __init__(self) -> None:
+        self._began_bytes = facts.resident_bytes()
+        self._run: Run | None = None
+        self._device = torch.device("cpu")
+        self._network: Network | None = None
+        self._options = contextlib.ExitStack()
+        self._together = SAMPLES
+
+    def prepare(self, *, name: str, folder: str, records: str | None, most: int, threads: int) -> dict[str, Any]:
+        """Build the network, and write its weights, samples and their outputs in fp32 for the engines to come."""
+        torch.set_num_threads(threads)
+        subject, place = load_subject(name), Path(folder)
+        network = subject.network
+        if not subject.weights:
+            settle(subject.module, network.draw(min(SETTLING, network.most or SETTLING), seed=1))
+        if records is not None and subject.input is not None:
+            samples = real_samples(subject.input, Path(records), most)
+        else:
+            samples = network.draw(min(SAMPLES, network.most or SAMPLES), seed=2)
+        with torch.inference_mode():
+            outputs = torch.cat([subject.module(part) for part in torch.split(samples, network.most or SAMPLES)])
+        takes = {"shape": network.shape, "kind": network.kind, "most": network.most, "classes": network.classes}
+        torch.save(subject.module.state_dict(), place / "state.pt")
+        torch.save({"samples": samples, "outputs": outputs.float(), "takes": takes}, place / "reference.pt")
+        return {
+            **takes,
+            "title": network.title,
+            "remark": network.remark,
+            "comparable": network.comparable,
+            "parameters": sum(parameter.numel() for parameter in subject.module.parameters()),
+            "weights": subject.weights,
+            "real": records is not None and subject.input is not None,
+        }
+
+    def convert(self, *, name: str, folder: str, engine: str, numbers: str, threads: int) -> dict[str, Any]:
+        """Write the file that an engine runs."""
+        torch.set_num_threads(threads)
+        began = time.perf_counter()
+        write_file(name, Path(folder), engine, numbers)
+        return {"seconds": time.perf_counter() - began}
+
+    def open(self, *, name: str, folder: str, engine: str, numbers: str, device: str, threads: int) -> dict[str, Any]:
+        """Open an engine with the prepared network and run one sample through it."""
+        torch.set_num_threads(threads)
+        began, place = time.perf_counter(), Path(folder)
+        self._device = torch.device(device)
+        self._options.enter_context(torch.inference_mode())
+        if file := ENGINES[engine].file(numbers):
+            opened = open_module(
+                place / file,
+                device=device,
+                threads=threads,
+                engine="openvino" if engine == "openvino" else None,
+                numbers="bf16" if numbers == "bf16" else None,
+            )
+            self._run = opened.module
+        else:
+            self._run = self._torch_engine(engine, _module(name, place), numbers)
+        reference = _reference(place)
+        self._network = Network(title=name, make=nn.Identity, **reference["takes"])
+        self._pass(reference["samples"][:1].to(self._device))
+        gc.collect()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak of memory begins anew
+        return {"seconds": time.perf_counter() - began}
+
+    def measure(self, *, batch_size: int, seconds: float) -> dict[str, Any]:
+        """Time passes of a batch, for so long; the first, which warms the caches up, counts only if it is alone."""
+        network = self._network
+        assert network is not None
+        batch = network.draw(batch_size).to(self._device)
+        end, passes = time.perf_counter() + seconds, list[tuple[float, float]]()
+        while not passes or time.perf_counter() < end:
+            cpu_began = time.process_time()
+            wall = self._pass(batch)
+            passes.append((wall, time.process_time() - cpu_began))
+        counted = passes[1:] or passes
+        return {"seconds": [wall for wall, _ in counted], "cpu_seconds": [cpu for _, cpu in counted]}
+
+    def warm(self, *, batch_size: int) -> dict[str, Any]:
+        """Run a batch once: engines compile and allocate for its shape."""
+        assert self._network is not None
+        return {"seconds": self._pass(self._network.draw(batch_size).to(self._device))}
+
+    def parity(self, *, folder: str) -> dict[str, Any]:
+        """Compare outputs with those that :meth:`prepare` wrote."""
+        network = self._network
+        assert network is not None and self._run is not None
+        stored = _reference(Path(folder))
+        parts = torch.split(stored["samples"], network.most or self._together)
+        outputs = torch.cat([self._outputs(part.to(self._device)) for part in parts])
+        if outputs.shape != stored["outputs"].shape:
+            raise ModelError(f"outputs of shape {list(outputs.shape)}, not {list(stored['outputs'].shape)}")
+        return vars(compare(outputs, stored["outputs"], classes=network.classes))
+
+    def memory(self) -> dict[str, Any]:
+        """Return the peak of memory since the engine was opened, without what the process had before."""
+        if self._device.type == "cuda":
+            return {"bytes": int(torch.cuda.max_memory_allocated(self._device))}
+        return {"bytes": max(0, facts.peak_resident_bytes() - self._began_bytes)}
+
+    def _torch_engine(self, engine: str, module: nn.Module, numbers: str) -> Run:
+        """Return a function that runs the module itself."""
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[numbers]
+        module = module.to(self._device, dtype)
+        if engine == "plain":
+            off = torch.backends.cudnn if self._device.type == "cuda" else torch.backends.mkldnn
+            self._options.enter_context(off.flags(enabled=False))
+        layout = torch.contiguous_format if engine in ("plain", "eager") else torch.channels_last
+        module = module.to(memory_format=layout)
+        run: Run = module
+        if engine == "compile":
+            from torch._inductor import config
+
+            config.freezing = True
+            self._together = 1  # for another size it would compile again
+            run = torch.compile(module, dynamic=False)
+
+        def call(samples: Tensor) -> Any:
+            if samples.is_floating_point():
+                samples = samples.to(dtype)
+            if samples.ndim == 4:
+                samples = samples.contiguous(memory_format=layout)
+            return run(samples)
+
+        return call
+
+    def _pass(self, samples: Tensor) -> float:
+        began = time.perf_counter()
+        assert self._run is not None
+        self._run(samples)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - began
+
+    def _outputs(self, samples: Tensor) -> Tensor:
+        assert self._run is not None
+        outputs = self._run(samples)
+        return torch.as_tensor(outputs[0] if isinstance(outputs, tuple | list) else outputs).float().cpu()
+
+
+def _reference(place: Path) -> dict[str, Any]:
+    """Read what :meth:`Holder.prepare` wrote: ``samples``, their ``outputs``, and what the network ``takes``."""
+    stored: dict[str, Any] = torch.load(place / "reference.pt", weights_only=True)
+    return stored
+
+
+def _module(name: str, place: Path) -> nn.Module:
+    module = load_subject(name).module
+    module.load_state_dict(torch.load(place / "state.pt", weights_only=True))
+    return module
+
+
+def write_file(name: str, place: Path, engine: str, numbers: str) -> None:
+    """Write the network as the file of an engine, for batches of any size; int8 from the file in fp32."""
+    path, samples = place / ENGINES[engine].file(numbers), _reference(place)["samples"]
+    if numbers == "int8":
+        source = place / ENGINES["onnxruntime"].file("fp32")
+        if not source.exists():
+            write_onnx(_module(name, place), samples[:1], source)
+        quantize_onnx(source, path, torch.split(samples, SAMPLES))
+    elif path.suffix == ".onnx":
+        write_onnx(_module(name, place), samples[:1], path)
+    elif path.suffix == ".xml":
+        write_openvino(_module(name, place), samples[:1], path)
+    else:
+        write_tensorrt(_module(name, place), samples[:1], path, numbers="fp16" if numbers == "fp16" else "fp32")

@@ -1,0 +1,125 @@
+"""What a folder for timm and the Hugging Face hub has beside the weights: ``config.json`` and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steadytrain.format import count, epoch, number, percent, tells_top5
+from steadytrain.models.exported import Description
+from steadytrain.models.registry import licence_note
+
+_HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0", "cc-by-nc-4.0")
+"""Names of licences that the hub knows, among those of timm's weights; any other is ``other`` there."""
+_SHOWN = 20
+
+
+def timm_config(described: Description, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``config.json`` by which timm and transformers build a network and prepare its images.
+
+    Args:
+        described: the model.
+        module: the network, built by timm.
+        options: of it, as the recipe has them.
+    """
+    input, usual = described.input, dict(module.pretrained_cfg)
+    usual = {key: usual[key] for key in ("first_conv", "classifier", "fixed_input_size", "pool_size") if usual.get(key)}
+    arguments = {**options, **({"in_chans": input.channels} if input.channels != 3 else {})}
+    if usual.get("fixed_input_size"):
+        arguments["img_size"] = input.size
+    return {
+        "architecture": described.model.removeprefix("timm/").partition(".")[0],
+        "num_classes": len(described.classes),
+        "num_features": module.num_features,
+        "label_names": list(described.classes),
+        **({"problem_type": "multi_label_classification"} if described.is_multi_label else {}),
+        **({"model_args": arguments} if arguments else {}),
+        "pretrained_cfg": {
+            **usual,
+            "custom_load": False,
+            "input_size": [input.channels, input.size, input.size],
+            "interpolation": input.interpolation,
+            "crop_pct": input.crop,
+            "crop_mode": "center",
+            "mean": list(input.mean or ()),
+            "std": list(input.std or ()),
+            "num_classes": len(described.classes),
+            "license": described.licence or "unknown",
+        },
+    }
+
+
+def model_card(described: Description, measured: Mapping[str, Any], *, name: str) -> str:
+    """Write the card: what the model is, its licence, its measured accuracy, its images, classes, and how to load it.
+
+    Args:
+        described: the model.
+        measured: ``n``, ``top1``, ``top5``, ``mean_ap`` and ``epoch`` of the run's evaluation; empty where none is
+            known.
+        name: of the folder.
+
+    >>> from steadytrain.models import Input
+    >>> input = Input(size=8, mean=(0.5,), std=(0.5,), crop=1.0, interpolation="bilinear", channels=1)
+    >>> one = Description(model="timm/test_vit", input=input, classes=("a", "b"), licence="mit")
+    >>> print(model_card(one, {}, name="small").split("\\n\\n")[2])
+    `timm/test_vit`, an image classifier with 2 classes, exported by steadytrain.
+    """
+    input = described.input
+    licence = described.licence
+    head = [
+        "---",
+        "pipeline_tag: image-classification",
+        "library_name: timm",
+        f"license: {licence if licence in _HUB_LICENCES else 'other'}",
+        *([f"license_name: {licence}"] if licence and licence not in _HUB_LICENCES else []),
+        "tags:",
+        "- image-classification",
+        "- timm",
+        "- transformers",
+        "---",
+    ]
+    note = licence_note(licence) if licence else None
+    origin = "It was trained from no other weights."
+    if licence:
+        origin = f"Of its weights, or of those that it was trained from: {licence}."
+    listed = [f"`{each}`" for each in described.classes[:_SHOWN]]
+    rest = len(described.classes) - _SHOWN
+    body = [
+        f"# {name}",
+        f"`{described.model}`, an image classifier with {count(len(described.classes), 'class', 'classes')}, exported"
+        " by steadytrain.",
+        "## Licence",
+        f"{origin}{f' {note[0].upper()}{note[1:]}.' if note else ''} State here the licence of this model.",
+        "## Accuracy",
+        _accuracy(measured, described),
+        "## Images",
+        f"{input.size} x {input.size} pixels, {'grey' if input.channels == 1 else 'RGB'}: the shorter side is resized"
+        f" ({input.interpolation}, antialiased) to {input.size} / {number(input.crop, 3)}, the centre is taken, values"
+        f" in [0, 1] are normalised by mean {list(input.mean or ())} and standard deviation {list(input.std or ())}.",
+        *(
+            [f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}."]
+            if described.temperature != 1
+            else []
+        ),
+        "## Classes",
+        ", ".join(listed) + (f" and {rest:,} more (`label_names` in `config.json`)" if rest > 0 else "") + ".",
+        "## Use",
+        f'```python\nimport timm\n\nmodel = timm.create_model("local-dir:{name}", pretrained=True).eval()\n```',
+        "```python\nfrom transformers import AutoImageProcessor, AutoModelForImageClassification\n\n"
+        f'processor = AutoImageProcessor.from_pretrained("{name}")\n'
+        f'model = AutoModelForImageClassification.from_pretrained("{name}")\n```',
+        "## Provenance",
+        "\n".join(f"- {key}: `{value}`" for key, value in described.provenance.items()),
+    ]
+    return "\n".join(head) + "\n\n" + "\n\n".join(body) + "\n"
+
+
+def _accuracy(measured: Mapping[str, Any], described: Description) -> str:
+    if not measured:
+        return "Not measured."
+    if described.is_multi_label:
+        score = f"mAP {percent(measured['mean_ap'], 2)}"
+    else:
+        score = f"top-1 {percent(measured['top1'], 2)}"
+        score += f", top-5 {percent(measured['top5'], 2)}" if tells_top5(len(described.classes)) else ""
+    return f"{score} on {count(measured['n'], 'validation image')}, after {epoch(measured['epoch'])} epochs."

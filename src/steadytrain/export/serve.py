@@ -1,0 +1,785 @@
+"""A model over HTTP: ``POST /predict``, health, metrics, and a page to drop a picture on.
+
+The event loop reads requests, within limits on bytes, time and connections, and answers them; :mod:`batching` decodes
+and computes. What a client does wrong is a status from 400 to 499 and one line of JSON, ``{"error": ...}``; an image
+that cannot be used costs the others of its request nothing.
+
+Where an answer is given before a request was read to its end, a bounded rest of it is read and thrown away before the
+connection is closed: closed at once, it would be reset, and the client might never see the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import math
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+import h11
+import uvicorn
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.errors import InputError, did_you_mean
+from steadytrain.export.batching import Answer, Batcher, BusyError, PassError, TooManyPixelsError
+from steadytrain.export.fetch import FetchError, fetch, parse_prefix
+from steadytrain.reports.charts import TEMPLATES
+from steadytrain.reports.live import HOSTS, guarded
+from steadytrain.reports.page import render
+from steadytrain.training import Trained
+
+MAX_CONNECTIONS = 512
+"""Beyond it, the connection that has waited longest without a request is closed for each new one."""
+MAX_HELD_BYTES = 256 * 2**20
+"""Of all requests at hand, unless one request may have more: what is beyond gets 429."""
+HEAD_SECONDS, KEEP_ALIVE_SECONDS = 10.0, 65
+LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
+"""How long, and how much of, a request is read that was answered before its end."""
+FETCHES = 8  # addresses that are read at the same time, for all requests
+DROPPED = 499  # as nginx has it: the client went away
+OPEN_PATHS = ("/", "/page.css", "/serve.css", "/serve.js", "/health", "/ready")
+"""What needs no token: the page without anything of the model, and what probes ask."""
+ROUTES = (*OPEN_PATHS, "/predict", "/model", "/metrics")
+KEYS = ("images", "urls", "top", "threshold")
+STAGES = ("queue", "decode", "network")
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a server takes, and how long it waits.
+
+    Args:
+        threads: that decode.
+        max_batch: images in a pass of the network at most; None: chosen by measuring.
+        max_wait_ms: that a decoded image waits at most for others that are being received or decoded.
+        max_queue: images before the network at most; more get 429.
+        max_bytes: of a request, and of an image that is fetched.
+        max_pixels: of an image.
+        max_images: of a request.
+        timeout_seconds: for a client to send a request, and for its answer.
+        grace_seconds: for requests at hand, once the server was asked to stop.
+        token: that clients send as ``Authorization: Bearer TOKEN``; None: everybody is answered.
+        allow_urls: prefixes of addresses that images may be fetched from.
+        allow_private: also where they are inside a network.
+        json_log: write a line of JSON for each request on standard error.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    threads: int
+    max_batch: int | None = None
+    max_wait_ms: float = 5.0
+    max_queue: int = 256
+    max_bytes: int = 32 * 2**20
+    max_pixels: int = 50_000_000
+    max_images: int = 64
+    timeout_seconds: float = 30.0
+    grace_seconds: float = 20.0
+    token: str | None = None
+    allow_urls: tuple[str, ...] = ()
+    allow_private: bool = False
+    json_log: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("threads", 1, 256),
+            ("max_batch", 1, 4096),
+            ("max_wait_ms", 0, 60_000),
+            ("max_queue", 1, 1_000_000),
+            ("max_bytes", 1, 2**31),
+            ("max_pixels", 1, 100_000_000),
+            ("max_images", 1, 100_000),
+            ("timeout_seconds", 0.1, 3600),
+            ("grace_seconds", 0, 3600),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InputError(f"--{name.replace('_', '-')} is {value:,}; it must be from {low:,} to {high:,}")
+        if self.max_images > self.max_queue:
+            raise InputError(
+                f"--max-images is {self.max_images:,} and --max-queue {self.max_queue:,}: the queue must hold a request"
+            )
+        if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise InputError("--token is empty, or has other than printable ASCII characters: choose another one")
+        for prefix in self.allow_urls:
+            parse_prefix(prefix)
+
+
+class Meters:
+    """What Prometheus reads; docs/serve.md has the table."""
+
+    def __init__(self, queued: Callable[[], float], in_flight: Callable[[], float]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter("steady_requests", "Requests.", ["route", "status"], registry=registry)
+        self.images = Counter("steady_images", "Images of answered requests.", ["outcome"], registry=registry)
+        self.info = Gauge("steady_model_info", "The model: always 1.", ["name", "version"], registry=registry)
+        Gauge("steady_queue_images", "Images before the network.", registry=registry).set_function(queued)
+        Gauge("steady_requests_in_flight", "Requests not answered yet.", registry=registry).set_function(in_flight)
+        sizes = [2**k for k in range(11)]
+        self._batch = Histogram("steady_batch_images", "Images in a pass.", buckets=sizes, registry=registry)
+        seconds: dict[str, Any] = {"buckets": SECONDS, "registry": registry}
+        self.total = Histogram("steady_request_seconds", "Of a request for predictions, to its answer.", **seconds)
+        stages = Histogram(
+            "steady_stage_seconds", "Queue and decode: of an image; network: of a pass.", ["stage"], **seconds
+        )
+        self._stages = {stage: stages.labels(stage) for stage in STAGES}
+        for outcome in ("ok", "error"):
+            self.images.labels(outcome)
+
+    def observe(self, what: str, value: float) -> None:
+        """Count what the batcher measures."""
+        (self._batch if what == "batch" else self._stages[what]).observe(value)
+
+
+@dataclass(frozen=True)
+class Posted:
+    """An image of a request: its bytes, or where they are, or why there are none."""
+
+    name: str
+    data: bytes = b""
+    url: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of an image: an answer, or why there is none, and the status that this alone would have."""
+
+    name: str
+    answer: Answer | None = None
+    error: str = ""
+    status: int = 422
+
+
+class Early(JSONResponse):
+    """An answer to a request that was not read to its end, and the last one of its connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers["connection"] = "close"
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                rest = LINGER_BYTES
+                while rest > 0:
+                    message = await receive()
+                    if message["type"] != "http.request" or not message.get("more_body"):
+                        break
+                    rest -= len(message["body"])
+        await send({"type": "http.response.body", "body": b""})
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 2**31  # a server may have no disk to write to; the request's bytes are limited
+    is_whole = False
+
+    def on_end(self) -> None:
+        self.is_whole = True
+
+
+class Body:
+    """The bytes of one request as they come, within the limits; counted with those of all others while it is open."""
+
+    def __init__(self, request: Request, service: Service) -> None:
+        self._request, self._service, self._size = request, service, 0
+
+    def __enter__(self) -> Body:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.held_bytes -= self._size
+
+    def count(self, size: int) -> None:
+        """Add bytes that the request is to hold. Raises HTTPException where they are too many."""
+        service, limit = self._service, self._service.settings.max_bytes
+        self._size += size
+        service.held_bytes += size
+        if self._size > limit:
+            raise _too_large(f"more than {limit:,} bytes")
+        if service.held_bytes > max(MAX_HELD_BYTES, limit):
+            raise _refusal(429, "the server holds as many bytes of requests as it may: try again", retry_after=1)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body. Raises HTTPException, ClientDisconnect."""
+        limit, declared = self._service.settings.max_bytes, self._request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            raise _too_large(f"{int(declared):,} bytes, more than {limit:,}")
+        async for chunk in self._request.stream():
+            self.count(len(chunk))
+            yield chunk
+
+    async def read(self) -> bytes:
+        """Return all of it."""
+        return b"".join([chunk async for chunk in self.chunks()])
+
+
+def _refusal(status: int, message: str, *, retry_after: int | None = None, is_early: bool = True) -> HTTPException:
+    """Word a refusal; ``is_early``: the request has not been read to its end."""
+    headers = {"connection": "close"} if is_early else {}
+    headers |= {} if retry_after is None else {"retry-after": str(retry_after)}
+    return HTTPException(status, message, headers)
+
+
+def _too_large(what: str, *, is_early: bool = True) -> HTTPException:
+    return _refusal(413, f"the request has {what}: send fewer or smaller images at a time", is_early=is_early)
+
+
+class Service:
+    """The application, with its state.
+
+    Attributes:
+        draining_since: when it was asked to stop (``time.monotonic()``); None: it was not.
+        in_flight: requests that are not answered yet.
+        num_cut: of them, those that the server did not wait for when it stopped.
+        held_bytes: of requests that are being read.
+    """
+
+    def __init__(self, load: Callable[[], Trained], settings: Settings, *, hosts: Collection[str] | None) -> None:
+        self.settings = settings
+        self.draining_since: float | None = None
+        self.in_flight = self.num_cut = self.held_bytes = 0
+        self.description: dict[str, Any] = {}
+        self.meters = Meters(lambda: self.batcher.queued, lambda: self.in_flight)
+        self.batcher = Batcher(
+            lambda: self._describe(load()),
+            max_batch=settings.max_batch,
+            max_wait=settings.max_wait_ms / 1000,
+            max_queue=settings.max_queue,
+            max_pixels=settings.max_pixels,
+            threads=settings.threads,
+            observe=self.meters.observe,
+        )
+        self._fetches = asyncio.Semaphore(FETCHES)
+        self._routed = Starlette(
+            routes=[
+                Route("/predict", self._predict, methods=["POST"]),
+                *(Route(path, self._still) for path in OPEN_PATHS[:4]),
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/model", self._model),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers={HTTPException: _answer_refusal},
+        )
+        self.app = guarded(self._account, hosts=hosts)
+
+    def _describe(self, trained: Trained) -> Trained:
+        self.description = describe(trained)
+        self.meters.info.labels(trained.name, self.description["version"]).set(1)
+        return trained
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was asked to stop, and may: all requests are answered, or their time is over."""
+        if self.draining_since is None:
+            return False
+        return not self.in_flight or time.monotonic() - self.draining_since > self.settings.grace_seconds
+
+    # -- around each request -------------------------------------------------------------------------------------------
+
+    async def _account(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request if its token is right; count it, and log it if that was asked for."""
+        began, status = time.perf_counter(), 0
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        route = scope["path"] if scope["path"] in ROUTES else "other"
+        self.in_flight += 1
+        try:
+            if scope["path"] in OPEN_PATHS or self._has_token(scope):
+                await self._routed(scope, receive, send_and_note)
+            else:
+                words = {"error": "this server needs a token: send the header Authorization: Bearer TOKEN"}
+                await Early(words, 401, {"www-authenticate": "Bearer"})(scope, receive, send_and_note)
+        finally:
+            self.in_flight -= 1
+            self.meters.requests.labels(route, str(status)).inc()
+            seconds = time.perf_counter() - began
+            if route == "/predict":
+                self.meters.total.observe(seconds)
+            if self.settings.json_log:
+                client = (scope.get("client") or ("",))[0]
+                line = {"time": time.time(), "client": client, "method": scope["method"], "path": scope["path"]}
+                line |= {"status": status, "seconds": round(seconds, 6), "images": scope.get("num_images")}
+                print(json.dumps(line), file=sys.stderr, flush=True)
+
+    def _has_token(self, scope: Scope) -> bool:
+        token = self.settings.token
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        kind, _, value = sent.partition(b" ")
+        return token is None or (kind.lower() == b"bearer" and secrets.compare_digest(value.strip(), token.encode()))
+
+    # -- routes --------------------------------------------------------------------------------------------------------
+
+    async def _still(self, request: Request) -> Response:
+        content, media_type = _page_files()[request.url.path]
+        return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def _ready(self, request: Request) -> Response:
+        state: Literal["ready", "starting", "stopping"] = "ready" if self.batcher.is_ready else "starting"
+        state = state if self.draining_since is None else "stopping"
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+    async def _model(self, request: Request) -> Response:
+        self._require_ready(is_early=False)
+        return JSONResponse(self.description | {"max_batch": self.batcher.max_batch})
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self.meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _predict(self, request: Request) -> Response:
+        self._require_ready()
+        limit = self.settings.timeout_seconds
+        try:
+            with Body(request, self) as body:
+                with self.batcher.arriving():
+                    try:
+                        async with asyncio.timeout(limit):
+                            posted, options = await self._read(request, body)
+                    except TimeoutError:
+                        raise _refusal(408, f"the request was not complete after {limit:g} s: send it faster") from None
+                    top, threshold = self._options({**request.query_params, **options})
+                    results = await self._fetch_all(posted, body)
+                    del posted  # each image is dropped once it is decoded
+                    waiting = self._submit(results)
+                await self._wait(request, list(waiting.values()))
+        except ClientDisconnect:
+            return Response(status_code=DROPPED)
+        for place, future in waiting.items():
+            results[place] = _outcome(results[place].name, future)
+        request.scope["num_images"] = len(results)
+        return self._answer(results, top, threshold)
+
+    def _require_ready(self, *, is_early: bool = True) -> None:
+        if self.draining_since is not None:
+            raise _refusal(503, "the server is stopping: ask another one", retry_after=1, is_early=is_early)
+        if not self.batcher.is_ready:
+            raise _refusal(503, "the model is being loaded: try again", retry_after=2, is_early=is_early)
+
+    # -- from a request to its images ----------------------------------------------------------------------------------
+
+    async def _read(self, request: Request, body: Body) -> tuple[list[Posted], Mapping[str, Any]]:
+        """Read a request's images and options. Raises HTTPException, ClientDisconnect."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        options: Mapping[str, Any] = {}
+        if kind == "application/json":
+            posted, options = await asyncio.to_thread(read_json, await body.read())
+        elif kind == "multipart/form-data":
+            posted, options = await self._read_form(request, body)
+        elif kind in ("", "application/octet-stream") or kind.startswith("image/"):
+            posted = [Posted("body", await body.read())]
+            if not posted[0].data:
+                raise _refusal(400, "the body is empty: send an image", is_early=False)
+        else:
+            raise _refusal(
+                415,
+                f"content-type is {kind}: send image/jpeg (or another image), application/octet-stream,"
+                " multipart/form-data or application/json",
+            )
+        most = self.settings.max_images
+        if not posted:
+            raise _refusal(400, "the request has no image", is_early=False)
+        if len(posted) > most:
+            raise _too_large(f"{len(posted):,} images, more than {most:,}", is_early=False)
+        return posted, options
+
+    async def _read_form(self, request: Request, body: Body) -> tuple[list[Posted], Mapping[str, Any]]:
+        most = self.settings.max_images
+        stream: Any = body.chunks()
+        try:
+            parser = _InMemory(request.headers, stream, max_files=most, max_fields=len(KEYS))
+            form = await parser.parse()
+        except MultiPartException as error:
+            if "Too many files" in error.message:
+                raise _too_large(f"more than {most:,} images") from None
+            raise _refusal(400, f"the form cannot be read: {error.message}") from None
+        if not parser.is_whole:
+            raise _refusal(400, "the form cannot be read: its end is missing", is_early=False)
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        posted = [Posted(_valid(file.filename or ""), await file.read()) for file in files]
+        await form.close()
+        return posted, {name: value for name, value in form.multi_items() if isinstance(value, str)}
+
+    def _options(self, options: Mapping[str, Any]) -> tuple[int, float]:
+        """Return how many classes to answer at most, and the threshold of labels. Raises HTTPException."""
+        trained = self.batcher.trained
+        assert trained is not None
+        for name in options:
+            if name not in KEYS[2:]:
+                short = name[:40]  # a name may be as long as a request
+                near = did_you_mean(short, KEYS)
+                raise _refusal(400, f"{short!r} is unknown; there are {', '.join(KEYS)}.{near}", is_early=False)
+        top = _number(options, "top", "a whole number from 1", int, lambda value: value >= 1)
+        threshold = _number(options, "threshold", "a probability from 0 to 1", float, lambda value: 0 <= value < 1)
+        if threshold is not None and not trained.is_multi_label:
+            raise _refusal(400, "the model names one class for each image: leave out the threshold", is_early=False)
+        usual = len(trained.classes) if trained.is_multi_label else 5
+        return min(top or usual, len(trained.classes)), 0.5 if threshold is None else threshold
+
+    async def _fetch_all(self, posted: Sequence[Posted], body: Body) -> list[Result | Posted]:
+        """Fetch the images that a request names by address; what has none is a Result already."""
+        settings = self.settings
+        if not settings.allow_urls and any(image.url for image in posted):
+            raise _refusal(403, "this server fetches no addresses (--allow-url): send the image itself", is_early=False)
+
+        async def get(image: Posted) -> Result | Posted:
+            if image.error:
+                return Result(image.name, error=image.error)
+            if not image.url:
+                return image
+            try:
+                async with self._fetches:
+                    data = await fetch(
+                        image.url,
+                        settings.allow_urls,
+                        max_bytes=settings.max_bytes,
+                        seconds=settings.timeout_seconds / 2,
+                        allow_private=settings.allow_private,
+                    )
+                body.count(len(data))
+            except FetchError as error:
+                return Result(image.name, error=str(error))
+            return Posted(image.name, data)
+
+        tasks = [asyncio.ensure_future(get(image)) for image in posted]
+        try:
+            async with asyncio.timeout(settings.timeout_seconds):
+                return list(await asyncio.gather(*tasks))
+        except TimeoutError:
+            message = f"the addresses were not read within {settings.timeout_seconds:g} s: send fewer at a time"
+            raise _refusal(503, message, retry_after=1, is_early=False) from None
+        finally:
+            for task in tasks:  # after a refusal some go on, and would count bytes that nobody takes off again
+                task.cancel()
+
+    def _submit(self, results: list[Result | Posted]) -> dict[int, asyncio.Future[Answer]]:
+        """Queue the images among the results, which are then Results without an answer. Raises HTTPException."""
+        places = [place for place, result in enumerate(results) if isinstance(result, Posted)]
+        try:
+            futures = self.batcher.submit([results[place].data for place in places])  # type: ignore[union-attr]
+        except BusyError as error:
+            message = f"the queue is full ({self.settings.max_queue:,} images): {error}"
+            raise _refusal(429, message, retry_after=error.retry_after, is_early=False) from None
+        for place in places:
+            results[place] = Result(results[place].name)
+        return dict(zip(places, futures, strict=True))
+
+    # -- from answers to a response ------------------------------------------------------------------------------------
+
+    async def _wait(self, request: Request, futures: Sequence[asyncio.Future[Answer]]) -> None:
+        """Wait until all are done.
+
+        Raises:
+            ClientDisconnect, HTTPException: the client went away, or time is over; the images are dropped.
+        """
+        if not futures:
+            return
+        all_done = asyncio.gather(*futures, return_exceptions=True)
+        # After the request's end there is nothing to receive but that the client went away.
+        gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
+        limit = self.settings.timeout_seconds
+        try:
+            await asyncio.wait({all_done, gone}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if all_done.done():
+                return
+            if gone.done():
+                raise ClientDisconnect
+            raise _refusal(503, f"no answer after {limit:g} s: the server is too busy", retry_after=1, is_early=False)
+        finally:
+            gone.cancel()
+            all_done.cancel()
+
+    def _answer(self, results: Sequence[Result | Posted], top: int, threshold: float) -> Response:
+        trained = self.batcher.trained
+        assert trained is not None
+        rows, statuses = [], set()
+        for result in results:
+            assert isinstance(result, Result)
+            classes = [] if result.answer is None else ranked(trained, result.answer, top, threshold)
+            rows.append({"image": result.name, "classes": classes, "error": result.error or None})
+            statuses.add(200 if result.answer is not None else result.status)
+            self.meters.images.labels("ok" if result.answer is not None else "error").inc()
+        status = 200 if 200 in statuses else statuses.pop() if len(statuses) == 1 else 422
+        about = {"model": self.description["name"], "version": self.description["version"], "images": rows}
+        return JSONResponse(about | ({} if status == 200 else {"error": rows[0]["error"]}), status)
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    words = {404: "there is no such page", 405: f"{request.method} is not allowed here"}.get(error.status_code)
+    kind = Early if "connection" in headers or (words and request.method not in ("GET", "HEAD")) else JSONResponse
+    return kind({"error": words or error.detail}, error.status_code, headers)
+
+
+def _outcome(name: str, future: asyncio.Future[Answer]) -> Result:
+    """Return what became of an image. Raises HTTPException where the network failed."""
+    error = future.exception()
+    if isinstance(error, PassError):
+        raise _refusal(500, str(error), is_early=False)
+    if isinstance(error, BadImageError):
+        return Result(name, error=str(error), status=413 if isinstance(error, TooManyPixelsError) else 422)
+    answer = future.result()
+    if not math.isfinite(float(answer.logits.sum())):
+        return Result(name, error="the network's output is no number for this image", status=500)
+    return Result(name, answer)
+
+
+def ranked(trained: Trained, answer: Answer, top: int, threshold: float) -> list[dict[str, Any]]:
+    """Return an image's likeliest classes, as ``steady predict`` does: of several labels those above a threshold."""
+    places, p = answer.logits.topk(top).indices.tolist(), answer.probabilities.tolist()
+    if trained.is_multi_label:
+        places = [k for k in places if p[k] > threshold]
+    return [{"class": trained.classes[k], "probability": p[k]} for k in places]
+
+
+def read_json(body: bytes) -> tuple[list[Posted], dict[str, Any]]:
+    """Read ``{"images": [base64, ...], "urls": [...], "top": 5, "threshold": 0.5}``. Raises HTTPException.
+
+    >>> read_json(b'{"images": ["aGVsbG8="], "top": 3}')
+    ([Posted(name='images[0]', data=b'hello', url='', error='')], {'top': 3})
+    """
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(400, f"the body is not JSON: {error}", is_early=False) from None
+    if not isinstance(document, dict):
+        raise _refusal(400, 'the body must be a JSON object: {"images": [BASE64, ...]}', is_early=False)
+    images, urls = document.pop("images", []), document.pop("urls", [])
+    for name, values in (("images", images), ("urls", urls)):
+        if not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
+            raise _refusal(400, f"{name} must be a list of strings", is_early=False)
+    posted = []
+    for place, text in enumerate(images):
+        content = text.partition(",")[2] if text.startswith("data:") else text
+        try:
+            posted.append(Posted(f"images[{place}]", base64.b64decode(content, validate=True)))
+        except (binascii.Error, ValueError):
+            posted.append(Posted(f"images[{place}]", error="it is not base64"))
+    return [*posted, *(Posted(url, url=url) for url in map(_valid, urls))], document
+
+
+def _valid(text: str) -> str:
+    """Replace what no answer can hold: halves of characters, which JSON and some encodings of forms can spell."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _number(
+    options: Mapping[str, Any], name: str, what: str, kind: Callable[[str], Any], is_allowed: Callable[[Any], bool]
+) -> Any:
+    """Return a number of a request, None where there is none. Raises HTTPException."""
+    if name not in options:
+        return None
+    try:
+        value = kind(str(options[name]))
+        if is_allowed(value):
+            return value
+    except ValueError:
+        pass
+    raise _refusal(400, f"{name} is {str(options[name])[:40]!r}; it must be {what}", is_early=False)
+
+
+def describe(trained: Trained) -> dict[str, Any]:
+    """Return what ``/model`` says. ``version``: the first 12 digits of the sha256 of the weights' file."""
+    input = trained.input
+    return {
+        "name": trained.name,
+        "version": _digest(trained)[:12],
+        "licence": trained.licence,
+        "num_classes": len(trained.classes),
+        "classes": list(trained.classes),
+        "multi_label": trained.is_multi_label,
+        "size": input.size,
+        "channels": input.channels,
+        "mean": input.mean,
+        "std": input.std,
+        "crop": input.crop,
+        "interpolation": input.interpolation,
+        "temperature": trained.temperature,
+        "device": str(trained.policy.device),
+        "notes": list(trained.notes),
+    }
+
+
+def _digest(trained: Trained) -> str:
+    if trained.path.is_file():
+        with trained.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for name, tensor in trained.module.state_dict().items():
+        digest.update(name.encode() + tensor.cpu().contiguous().view(-1).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _page_files() -> dict[str, tuple[bytes, str]]:
+    return {
+        "/": (render("serve.html.j2", {}).encode(), "text/html"),
+        "/page.css": ((TEMPLATES / "page.css").read_bytes(), "text/css"),
+        "/serve.css": ((TEMPLATES / "serve.css").read_bytes(), "text/css"),
+        "/serve.js": ((TEMPLATES / "serve.js").read_bytes(), "text/javascript"),
+    }
+
+
+# -- the server ------------------------------------------------------------------------------------------------------
+
+
+class Protocol(H11Protocol):
+    """uvicorn's protocol, with the limits that it lacks: on the time for a request's head, and on connections."""
+
+    head_seconds = HEAD_SECONDS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(self.head_seconds, self._late)
+        if len(self.connections) > MAX_CONNECTIONS:
+            idle = [one for one in self.connections if isinstance(one, Protocol) and one is not self and one.is_waiting]
+            if idle:
+                min(idle, key=lambda one: one._since)._close()
+            else:
+                self._close()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no request at hand."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; a head that has begun has to end in time."""
+        super().data_received(data)
+        if not self.is_waiting:
+            self._timer.cancel()
+        elif self._timer.cancelled():
+            self._since = self.loop.time()
+            self._timer = self.loop.call_later(self.head_seconds, self._late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _late(self) -> None:
+        if self.is_waiting and not self.transport.is_closing():
+            if self.conn.trailing_data[0] or self.cycle is None:
+                text = b'{"error":"the request\'s head was not complete in time"}'
+                lines = (b"HTTP/1.1 408 Request Timeout", b"content-type: application/json", b"connection: close")
+                head = b"\r\n".join([*lines, b"content-length: %d" % len(text)])
+                self.transport.write(head + b"\r\n\r\n" + text)
+            self._close()
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            if self.conn.our_state is h11.IDLE:
+                self.conn.send(h11.ConnectionClosed())
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server; a first signal lets requests at hand be answered, a second one ends the process at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[Service], object]) -> None:
+        super().__init__(config)
+        self._service, self._on_ready, self._is_announced = service, on_ready, False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.draining_since is not None:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        self._service.draining_since = time.monotonic()
+
+    async def on_tick(self, counter: int) -> bool:
+        batcher = self._service.batcher
+        if batcher.failure is not None or self._service.is_drained:
+            self.should_exit, self._service.num_cut = True, self._service.in_flight
+        elif batcher.is_ready and not self._is_announced:
+            self._is_announced = True
+            self._on_ready(self._service)
+        return await super().on_tick(counter)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the socket that a server listens on. Raises InputError where that cannot be."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port is {port}; a port is from 0 (any that is free) to 65535")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host} port {port} ({error.strerror}): choose another --host or --port"
+        ) from error
+
+
+def serve(
+    load: Callable[[], Trained],
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[Service], object] = lambda service: None,
+) -> int:
+    """Answer requests until SIGTERM or SIGINT, and then those that are at hand; return how many of those were not.
+
+    Args:
+        load: gives the model, on a thread of its own; ``/ready`` says 503 meanwhile.
+        settings: limits.
+        listener: a socket that listens; on this machine's own address, only requests to that name are answered.
+        on_ready: called once, when the model is warm.
+
+    Raises:
+        SteadyError: whatever ``load`` raises.
+    """
+    host = listener.getsockname()[0]
+    service = Service(load, settings, hosts={*HOSTS, "[::1]"} if host in ("127.0.0.1", "::1") else None)
+    protocol = type("Protocol", (Protocol,), {"head_seconds": min(HEAD_SECONDS, settings.timeout_seconds)})
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
+    limits: dict[str, Any] = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, "timeout_graceful_shutdown": 1}
+    server = _Server(uvicorn.Config(service.app, http=protocol, ws="none", **quiet, **limits), service, on_ready)
+
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form
+
+    async def answer() -> None:
+        service.batcher.start()
+        await server.serve(sockets=[listener])
+
+    try:
+        asyncio.run(answer())
+    finally:
+        service.batcher.close()
+    if service.batcher.failure is not None:
+        raise service.batcher.failure
+    return service.num_cut

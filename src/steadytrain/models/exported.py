@@ -1,0 +1,370 @@
+"""Exported files: what one says of itself, and a module that runs it on the engine that it is for.
+
+===========  ==============================================  ======================================
+file         engine                                          where its description is
+===========  ==============================================  ======================================
+``.onnx``    ``onnxruntime``; ``openvino`` reads it as well  ``metadata_props``
+``.xml``     ``openvino``; its weights are in the ``.bin``   ``rt_info``
+``.pt2``     ``torch.export``, or ``aotinductor``            ``extra/steadytrain`` in the archive
+``.engine``  ``tensorrt``                                    ``NAME.engine.json``
+===========  ==============================================  ======================================
+
+A ``.pt2`` file is code: torch evaluates expressions that stand in it, and a package of AOTInductor is machine code.
+Open those that you trust. The other files hold data alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from steadytrain.config.plain import build, check_types, plain
+from steadytrain.errors import ModelError, RecipeError, first_line
+from steadytrain.machine import facts
+from steadytrain.models.weights import Input
+
+SUFFIXES = (".onnx", ".xml", ".pt2", ".engine")
+"""Endings of exported files. (Weights alone, ``.safetensors``, are no program: a network is built for them.)"""
+
+KEY = "steadytrain"
+"""Under which a file's metadata has the description, as JSON."""
+
+Numbers = Literal["fp32", "fp16", "bf16", "int8"]
+Engine = Literal["onnxruntime", "openvino", "torch.export", "aotinductor", "tensorrt"]
+
+_EXTRAS = {
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
+    "openvino": "openvino",
+}
+"""Which extra of steadytrain has a library."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What an exported classifier says of itself: all that is needed to use it, and where it comes from.
+
+    Args:
+        model: name of the network, in full.
+        input: size, crop, mean, standard deviation, interpolation and channels of its images.
+        classes: names of its outputs, in their order.
+        synsets: of its classes, where they are ImageNet's.
+        is_multi_label: an image may have several of the classes, each of which has a probability of its own.
+        temperature: by which logits are divided before they become probabilities.
+        calibrated_on: the digest of the images that it was fitted on, empty where it was not.
+        licence: of the weights; empty where they were trained from none.
+        numbers: in which the network computes; ``int8``: where it was quantized, else fp32.
+        difference: the largest of any logit from the checkpoint's, as it was checked when the file was written.
+        provenance: run, digests of recipe and weights, versions, date.
+
+    >>> one = Description(model="digits", input=Input(size=8, channels=1), classes=("0", "1"))
+    >>> Description.from_json(one.to_json(), where="a file") == one
+    True
+    """
+
+    model: str
+    input: Input
+    classes: tuple[str, ...]
+    synsets: tuple[str, ...] = ()
+    is_multi_label: bool = False
+    temperature: float = 1.0
+    calibrated_on: str = ""
+    licence: str = ""
+    numbers: Numbers = "fp32"
+    difference: float | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self, "description")
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(plain(self), ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str, *, where: str) -> Description:
+        """Read what :meth:`to_json` wrote, also by a later version, whose new keys are left out.
+
+        Raises:
+            ModelError: it is damaged.
+        """
+        try:
+            values = json.loads(text)
+            described = build(Description, {key: values[key] for key in _KNOWN if key in values})
+            if not 0 < described.temperature < float("inf") or not described.classes or not described.input.size:
+                raise ValueError("its temperature, size or classes cannot be used")
+        except (ValueError, TypeError, KeyError, RecipeError) as error:
+            raise ModelError(f"the description in {where} is damaged ({first_line(error)}): export it again") from error
+        return described
+
+
+_KNOWN = tuple(each.name for each in fields(Description))
+
+
+class EngineModule(nn.Module):
+    """A network in an exported file, called with tensors: float32 in and out, whatever engine runs it.
+
+    It has no parameters. ``onnxruntime`` may be called from several threads at a time, the other engines from one.
+
+    Args:
+        run: the engine, from a list of tensors to a list of tensors.
+    """
+
+    def __init__(self, run: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self._run = run
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Return the output of the file, on the device of the first input; a tuple where it has several."""
+        with torch.no_grad():
+            outputs = [output.to(inputs[0].device) for output in self._run(inputs)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+@dataclass(frozen=True)
+class OpenedModule:
+    """An exported file that is ready to run, described or not.
+
+    Args:
+        module: as of :class:`Exported`; of files with several inputs or outputs it takes and returns as many tensors.
+        metadata: text by name.
+        engine: which runs it.
+        device: on which.
+    """
+
+    module: EngineModule
+    metadata: Mapping[str, str]
+    engine: Engine
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported classifier that is ready to run.
+
+    Args:
+        module: takes float32 images [B, C, H, W], already normalised, and returns float32 logits [B, K].
+        description: what the file says of itself.
+        engine: which runs it.
+        device: on which.
+    """
+
+    module: EngineModule
+    description: Description
+    engine: Engine
+    device: torch.device
+
+
+def open_exported(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    engine: Engine | None = None,
+    numbers: Numbers | None = None,
+) -> Exported:
+    """Open an exported classifier.
+
+    Args:
+        path: ``.onnx``, ``.xml``, ``.pt2`` or ``.engine``.
+        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU where the engine finds one.
+        threads: of ONNX Runtime and OpenVINO; None: a thread for each core. Torch's engines take
+            ``torch.set_num_threads``.
+        engine: ``openvino`` for an ``.onnx`` file; None: the usual one for the file.
+        numbers: in which OpenVINO computes (``bf16`` where the processor has it); None: as the file was exported.
+
+    Raises:
+        ModelError: no such file, damaged, without a description, or its engine is not installed.
+    """
+    opened = open_module(path, device=device, threads=threads, engine=engine, numbers=numbers)
+    if KEY not in opened.metadata:
+        raise ModelError(
+            f"{path} does not describe its images and classes: export it with steady export, which puts them into it"
+        )
+    described = Description.from_json(opened.metadata[KEY], where=str(path))
+    return Exported(opened.module, described, opened.engine, opened.device)
+
+
+def open_module(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    engine: Engine | None = None,
+    numbers: Numbers | None = None,
+) -> OpenedModule:
+    """Open any exported network, described or not; arguments as of :func:`open_exported`.
+
+    Raises:
+        ModelError: no such file, damaged, or its engine is not installed.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ModelError(f"there is no exported file {file}")
+    chosen = engine or _engine_of(file)
+    threads = threads or facts.cores()
+    try:
+        if chosen == "onnxruntime":
+            return _open_onnxruntime(file, device, threads)
+        if chosen == "openvino":
+            return _open_openvino(file, device, threads, numbers)
+        if chosen == "tensorrt":
+            return _open_tensorrt(file, device)
+        return _open_torch(file, device, chosen)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{file} is damaged or of another version ({first_line(error)}): export it again") from error
+
+
+def require_library(name: str) -> Any:
+    """Import a library that an engine needs. Raises ModelError, which says how to install it.
+
+    >>> require_library("json").__name__
+    'json'
+    """
+    if name == "openvino":  # it would report its use to its makers, over the network
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        extra = _EXTRAS.get(name.partition(".")[0])
+        remedy = f'pip install "steadytrain[{extra}]"' if extra else f"pip install {name.partition('.')[0]}"
+        raise ModelError(f"{name.partition('.')[0]} is not installed here ({first_line(error)}): {remedy}") from error
+
+
+def _engine_of(path: Path) -> Engine:
+    engines: dict[str, Engine] = {".onnx": "onnxruntime", ".xml": "openvino", ".engine": "tensorrt"}
+    if path.suffix in engines:
+        return engines[path.suffix]
+    if path.suffix != ".pt2":
+        raise ModelError(f"{path} is no exported file: it must end in {', '.join(SUFFIXES)}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_compiled = any("/aotinductor/" in name for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ModelError(f"{path} is damaged or no .pt2 file ({first_line(error)}): export it again") from error
+    return "aotinductor" if is_compiled else "torch.export"
+
+
+def _no_device(path: Path, engine: str, device: str, remedy: str) -> ModelError:
+    return ModelError(f"{path} cannot run on {device}: {engine} here has no such device; {remedy}")
+
+
+def _open_onnxruntime(path: Path, device: str, threads: int) -> OpenedModule:
+    ort = require_library("onnxruntime")
+    has_cuda = "CUDAExecutionProvider" in ort.get_available_providers()
+    where = torch.device(("cuda" if has_cuda and torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if where.type == "cuda":
+        if not has_cuda:
+            raise _no_device(path, "ONNX Runtime", device, "install onnxruntime-gpu, or take --device cpu")
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": where.index or 0}))
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = ort.InferenceSession(str(path), options, providers=providers)
+    names = [each.name for each in session.get_inputs()]
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        arrays = (tensor.detach().cpu().contiguous().numpy() for tensor in inputs)
+        return [torch.from_numpy(array) for array in session.run(None, dict(zip(names, arrays, strict=True)))]
+
+    return OpenedModule(EngineModule(run), session.get_modelmeta().custom_metadata_map, "onnxruntime", where)
+
+
+def _open_openvino(path: Path, device: str, threads: int, numbers: Numbers | None) -> OpenedModule:
+    openvino = require_library("openvino")
+    if device not in ("cpu", "auto"):
+        raise _no_device(path, "OpenVINO", device, "take --device cpu")
+    core = openvino.Core()
+    network = core.read_model(str(path))
+    if path.suffix == ".onnx":
+        properties = require_library("onnx").load(str(path), load_external_data=False).metadata_props
+        metadata = {each.key: each.value for each in properties}
+    else:
+        values = {name: getattr(value, "value", value) for name, value in network.get_rt_info().items()}
+        metadata = {name: value for name, value in values.items() if isinstance(value, str)}
+    if numbers is None and KEY in metadata:
+        numbers = Description.from_json(metadata[KEY], where=str(path)).numbers
+    # Left alone, it computes in bf16 where the processor can, whatever numbers the file has.
+    hint = {"bf16": "bf16", "fp16": "f16"}.get(numbers or "fp32", "f32")
+    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": hint}
+    request = core.compile_model(network, "CPU", options).create_infer_request()
+    outputs = range(len(network.outputs))
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        arrays = [tensor.detach().cpu().contiguous().numpy() for tensor in inputs]
+        results = request.infer(arrays, share_inputs=True)
+        return [torch.from_numpy(results[number]) for number in outputs]
+
+    return OpenedModule(EngineModule(run), metadata, "openvino", torch.device("cpu"))
+
+
+def _open_torch(path: Path, device: str, engine: Engine) -> OpenedModule:
+    """Open a program of torch.export, or a package of AOTInductor, which is for the device that it was compiled for."""
+    with zipfile.ZipFile(path) as archive:
+        places = {name.rpartition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
+        metadata = {name: archive.read(place).decode() for name, place in places.items()}
+    if engine == "aotinductor":
+        from torch._inductor import aoti_load_package
+
+        compiled = aoti_load_package(str(path))
+        where = torch.device(compiled.get_metadata().get("AOTI_DEVICE_KEY", "cpu"))
+        if device != "auto" and torch.device(device).type != where.type:
+            raise _no_device(path, "AOTInductor", device, f"it was compiled for {where.type}: export it there")
+        call: Callable[..., Any] = compiled
+    else:
+        program = torch.export.load(str(path))
+        where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        if where.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, str(where))
+        call = program.module(check_guards=False)
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        outputs = call(*(tensor.to(where).contiguous() for tensor in inputs))
+        return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+    return OpenedModule(EngineModule(run), metadata, engine, where)
+
+
+def _open_tensorrt(path: Path, device: str) -> OpenedModule:
+    """Open an engine of TensorRT. Written to its documentation; it has never run, for want of a GPU."""
+    trt = require_library("tensorrt")
+    where = torch.device("cuda" if device == "auto" else device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        raise _no_device(path, "TensorRT", device, "it needs an NVIDIA GPU")
+    beside = path.with_name(f"{path.name}.json")
+    metadata = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    with torch.cuda.device(where):
+        network = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(path.read_bytes())
+        context = network.create_execution_context()
+    names = [network.get_tensor_name(number) for number in range(network.num_io_tensors)]
+    takes = [name for name in names if network.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+    gives = [name for name in names if name not in takes]
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        tensors = [tensor.to(where).contiguous() for tensor in inputs]
+        for name, tensor in zip(takes, tensors, strict=True):
+            context.set_input_shape(name, tuple(tensor.shape))
+            context.set_tensor_address(name, tensor.data_ptr())
+        outputs = [torch.empty(tuple(context.get_tensor_shape(name)), device=where) for name in gives]
+        for name, output in zip(gives, outputs, strict=True):
+            context.set_tensor_address(name, output.data_ptr())
+        stream = torch.cuda.current_stream(where)
+        context.execute_async_v3(stream.cuda_stream)
+        stream.synchronize()  # the inputs must live until it has read them
+        return outputs
+
+    return OpenedModule(EngineModule(run), metadata, "tensorrt", where)

@@ -1,0 +1,102 @@
+"use strict";
+// Pictures that are dropped, chosen or pasted go to /predict one by one; names and classes are always set as text.
+const at = (id) => document.getElementById(id);
+let token = sessionStorage.getItem("token") ?? "";
+
+async function ask(path, options = {}) {
+  const headers = { ...options.headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
+  const response = await fetch(path, { ...options, headers });
+  if (response.status === 401) {
+    at("access").hidden = false;
+    at("token").focus();
+  }
+  const document_ = await response.json();
+  if (!response.ok && !document_.images) throw new Error(document_.error ?? `the server answers ${response.status}`);
+  return document_;
+}
+
+function alarm(error) {
+  at("alarm").textContent = error ? `${error.message ?? error}` : "";
+  at("alarm").hidden = !error;
+}
+
+async function describe() {
+  try {
+    const model = await ask("/model");
+    at("model").textContent = model.name;
+    document.title = model.name;
+    const licence = model.licence ? [`licence ${model.licence}`] : [];
+    const parts = [`${model.num_classes.toLocaleString("en")} classes`, `${model.size} px`, `version ${model.version}`, ...licence];
+    at("facts").textContent = parts.join(" · ");
+    at("access").hidden = true;
+    alarm();
+  } catch (error) {
+    at("facts").textContent = "";
+    alarm(error);
+  }
+  document.body.dataset.ready = "";
+}
+
+function element(tag, text, name) {
+  const made = document.createElement(tag);
+  if (text) made.textContent = text;
+  if (name) made.className = name;
+  return made;
+}
+
+function row({ class: name, probability }) {
+  const line = element("p", "", "class");
+  const bar = element("meter");
+  bar.value = probability;
+  bar.setAttribute("aria-label", name);
+  line.append(element("span", name), element("b", `${(100 * probability).toFixed(1)} %`), bar);
+  return line;
+}
+
+async function classify(file) {
+  const item = element("li"), picture = element("img"), side = element("div");
+  const address = URL.createObjectURL(file);
+  picture.alt = "";
+  picture.onload = picture.onerror = () => URL.revokeObjectURL(address);
+  picture.src = address;
+  side.append(element("h2", file.name), element("p", "classifying", "quiet"));
+  item.append(picture, side);
+  at("answers").prepend(item);
+  try {
+    const answer = await ask("/predict", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file });
+    const { classes, error } = answer.images[0];
+    side.lastChild.remove();
+    if (error) side.append(element("p", error, "bad"));
+    else if (classes.length) side.append(...classes.map(row));
+    else side.append(element("p", "no label above the threshold", "quiet"));
+    alarm();
+  } catch (error) {
+    side.lastChild.remove();
+    side.append(element("p", error.message, "bad"));
+  }
+  item.dataset.answered = "";
+}
+
+async function classifyAll(files) {
+  for (const file of files) await classify(file);
+}
+
+for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    at("drop").classList.toggle("over", kind === "dragenter" || kind === "dragover");
+    if (kind === "drop") classifyAll([...event.dataTransfer.files]);
+  });
+}
+document.addEventListener("paste", (event) => classifyAll([...event.clipboardData.files]));
+at("files").addEventListener("change", (event) => {
+  classifyAll([...event.target.files]);
+  event.target.value = "";
+});
+at("access").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = at("token").value;
+  sessionStorage.setItem("token", token);
+  describe();
+});
+describe();

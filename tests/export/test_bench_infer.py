@@ -1,0 +1,160 @@
+"""``steady bench infer``: engines in processes of their own, compared on the same samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from steadytrain.cli import main
+from steadytrain.cli.bench_infer import panels, table
+from steadytrain.export.engines import Parity, compare
+from steadytrain.export.networks import NETWORKS, InceptionBN
+from steadytrain.export.speed import BatchSpeed, EngineSpeed, NetworkSpeed
+from steadytrain.reports.plots import svg
+
+QUICK = ["--seconds", "0.04", "--threads", "1", "--device", "cpu"]
+HAS_EXPORT = all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnxscript", "openvino"))
+
+ODD = """
+import os, torch
+
+class Odd(torch.nn.Module):
+    def __init__(self, word):
+        super().__init__()
+        self.word, self.fc = word, torch.nn.Linear(3, 1000)
+
+    def forward(self, images):
+        if images.dtype == torch.bfloat16 and self.word == "crash":
+            os.abort()
+        logits = self.fc(images.mean((2, 3)))
+        return -logits if images.dtype == torch.bfloat16 and self.word == "other" else logits
+
+def crash(**options):
+    return Odd("crash")
+
+def other(**options):
+    return Odd("other")
+"""
+
+
+def test_a_small_network_in_every_engine_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved = tmp_path / "speeds.json"
+    engines = ["plain", "eager", "channels-last", *(["onnxruntime", "openvino"] if HAS_EXPORT else [])]
+    command = ["bench", "infer", "digits", "--engines", *engines, "--batch-size", "1", "4", *QUICK, "--json"]
+    command += ["--precision", "fp32", "int8", "--save", str(saved)]
+    assert main(command) == 0
+    out, _ = capsys.readouterr()
+    document = json.loads(out)
+    [network] = document["networks"]
+    assert (network["name"], network["threads"], network["device"]) == ("digits", 1, "cpu") and not network["error"]
+    rows = {(row["engine"], row["numbers"]): row for row in network["engines"]}
+    wanted = {(engine, "fp32") for engine in engines}
+    wanted |= {("onnxruntime", "int8"), ("openvino", "int8")} if HAS_EXPORT else set()
+    assert rows.keys() == wanted
+    for (_, numbers), row in rows.items():
+        assert row["error"] == "" and row["memory_bytes"] > 0
+        assert [batch["batch_size"] for batch in row["batches"]] == [1, 4]
+        for batch in row["batches"]:
+            assert batch["passes"] > 0 and 0 < batch["p50_seconds"] <= batch["p99_seconds"]
+        assert row["parity"]["cosine"] > (0.9999 if numbers == "fp32" else 0.97)
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["networks"] == document["networks"] and f"digits: taken from {saved}" in err
+    assert main([*command, "--threads", "2"]) == 2
+    assert "figures of other settings" in capsys.readouterr().err
+
+
+def test_a_crash_and_other_outputs_are_in_the_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_networks.py").write_text(ODD, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["odd_networks:crash", "odd_networks:other", "no-such-network"]
+    command = ["bench", "infer", *names, "--engines", "eager", "--precision", "fp32", "bf16"]
+    plot = tmp_path / "speeds.svg"
+    assert main([*command, *QUICK, "--batch-size", "1", "2", "--plot", str(plot)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "not measured (eager bf16): the process crashed (SIGABRT)" in lines
+    rows = [line.split() for line in lines if line.startswith("eager ")]
+    assert [row[1] for row in rows] == ["fp32", "fp32", "bf16"]
+    assert rows[1][5] == "1.0000" and float(rows[2][5]) < -0.99
+    assert any(line.startswith("no-such-network: there is no model") for line in lines)
+    summary = [line for line in lines if line.endswith("eager fp32")]
+    assert len(summary) == 2  # the other outputs are no sound way to be fast
+    assert plot.read_text(encoding="utf-8").count("<polygon") and max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("change", "cosine", "top1"), [(lambda x: x, 1.0, 1.0), (lambda x: x.flip(1), None, 0.0), (lambda x: -x, -1.0, 0.0)]
+)
+def test_parity_sees_what_differs(change: object, cosine: float | None, top1: float) -> None:
+    logits = torch.arange(40.0).reshape(2, 20) - 10
+    assert callable(change)
+    parity = compare(change(logits), logits, classes=True)
+    assert parity.top1 == top1 and parity.n == 2
+    assert parity.cosine == cosine if cosine is not None else parity.cosine < 0.99
+
+
+def of_networks() -> list[NetworkSpeed]:
+    """Figures as wide as they get."""
+    batches = tuple(
+        BatchSpeed(
+            batch_size=size, passes=9, p50_seconds=1.2345, p99_seconds=12.345, per_second=12345.6, cpu_seconds=2.4
+        )
+        for size in (1, 256)
+    )
+    parity = Parity(n=200, cosine=-0.99999, largest_difference=1.0, top1=1.0, top5=1.0)
+    pairs = (("plain", "fp32"), ("channels-last", "bf16"), ("onnxruntime", "int8"), ("openvino", "bf16"))
+    engines = tuple(
+        EngineSpeed(engine=engine, numbers=numbers, batches=batches, memory_bytes=12_345_678_901, parity=parity)
+        for engine, numbers in pairs
+    )
+    failed = EngineSpeed(engine="compile", numbers="bf16", error="the process crashed (SIGSEGV)")
+    common = {"parameters": 138_000_000, "threads": 64, "engines": (*engines, failed)}
+    return [
+        NetworkSpeed(name="a", title="Inception-ResNet v2", shape=(3, 299, 299), **common),  # type: ignore[arg-type]
+        NetworkSpeed(name="b", title="SSDlite, MobileNet v3", shape=(3, 320, 320), **common),  # type: ignore[arg-type]
+        NetworkSpeed(name="c", title="no such network", error="there is no model 'c'"),
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_is_never_wider_than_the_terminal(width: int) -> None:
+    lines = list(table(of_networks(), width))
+    assert max(map(len, lines)) <= width
+    assert "not measured (compile bf16): the process crashed (SIGSEGV)" in lines
+    assert ("memory MB" in "\n".join(line for line in lines if line.startswith("engine "))) == (width == 120)
+
+
+def test_a_plot_has_a_mark_for_each_figure() -> None:
+    picture = svg(panels(of_networks()), title="speeds")
+    assert picture.count("<circle") == 2 * (2 + 1)  # of two networks and of the legend, in two charts
+    assert picture.count("<polygon") == 3 * 2 * (2 + 1)
+
+
+def test_the_built_in_networks_have_the_shapes_of_their_papers() -> None:
+    with torch.inference_mode():
+        assert NETWORKS["dcgan"].make().eval()(NETWORKS["dcgan"].draw(2)).shape == (2, 3, 64, 64)
+        assert InceptionBN().eval()(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
+    assert round(sum(p.numel() for p in InceptionBN().parameters()) / 1e6, 1) == 11.3
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--batch-size", "0"], "--batch-size is 0"),
+        (["--save", "speeds.txt"], "must end with .json"),
+        (["--plot", "speeds.png"], "ends in .png"),
+        (["--minutes", "0"], "--minutes is 0"),
+        (["--engines", "plain", "--precision", "bf16", "--device", "cpu"], "none of the engines computes in bf16"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "infer", "digits", *flags]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1

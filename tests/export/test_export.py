@@ -1,0 +1,296 @@
+"""Exported files compute what their checkpoint does, describe themselves, and need no steadytrain to be used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import steadytrain as st
+from steadytrain.cli import main
+from steadytrain.errors import FailedError, InputError, ModelError
+from steadytrain.export import export as exporting
+from steadytrain.export import formats
+from steadytrain.models import Input
+from steadytrain.models.exported import KEY, Description, open_exported, open_module, require_library
+
+FORMATS = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".xml": ("openvino",), ".pt2": ()}
+
+# What a user's own program does: no more than an engine's library, and the JSON in the file.
+BEFORE = """
+import sys, json, numpy
+sys.modules.update(dict.fromkeys(["steadytrain", "openvino_telemetry"]))
+path, images = sys.argv[1], numpy.load(sys.argv[2])
+"""
+AFTER = "print(json.dumps([json.loads(about), logits.tolist()]))"
+READERS = {
+    ".onnx": """
+import onnxruntime
+session = onnxruntime.InferenceSession(path)
+about = session.get_modelmeta().custom_metadata_map["steadytrain"]
+logits = session.run(["logits"], {"images": images})[0]
+""",
+    ".xml": """
+import openvino
+network = openvino.Core().read_model(path)
+about = network.get_rt_info(["steadytrain"]).astype(str)
+logits = openvino.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(images)["logits"]
+""",
+    ".pt2": """
+import torch
+extra = {"steadytrain": ""}
+network = torch.export.load(path, extra_files=extra).module()
+about = extra["steadytrain"]
+logits = network(torch.from_numpy(images)).detach().numpy()
+""",
+}
+
+
+def need(suffix: str) -> None:
+    """Skip where a library for a format is missing."""
+    for name in FORMATS[suffix]:
+        if not _is_there(name):
+            pytest.skip(f"{name} is not installed: it is in steadytrain[export] or steadytrain[openvino]")
+
+
+@pytest.fixture(scope="module")
+def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on handwritten digits, with calibrated probabilities."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    words = ["--model", "digits", "--epochs", "2", "--batch-size", "32", "--lr", "0.2", "--set", "data.pad=1"]
+    assert main(["train", str(digits), *words, "--device", "cpu", "--run", str(folder)]) == 0
+    st.calibrate(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(run: Path) -> np.ndarray:
+    """The run's validation images, normalised."""
+    trained = st.restore(run, device="cpu")
+    batches = exporting.open_samples(trained, None, 100).batches
+    raw = torch.from_numpy(np.concatenate([batch.images for batch in batches]))
+    return trained.policy.images(raw, trained.input.mean, trained.input.std).contiguous().numpy()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_an_exported_file_gives_the_checkpoints_answers_here_and_without_steadytrain(
+    suffix: str, run: Path, digits: Path, images: np.ndarray, tmp_path: Path
+) -> None:
+    need(suffix)
+    path = tmp_path / f"model{suffix}"
+    result = st.export_model(run, path)
+    assert result.is_kept and result.images == f"40 validation images of {run}"
+    [row] = result.rows
+    assert row.difference is not None and row.difference <= 1e-4 and row.top5_agreement == 1
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, *(["model.bin"] if suffix == ".xml" else [])}
+
+    trained, exported = st.restore(run, device="cpu"), st.restore(path)
+    same = ("classes", "input", "temperature", "calibrated_on", "name", "is_multi_label")
+    assert all(getattr(exported, name) == getattr(trained, name) for name in same)
+    assert trained.temperature != 1
+    expected, found = st.evaluate(trained, digits), st.evaluate(path, digits)
+    assert (found.n, found.right) == (expected.n, expected.right) and found.loss == pytest.approx(expected.loss, 1e-4)
+
+    script = BEFORE + READERS[suffix] + AFTER
+    np.save(tmp_path / "images.npy", images)
+    command = [sys.executable, "-W", "ignore", "-c", script, str(path), str(tmp_path / "images.npy")]
+    about, logits = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    with torch.no_grad():
+        wanted = trained.module(torch.from_numpy(images)).float()
+    assert torch.tensor(logits).topk(5).indices.tolist() == wanted.topk(5).indices.tolist()
+    assert about["classes"] == list(trained.classes) and about["input"]["size"] == trained.input.size
+    assert about["provenance"]["run"] == "run" and about["difference"] == row.difference
+    assert (
+        str(Path(__file__).parents[2]).encode() not in path.read_bytes() and b"site-packages" not in path.read_bytes()
+    )
+
+
+class WrongOnceExported(nn.Module):
+    """A network that an exporter gets wrong."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.module(images)
+        return logits + 0.5 if torch.compiler.is_exporting() else logits
+
+
+def test_a_file_that_computes_something_else_is_removed_and_the_older_one_stays(run: Path, tmp_path: Path) -> None:
+    trained = st.restore(run, device="cpu")
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"an older file")
+    with pytest.raises(
+        FailedError, match=r"model\.pt2 was removed: its logits differ .* by 0\.5, and 0\.\d+ is allowed"
+    ):
+        st.export_model(replace(trained, module=WrongOnceExported(trained.module)), path)
+    assert path.read_bytes() == b"an older file" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("faster", "code"), [(0.0, 0), (1e9, 1)])
+def test_int8_is_kept_only_where_it_is_faster(
+    faster: float,
+    code: int,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    need(".onnx")
+    monkeypatch.setattr(exporting, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(exporting, "FASTER", faster)
+    path = tmp_path / "model.onnx"
+    assert main(["export", str(run), "-o", str(path), "--int8", "--max-loss", "50"]) == code
+    out, err = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()[1:4]] == [
+        ["checkpoint", "torch"],
+        ["onnx", "fp32"],
+        ["onnx", "int8"],
+    ]
+    if code:
+        assert "was not kept: it is " in err and not list(tmp_path.iterdir())
+        return
+    opened = open_exported(path)
+    assert opened.description.numbers == "int8" and opened.description.difference
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_numbers_that_cost_accuracy_are_not_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(exporting, "FASTER", 0.0)
+    scores = iter([0.9, 0.8])
+    monkeypatch.setattr(exporting, "_score", lambda job, module: next(scores))
+    result = st.export_model(run, tmp_path / "model.pt2", numbers="bf16", max_loss=5)
+    assert not result.is_kept and result.reason.startswith("it loses 10.00 points of top-1, and 5 are allowed")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_loaded_by_timm_as_it_is(tmp_path: Path) -> None:
+    import timm
+    from timm.data.config import resolve_data_config
+
+    torch.manual_seed(0)
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "stock.pth")
+    trained = st.restore(tmp_path / "stock.pth", model="timm/test_resnet", device="cpu")
+    assert st.export_model(trained, tmp_path / "hub").is_kept
+    again: Any = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
+    zeros = torch.zeros(1, 3, 160, 160)
+    with torch.no_grad():
+        assert torch.allclose(again(zeros), trained.module(zeros), atol=1e-5)
+    assert again.pretrained_cfg["label_names"][285] == "Egyptian cat"
+    config: Any = resolve_data_config(again.pretrained_cfg)  # type: ignore[no-untyped-call]
+    assert config["mean"] == trained.input.mean and config["input_size"] == (3, 160, 160)
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "license: other" in card and "Not measured." in card and str(tmp_path) not in card
+    restored = st.restore(tmp_path / "hub", device="cpu")
+    assert (restored.classes, restored.synsets, restored.input) == (trained.classes, trained.synsets, trained.input)
+    assert st.export_model(trained, tmp_path / "hub").is_kept  # replaces what it wrote, and nothing else
+    (tmp_path / "hub" / "notes.txt").write_text("years of work")
+    with pytest.raises(InputError, match="or has more in it, which would be lost"):
+        st.export_model(trained, tmp_path / "hub")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="exists, and is no exported folder"):
+        st.export_model(trained, tmp_path / "full")
+
+
+def test_weights_are_exported_with_their_temperature(run: Path, tmp_path: Path) -> None:
+    trained = st.restore(run, device="cpu")
+    assert st.export_model(trained, tmp_path / "model.safetensors").rows[0].difference == 0
+    assert st.restore(tmp_path / "model.safetensors").temperature == trained.temperature
+    with pytest.raises(ModelError, match="have no network digits: a folder for them is for networks of timm"):
+        st.export_model(trained, tmp_path / "hub")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "model.tflite"], "-o model.tflite ends in .tflite: it must end in .onnx"),
+        (["-o", "model.onnx", "--bf16"], "model.onnx cannot be written in bf16"),
+        (["-o", "model.pt2", "--int8"], "model.pt2 cannot be written in int8: take .onnx or .xml"),
+        (["-o", "model.onnx", "--int8", "--fp16"], "--int8 and --fp16 exclude each other"),
+        (["-o", "model.onnx", "--aot"], "--aot compiles a .pt2 file"),
+        (["-o", "none/model.pt2"], "there is no folder none"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(
+    words: list[str],
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run), *words]) == 2
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def small_file(path: Path, metadata: dict[str, str] | None = None) -> Path:
+    """A tiny exported network."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval()
+    formats.write_torch_export(net, torch.zeros(2, 3, 2, 2), path, metadata=metadata)
+    return path
+
+
+def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
+    bare = small_file(tmp_path / "bare.pt2")
+    assert open_module(bare).module(torch.zeros(5, 3, 2, 2)).shape == (5, 2)
+    with pytest.raises(ModelError, match="does not describe its images and classes: export it with steady export"):
+        st.restore(bare)
+    damaged = small_file(tmp_path / "damaged.pt2", {KEY: '{"model": "x"}'})
+    with pytest.raises(ModelError, match=r"the description in .*damaged\.pt2 is damaged"):
+        st.restore(damaged)
+    for name in ("a.onnx", "a.xml", "a.pt2"):
+        if name.endswith("pt2") or all(map(_is_there, FORMATS[Path(name).suffix])):
+            (tmp_path / name).write_bytes(b"no model at all")
+            with pytest.raises(ModelError, match=f"{name} is damaged"):
+                st.restore(tmp_path / name)
+    with pytest.raises(ModelError, match="whole network, not the weights of one: drop --model"):
+        st.restore(bare, model="resnet20")
+    with pytest.raises(ModelError, match=r"tensorrt is not installed here .*: pip install tensorrt"):
+        require_library("tensorrt")
+
+
+def _is_there(name: str) -> bool:
+    try:
+        require_library(name)
+    except ModelError:
+        return False
+    return True
+
+
+def test_a_missing_engine_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ModelError, match=r'onnxruntime is not installed here .*: pip install "steadytrain\[export\]"'):
+        st.restore(tmp_path / "a.onnx")
+
+
+def test_descriptions_of_later_versions_can_be_read() -> None:
+    one = Description(model="m", input=Input(size=8, channels=1), classes=("a", "b"))
+    values = json.loads(one.to_json()) | {"new": 1}
+    assert Description.from_json(json.dumps(values), where="x") == one
+
+
+def test_networks_of_several_inputs_and_outputs_are_exported(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return a + b.sum(1, keepdim=True), a * 2
+
+    need(".onnx")
+    inputs = torch.ones(1, 3), torch.ones(1, 4)
+    formats.write_onnx(Two().eval(), inputs, tmp_path / "two.onnx")
+    total, double = open_module(tmp_path / "two.onnx").module(torch.ones(5, 3), torch.ones(5, 4))
+    assert total.tolist() == [[5.0] * 3] * 5 and double.tolist() == [[2.0] * 3] * 5

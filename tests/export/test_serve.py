@@ -1,0 +1,534 @@
+"""``steady serve`` as its clients meet it: a real process on this machine's own address, started once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import http.server
+import io
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+from tests.reports.test_browser import browser, chromium
+
+from steadytrain.cli.serve import _flags
+from steadytrain.errors import InputError
+from steadytrain.export import containers
+from steadytrain.export.fetch import FetchError, fetch, is_allowed, parse_prefix
+from steadytrain.export.serve import Settings
+from steadytrain.training import Trained, predict, restore
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser", "chromium"]
+
+TOKEN = "s3cret"
+MODEL = "timm/test_resnet"
+WAIT_MS, TIMEOUT, MAX_QUEUE, MAX_IMAGES, MAX_BYTES, MAX_PIXELS = 2000, 3, 8, 4, 300_000, 1_000_000
+BOUNDARY = "----steady"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: its process, its port, its weights, where its messages go, and where it may fetch images."""
+
+    process: subprocess.Popen[str]
+    port: int
+    weights: Path
+    messages: Path
+    pictures: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Status, headers and JSON of a response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of several kinds: a large and a small JPEG, a progressive one, a PNG with transparency, a grey WebP."""
+    folder = tmp_path_factory.mktemp("images")
+    rough = np.random.default_rng(7).integers(0, 256, (12, 16, 4), np.uint8)
+    smooth = Image.fromarray(rough, "RGBA").resize((640, 480), Image.Resampling.BICUBIC)
+    smooth.convert("RGB").save(folder / "large.jpg", quality=92)
+    smooth.convert("RGB").resize((97, 203)).save(folder / "small.jpg", quality=80)
+    smooth.convert("RGB").save(folder / "progressive.jpg", progressive=True)
+    smooth.resize((200, 180)).save(folder / "clear.png")
+    smooth.convert("L").save(folder / "grey.webp")
+    return {path.name: path for path in sorted(folder.iterdir())}
+
+
+class _Pictures(http.server.BaseHTTPRequestHandler):
+    """Serves one picture, one that is too large, and redirects into and out of the folder."""
+
+    picture = b""
+
+    def do_GET(self) -> None:
+        moved = {"/pictures/moved": "/pictures/1.jpg", "/pictures/out": "/secret"}
+        if self.path in moved:
+            self.send_response(302)
+            self.send_header("location", moved[self.path])
+            self.end_headers()
+            return
+        content = {"/pictures/1.jpg": self.picture, "/pictures/huge": bytes(MAX_BYTES + 1), "/secret": self.picture}
+        content["/pictures/half"] = bytes(MAX_BYTES // 2)
+        self.send_response(200 if self.path in content else 404)
+        self.end_headers()
+        self.wfile.write(content.get(self.path, b""))
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture(scope="module")
+def pictures(images: dict[str, Path]) -> Iterator[str]:
+    """Address of a folder of another server on this machine."""
+    _Pictures.picture = images["large.jpg"].read_bytes()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pictures) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{other.server_port}/pictures"
+        other.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, pictures: str) -> Iterator[Server]:
+    """A server of a network with random weights, with narrow limits and a long wait for full batches."""
+    folder = tmp_path_factory.mktemp("serve")
+    torch.manual_seed(0)
+    torch.save(timm.create_model("test_resnet").state_dict(), folder / "w.pth")
+    flags: dict[str, object] = {"--port": 0, "--max-batch": 32, "--max-wait-ms": WAIT_MS, "--timeout-seconds": TIMEOUT}
+    flags |= {
+        "--max-queue": MAX_QUEUE,
+        "--max-images": MAX_IMAGES,
+        "--max-bytes": MAX_BYTES,
+        "--max-pixels": MAX_PIXELS,
+    }
+    flags |= {"--allow-url": pictures, "--model": MODEL, "--device": "cpu"}
+    words = [str(word) for pair in flags.items() for word in pair]
+    command = [
+        sys.executable,
+        "-m",
+        "steadytrain",
+        "serve",
+        str(folder / "w.pth"),
+        *words,
+        "--allow-private",
+        "--json-log",
+    ]
+    messages = folder / "messages"
+    with messages.open("w") as stderr:
+        environment = {**os.environ, "STEADYTRAIN_TOKEN": TOKEN}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+    assert process.stdout is not None
+    url = process.stdout.readline()
+    assert url, messages.read_text()
+    port = int(url.rpartition(":")[2].strip("/\n"))
+    yield Server(process, port, folder / "w.pth", messages, pictures)
+    process.stdout.close()
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def trained(server: Server) -> Trained:
+    """The same weights in this process."""
+    return restore(server.weights, model=MODEL, device="cpu")
+
+
+def ask(
+    server: Server, path: str, body: bytes | Iterator[bytes] | None = None, kind: str = "image/jpeg", **more: str
+) -> Reply:
+    """Send one request, a POST if it has a body, on a connection of its own."""
+    headers = {"authorization": f"Bearer {TOKEN}"} | ({"content-type": kind} if body is not None else {})
+    headers |= {name.replace("_", "-"): value for name, value in more.items()}
+    method = headers.pop("method", "GET" if body is None else "POST")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        connection.request(method, path, body=body, headers={key: value for key, value in headers.items() if value})
+        response = connection.getresponse()
+        content = response.read()
+        is_json = response.headers.get_content_type() == "application/json"
+        return Reply(
+            response.status, dict(response.headers.items()), json.loads(content) if is_json else content.decode()
+        )
+    finally:
+        connection.close()
+
+
+def metrics(server: Server) -> dict[tuple[str, ...], float]:
+    """Every sample of /metrics, by its name and its labels' values."""
+    families = text_string_to_metric_families(ask(server, "/metrics").body)
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that comes soon."""
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextmanager
+def half_a_request(server: Server, content: bytes) -> Iterator[socket.socket]:
+    """A request of which all but the last byte was sent: batches wait for it."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        lines = ["POST /predict HTTP/1.1", "host: localhost", f"authorization: Bearer {TOKEN}", "connection: close"]
+        head = "\r\n".join([*lines, f"content-length: {len(content)}", "", ""])
+        before = metrics(server)["steady_requests_in_flight",]
+        connection.sendall(head.encode() + content[:-1])
+        until(lambda: metrics(server)["steady_requests_in_flight",] > before)
+        yield connection
+
+
+def reply_on(connection: socket.socket) -> tuple[int, Any]:
+    """Read a response."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    return response.status, json.loads(response.read())
+
+
+def form(*files: tuple[str, bytes], **fields: str) -> tuple[bytes, str]:
+    """A form with files, and its content type."""
+    parts = [f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
+    for name, content in files:
+        head = f'Content-Disposition: form-data; name="images"; filename="{name}"\r\ncontent-type: image/jpeg\r\n\r\n'
+        parts.append(head.encode() + content)
+    body = b"".join(f"--{BOUNDARY}\r\n".encode() + part + b"\r\n" for part in parts) + f"--{BOUNDARY}--\r\n".encode()
+    return body, f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def pairs(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Classes and probabilities of an image in a response."""
+    assert row["error"] is None
+    return [(found["class"], found["probability"]) for found in row["classes"]]
+
+
+def test_answers_equal_predict_to_the_last_digit(server: Server, trained: Trained, images: dict[str, Path]) -> None:
+    for path in images.values():
+        (expected,) = predict(trained, [path], top=7)
+        reply = ask(server, "/predict?top=7", path.read_bytes(), kind="application/octet-stream")
+        assert (reply.status, reply.body["model"]) == (200, MODEL)
+        (row,) = reply.body["images"]
+        assert pairs(row) == list(zip(expected.classes, expected.probabilities, strict=True)), path.name
+
+
+def test_forms_and_json_give_each_image_its_answer_or_its_error(
+    server: Server, trained: Trained, images: dict[str, Path]
+) -> None:
+    good = [images["large.jpg"], images["clear.png"]]
+    expected = [found.classes[0] for found in predict(trained, good)]
+    body, kind = form(*((path.name, path.read_bytes()) for path in good), ("bad.jpg", b"no image"), top="1")
+    reply = ask(server, "/predict", body, kind=kind)
+    assert reply.status == 200
+    assert [row["image"] for row in reply.body["images"]] == ["large.jpg", "clear.png", "bad.jpg"]
+    assert [row["classes"][0]["class"] for row in reply.body["images"][:2]] == expected
+    assert all(len(row["classes"]) == 1 for row in reply.body["images"][:2])
+    assert reply.body["images"][2]["error"] == "text, not an image"
+    encoded = [base64.b64encode(path.read_bytes()).decode() for path in good]
+    document = {"images": [encoded[0], f"data:image/png;base64,{encoded[1]}", "***"], "top": 2}
+    reply = ask(server, "/predict", json.dumps(document).encode(), kind="application/json")
+    assert reply.status == 200
+    assert [row["classes"][0]["class"] for row in reply.body["images"][:2]] == expected
+    assert reply.body["images"][2] == {"image": "images[2]", "classes": [], "error": "it is not base64"}
+
+
+def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[str, Path]) -> None:
+    alone = ask(server, "/predict", images["large.jpg"].read_bytes()).body["images"][0]["classes"]
+    names = ["1.jpg", "moved", "out", "huge"]
+    body = json.dumps({"urls": [f"{server.pictures}/{name}" for name in names]}).encode()
+    found, moved, out, huge = ask(server, "/predict", body, kind="application/json").body["images"]
+    assert [one["class"] for one in found["classes"]] == [one["class"] for one in alone]
+    assert moved["classes"] == found["classes"]
+    assert "secret is not in this server's list" in out["error"]
+    assert f"more than {MAX_BYTES:,} bytes" in huge["error"]
+    too_much = {"urls": [f"{server.pictures}/half"] * MAX_IMAGES}  # each is small enough, all of them are not
+    reply = ask(server, "/predict", json.dumps(too_much).encode(), kind="application/json")
+    assert (reply.status, reply.body["error"][:20]) == (413, "the request has more")
+    odd = ask(server, "/predict", b'{"urls": ["http://\\ud800/"]}', kind="application/json")
+    assert (odd.status, odd.body["images"][0]["image"]) == (422, "http://?/")
+    elsewhere = {"urls": [server.pictures.replace("/pictures", "/secret")]}
+    reply = ask(server, "/predict", json.dumps(elsewhere).encode(), kind="application/json")
+    assert (reply.status, reply.body["images"][0]["classes"]) == (422, [])
+
+
+def test_addresses_inside_a_network_are_refused_unless_allowed(pictures: str) -> None:
+    with pytest.raises(FetchError, match=r"127\.0\.0\.1, an address inside a network"):
+        asyncio.run(fetch(f"{pictures}/1.jpg", [pictures], max_bytes=10**6, seconds=5))
+    allowed = ["https://a.org/photos"]
+    for url in ("https://a.org/photos", "https://a.org:443/photos/x.jpg?w=3", "HTTPS://A.ORG/photos/a/b"):
+        assert is_allowed(url, allowed), url
+    tricks = ["http://a.org/photos/1", "https://a.org/photos/../x", "https://a.org/photos/%2e%2e/x"]
+    tricks += ["https://a.org@b.org/photos/", "https://a.org.b.org/photos/", "https://a.org:444/photos/"]
+    tricks += ["https://a.org/photos\\..\\x", "https://a.org/photosx", "file:///photos", "//a.org/photos"]
+    assert [url for url in tricks if is_allowed(url, allowed)] == []
+    with pytest.raises(InputError, match=r"--allow-url is 'a\.org'"):
+        parse_prefix("a.org")
+
+
+def _png(width: int, height: int) -> bytes:
+    """A file that says it has so many pixels, and has none."""
+    held = io.BytesIO()
+    Image.new("L", (1, 1)).save(held, "PNG")
+    size = b"IHDR" + struct.pack(">2I", width, height) + held.getvalue()[24:29]
+    return held.getvalue()[:12] + size + struct.pack(">I", zlib.crc32(size)) + held.getvalue()[33:]
+
+
+def test_what_a_client_does_wrong_is_a_status_and_one_line(server: Server, images: dict[str, Path]) -> None:
+    jpeg = images["large.jpg"].read_bytes()
+    many, kind = form(*[("a.jpg", jpeg[:100])] * (MAX_IMAGES + 1))
+    unnamed, _ = form(("a.jpg", jpeg))
+    json_kind = "application/json"
+    cases: list[tuple[Reply, int, str]] = [
+        (ask(server, "/predict", jpeg, authorization="Bearer wrong"), 401, "needs a token"),
+        (ask(server, "/predict", jpeg, authorization=""), 401, "Authorization: Bearer TOKEN"),
+        (ask(server, "/nothing"), 404, "no such page"),
+        (ask(server, "/predict"), 405, "GET is not allowed"),
+        (ask(server, "/predict", jpeg, method="PUT"), 405, "PUT is not allowed"),
+        (ask(server, "/predict", jpeg, kind="application/x-www-form-urlencoded"), 415, "send image/jpeg"),
+        (ask(server, "/predict", b""), 400, "the body is empty"),
+        (ask(server, "/predict", b"{", kind=json_kind), 400, "not JSON"),
+        (ask(server, "/predict", b"[" * 100_000, kind=json_kind), 400, "not JSON"),
+        (ask(server, "/predict", b"[]", kind=json_kind), 400, "must be a JSON object"),
+        (ask(server, "/predict", b'{"images": "x"}', kind=json_kind), 400, "images must be a list of strings"),
+        (ask(server, "/predict", b'{"top": 3}', kind=json_kind), 400, "no image"),
+        (ask(server, "/predict", unnamed, kind="multipart/form-data"), 400, "boundary"),
+        (ask(server, "/predict", b"nonsense", kind="multipart/form-data; boundary=x"), 400, "cannot be read"),
+        (ask(server, "/predict", many[:900], kind=kind), 400, "its end is missing"),
+        (ask(server, "/predict?top=0", jpeg), 400, "top is '0'; it must be a whole number from 1"),
+        (ask(server, "/predict?tops=3", jpeg), 400, "Did you mean top?"),
+        (ask(server, "/predict?threshold=0.5", jpeg), 400, "leave out the threshold"),
+        (ask(server, "/predict", bytes(MAX_BYTES + 1)), 413, f"{MAX_BYTES + 1:,} bytes, more than {MAX_BYTES:,}"),
+        (ask(server, "/predict", iter([bytes(MAX_BYTES)] * 3)), 413, f"more than {MAX_BYTES:,} bytes"),
+        (ask(server, "/predict", many, kind=kind), 413, f"more than {MAX_IMAGES} images"),
+        (ask(server, "/predict", _png(1001, 1000)), 413, f"1,001,000 pixels, more than {MAX_PIXELS:,}"),
+        (ask(server, "/predict", _png(60_000, 60_000)), 422, "pixels, more than"),
+        (ask(server, "/predict", jpeg[:5000]), 422, ""),
+        (ask(server, "/predict", b"GIF89a" + bytes(50)), 422, ""),
+        (ask(server, "/predict", b"\x00" * 100, kind="image/svg+xml"), 422, ""),
+    ]
+    for reply, status, words in cases:
+        assert reply.status == status, (reply, words)
+        assert words in reply.body["error"] and "\n" not in reply.body["error"]
+    assert ask(server, "/health", host="evil.example").status == 403
+    assert ask(server, "/predict", jpeg).status == 200
+    assert ask(server, "/health", authorization="").status == ask(server, "/ready", authorization="").status == 200
+
+
+def test_requests_that_come_together_share_a_pass(server: Server, trained: Trained, images: dict[str, Path]) -> None:
+    files = [images[name] for name in ("large.jpg", "clear.png", "grey.webp")]
+    before = metrics(server)
+    with half_a_request(server, files[0].read_bytes()) as last, ThreadPoolExecutor() as pool:
+        replies = pool.map(lambda path: ask(server, "/predict", path.read_bytes()), files)
+        until(lambda: metrics(server)["steady_queue_images",] == 3)
+        last.sendall(files[0].read_bytes()[-1:])
+        together = [reply.body["images"][0] for reply in replies]
+        assert reply_on(last)[0] == 200
+    after = metrics(server)
+    counted = {name: after[name] - before[name] for name in after if name in before}
+    assert counted["steady_batch_images_count",] == 1 and counted["steady_batch_images_sum",] == 4
+    for row, alone in zip(together, predict(trained, files), strict=True):
+        assert [name for name, _ in pairs(row)] == list(alone.classes)
+        assert [p for _, p in pairs(row)] == pytest.approx(alone.probabilities, rel=1e-5)
+
+
+def test_a_full_queue_answers_429_and_says_when_to_come_again(server: Server, images: dict[str, Path]) -> None:
+    jpeg = images["small.jpg"].read_bytes()
+    body, kind = form(*[("a.jpg", jpeg)] * MAX_IMAGES)
+    with half_a_request(server, jpeg) as last, ThreadPoolExecutor() as pool:
+        full = [pool.submit(ask, server, "/predict", body, kind) for _ in range(MAX_QUEUE // MAX_IMAGES)]
+        until(lambda: metrics(server)["steady_queue_images",] == MAX_QUEUE)
+        refused = ask(server, "/predict", jpeg)
+        last.sendall(jpeg[-1:])
+        assert refused.status == 429 and int(refused.headers["retry-after"]) >= 1
+        assert f"the queue is full ({MAX_QUEUE} images)" in refused.body["error"]
+        assert [one.result().status for one in full] == [200] * len(full)
+    assert ask(server, "/predict", jpeg).status == 200
+
+
+def test_slow_clients_are_answered_408_and_clients_that_go_away_are_dropped(
+    server: Server, images: dict[str, Path]
+) -> None:
+    jpeg = images["small.jpg"].read_bytes()
+    before = metrics(server)
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as head,
+        half_a_request(server, jpeg) as slow,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as gone,
+    ):
+        head.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
+        lines = f"POST /predict HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
+        gone.sendall(f"{lines}content-length: {len(jpeg)}\r\n\r\n".encode() + jpeg)
+        until(lambda: metrics(server)["steady_queue_images",] == 1)
+        gone.close()
+        until(lambda: ("steady_requests_total", "/predict", "499") in metrics(server))
+        assert reply_on(head)[0] == 408
+        status, body = reply_on(slow)
+        assert status == 408 and body["error"] == f"the request was not complete after {TIMEOUT} s: send it faster"
+    after = metrics(server)
+    assert after["steady_batch_images_sum",] == before["steady_batch_images_sum",], "nothing of it was computed"
+    assert after["steady_queue_images",] == 0
+
+
+def test_metrics_count_what_was_asked(server: Server, images: dict[str, Path]) -> None:
+    before = metrics(server)
+    jpeg = images["small.jpg"].read_bytes()
+    for _ in range(3):
+        assert ask(server, "/predict", jpeg).status == 200
+    assert ask(server, "/predict", b"no image").status == 422
+    after = metrics(server)
+
+    def counted(*name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert counted("steady_requests_total", "/predict", "200") == 3
+    assert counted("steady_requests_total", "/predict", "422") == 1
+    assert counted("steady_images_total", "ok") == counted("steady_batch_images_sum") == 3
+    assert counted("steady_images_total", "error") == 1
+    assert counted("steady_request_seconds_count") == counted("steady_stage_seconds_count", "decode") == 4
+    assert counted("steady_stage_seconds_count", "queue") == 3
+    assert 0 < counted("steady_stage_seconds_sum", "network") < counted("steady_request_seconds_sum")
+    assert after["process_resident_memory_bytes",] > 0
+    about = ask(server, "/model").body
+    assert after["steady_model_info", MODEL, about["version"]] == 1
+    assert (about["num_classes"], about["classes"][1], about["max_batch"]) == (1000, "goldfish", 32)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1100, False)], ids=["390-dark", "1100-light"])
+def test_the_page_classifies_pictures(
+    server: Server, trained: Trained, images: dict[str, Path], browser: Browser, width: int, dark: bool
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme="dark" if dark else "light")
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"http://127.0.0.1:{server.port}/")
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator("#access").is_visible(), "the server has a token"
+    page.fill("#token", TOKEN)
+    page.click("#access button")
+    page.wait_for_selector("#access", state="hidden")
+    assert page.locator("h1").inner_text() == MODEL
+    names = ["large.jpg", "clear.png"]
+    sent = {name: images[name].read_bytes() for name in names} | {"notes.txt": b"no image"}
+    files: Any = [{"name": name, "mimeType": "", "buffer": content} for name, content in sent.items()]
+    page.set_input_files("#files", files)
+    page.wait_for_selector("#answers li:nth-child(3)[data-answered]")
+    page.wait_for_selector("#answers li:nth-child(1)[data-answered]")
+    bad, *shown = page.locator("#answers li").all()
+    assert bad.locator(".bad").is_visible(), "what is no image says so"
+    for item, expected in zip(reversed(shown), predict(trained, [images[name] for name in names]), strict=True):
+        assert item.locator(".class span").all_inner_texts() == list(expected.classes)
+    assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing sticks out"
+    assert [text for text in complaints if not re.search("status of (401|422)", text)] == []
+    if place := os.environ.get("STEADYTRAIN_SCREENSHOTS"):
+        page.screenshot(path=f"{place}/serve-{width}.png", full_page=True)
+
+
+def test_the_health_check_of_the_container_asks_this_server(server: Server) -> None:
+    text = containers.render("w.pth", image="cats")["Dockerfile"]
+    command = json.loads(text.partition("    CMD ")[2].splitlines()[0])
+    command[0], command[2] = sys.executable, command[2].replace(str(containers.PORT), str(server.port))
+    assert subprocess.run(command, check=False).returncode == 0
+    command[2] = command[2].replace("/health", "/nothing")
+    assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 1
+
+
+def test_containers_run_as_nobody_and_the_manifest_is_valid(tmp_path: Path) -> None:
+    (tmp_path / "model.xml").write_text("network")
+    (tmp_path / "model.bin").write_text("weights")
+    image = "registry.example.com/Cats_and_dogs:1"
+    written = containers.write(tmp_path / "out", tmp_path / "model.xml", image=image, words=["--max-batch", "8"])
+    assert sorted(path.name for path in written) == ["Dockerfile", "kubernetes.yaml", "model.bin", "model.xml"]
+    lines = (tmp_path / "out" / "Dockerfile").read_text().splitlines()
+    assert f"USER {containers.USER}:{containers.USER}" in lines
+    assert any("--only-binary=:all:" in line and "[serve,openvino]" in line for line in lines)
+    assert json.loads(lines[-1].removeprefix("ENTRYPOINT "))[-2:] == ["--max-batch", "8"]
+    deployment, service = yaml.safe_load_all((tmp_path / "out" / "kubernetes.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] and container["image"] == image
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["metadata"]["name"] == "cats-and-dogs"
+    with pytest.raises(InputError, match="needs other files beside it"):
+        (tmp_path / "net-0001.params").write_text("arrays")
+        containers.write(tmp_path / "out", tmp_path / "net-0001.params", image=image)
+    late = containers.render("model.onnx", image="registry.example.com/3d:1", grace_seconds=60)["kubernetes.yaml"]
+    assert "terminationGracePeriodSeconds: 70" in late and "name: steady-3d" in late
+    with pytest.raises(InputError, match="is no file: export the model first"):
+        containers.write(tmp_path / "out", tmp_path / "none.onnx", image=image)
+    checked = pytest.importorskip("kubernetes_validate")
+    for manifest in (deployment, service):
+        checked.validate(manifest, checked.latest_version(), strict=True)
+
+
+def test_a_container_is_started_with_the_flags_that_were_given() -> None:
+    settings = Settings(threads=3, max_batch=8, token="s3cret", allow_urls=("https://a.org/x",), json_log=True)
+    words = _flags(settings, {"--model": "digits", "--size": None, "--precision": None, "--threads": 3})
+    assert words == [
+        *("--model", "digits", "--threads", "3", "--max-batch", "8"),
+        *("--allow-url", "https://a.org/x", "--json-log"),
+    ]
+
+
+def test_settings_out_of_range_are_named() -> None:
+    with pytest.raises(InputError, match="--max-batch is 0; it must be from 1 to 4,096"):
+        Settings(threads=1, max_batch=0)
+    with pytest.raises(InputError, match="--max-images is 64 and --max-queue 8: the queue must hold a request"):
+        Settings(threads=1, max_queue=8)
+
+
+def test_sigterm_answers_the_requests_at_hand_and_then_ends(server: Server, images: dict[str, Path]) -> None:
+    """The last test of the file: it stops the server."""
+    jpeg = images["large.jpg"].read_bytes()
+    with half_a_request(server, jpeg) as last, ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(ask, server, "/predict", jpeg) for _ in range(2)]
+        until(lambda: metrics(server)["steady_queue_images",] == 2)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: ask(server, "/ready").status == 503)
+        assert ask(server, "/ready").body == {"status": "stopping"}
+        late = ask(server, "/predict", jpeg)
+        assert late.status == 503 and "stopping" in late.body["error"]
+        last.sendall(jpeg[-1:])
+        assert reply_on(last)[0] == 200
+        assert [one.result().status for one in waiting] == [200, 200]
+    assert server.process.wait(20) == 0
+    *lines, end = server.messages.read_text().splitlines()
+    assert end == "stopped: the requests at hand were answered"
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    assert logged[-1]["path"] == "/predict" and {line["status"] for line in logged} >= {200, 401, 413, 429, 503}
+    assert not [line for line in lines if "Traceback" in line]
