@@ -1,0 +1,145 @@
+"""``steady cost``: what runs cost, so far and at their end, on spot and on other machines; the table of prices."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import Json
+from steadytrain.config.plain import plain
+from steadytrain.errors import InputError
+from steadytrain.format import count, money
+
+if TYPE_CHECKING:
+    from steadytrain.cost.prices import Price
+
+
+def cost(
+    *runs: Annotated[str, Parameter(show=True)],
+    price: str | None = None,
+    instance: str | None = None,
+    cloud: str | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    before: str | None = None,
+    target: float | None = None,
+    what_if: bool = False,
+    interruptions: float | None = None,
+    wait_minutes: float | None = None,
+    refresh: str | None = None,
+    json: Json = False,
+) -> None:
+    """Find what a run costs, finished, running or killed: so far, at its end, per attempt, epoch and accuracy.
+
+    Every attempt is paid from the start of its process to its last sign of life. Checkpoints hold the same sum, so
+    neither a kill nor a lost event log loses the bill. The price is that which the run recorded (steady train --price),
+    or the one given here. It only reads, and needs neither torch nor a GPU.
+
+    steady cost prices lists what instances cost, with the date of each price; words after it select.
+
+    Args:
+        runs: Folders of runs, or folders that hold runs; or prices, and words to select some.
+        price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as
+            p3.2xlarge@us-east-1:spot. [default: what the run recorded, else $STEADYTRAIN_PRICE]
+        instance: The same by name; with it, spot is compared with on demand.
+        cloud: Only this cloud's.
+        region: Only this region's, or this zone's.
+        spot: Take the spot price of --instance.
+        before: Take the newest price that is not younger than this day: 2018-12-31.
+        target: Also what it cost to reach this top-1, or mAP: 0.9.
+        what_if: Also estimate the run on other GPUs, by the ratios of their peaks.
+        interruptions: Interruptions an hour to expect on spot. [default: as in the run's own events]
+        wait_minutes: Minutes until there is capacity again after one. [default: as in the run's own events]
+        refresh: With prices: keep a catalogue of prices, a CSV as SkyPilot publishes them, from an https address or a
+            file.
+        json: Print one JSON document.
+
+    Examples:
+        steady cost runs/a
+        steady cost runs/a --price 2.40
+        steady cost runs/a --instance p3.2xlarge --target 0.9 --what-if
+        steady cost prices V100
+        steady cost prices --refresh aws/vms.csv
+    """
+    if runs[:1] == ("prices",):
+        _prices(runs[1:], refresh=refresh, cloud=cloud, region=region, json=json)
+        return
+    if refresh is not None:
+        raise InputError("--refresh belongs to the table of prices: steady cost prices --refresh URL|FILE")
+    if not runs:
+        raise InputError("no run named: steady cost runs/a; or steady cost prices, which lists prices")
+    if price is not None and instance is not None:
+        raise InputError(f"--price {price} and --instance {instance} exclude each other: give one of them")
+    if instance is None and (spot or before is not None or cloud is not None or region is not None):
+        raise InputError("--cloud, --region, --spot and --before need --instance NAME")
+    for name, value, most in (("--target", target, 1.0), ("--interruptions", interruptions, 3600.0)):
+        if value is not None and not 0 <= value <= most:
+            raise InputError(f"{name} is {value:g}; it must be from 0 to {most:g}")
+    if wait_minutes is not None and not 0 <= wait_minutes <= 1e6:
+        raise InputError(f"--wait-minutes is {wait_minutes:g}; it must be 0 or more")
+    from steadytrain.cost.prices import find_offer, parse_price
+    from steadytrain.reports.costs import Question, run_cost
+    from steadytrain.reports.files import find
+
+    chosen: Price | None = None
+    if price is not None:
+        chosen = parse_price(price)
+    elif instance is not None:
+        chosen = find_offer(instance, cloud=cloud, region=region, spot=spot, before=before).price(spot=spot)
+    selection = find(runs)
+    for reason in selection.left_out:
+        note(reason)
+    question = Question(
+        price=chosen,
+        instance=instance,
+        cloud=cloud,
+        region=region,
+        target=target,
+        what_if=what_if,
+        interruptions=interruptions,
+        wait_minutes=wait_minutes,
+    )
+    costs = [run_cost(run, question) for run in selection.runs]
+    if json:
+        documents = [run.to_dict() for run in costs]
+        is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
+        print_json(documents[0] if is_single else {"runs": documents})
+        return
+    width = min(100, shutil.get_terminal_size().columns)
+    print_text("\n\n".join(run.to_text(width) for run in costs))
+    if len(costs) > 1 and len({run.bill.currency for run in costs}) == 1:
+        total = sum(run.bill.so_far for run in costs)
+        print_text(f"\n{count(len(costs), 'run')}: {money(total)} {costs[0].bill.currency}")
+
+
+def _prices(words: Sequence[str], *, refresh: str | None, cloud: str | None, region: str | None, json: bool) -> None:
+    """Print the table of prices, or keep a catalogue."""
+    from steadytrain.cost.prices import all_offers, matching
+    from steadytrain.cost.prices import refresh as keep
+    from steadytrain.reports.costs import price_table
+
+    if refresh is not None:
+        if words:
+            raise InputError(f"--refresh takes one catalogue; {' '.join(words)} selects rows, for which leave it out")
+        kept = keep(refresh, cloud=cloud)
+        left_out = f"; {count(kept.left_out, 'line')} without a whole price left out" if kept.left_out else ""
+        if json:
+            print_json({**plain(kept), "path": str(kept.path)})
+        else:
+            print_text(f"kept {count(kept.rows, 'price')} of {kept.cloud}, of {kept.date}, in {kept.path}{left_out}")
+        return
+    offers = [offer for offer in all_offers() if cloud in (None, offer.cloud)]
+    offers = [offer for offer in offers if region in (None, offer.region, offer.zone)]
+    offers = matching(offers, words)
+    if json:
+        print_json({"format": "steadytrain-prices", "version": 1, "prices": [plain(offer) for offer in offers]})
+    elif offers:
+        print_text(price_table(offers, min(100, shutil.get_terminal_size().columns)))
+    else:
+        asked = " ".join(filter(None, (*words, cloud, region)))
+        raise InputError(f"no price matches {asked!r}; steady cost prices lists all")

@@ -1,0 +1,176 @@
+"""``steady scale``."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import Device as DeviceName
+from steadytrain.cli.options import Json, read_recipe, require_range, require_seconds
+from steadytrain.cli.schedule import FILES, draw, require_kind
+from steadytrain.config import Recipe
+from steadytrain.config.defaults import apply_changes, usual_recipe
+from steadytrain.distributed.world import world_from_environment
+from steadytrain.errors import InputError
+from steadytrain.format import percent
+from steadytrain.machine import facts
+from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse_link
+
+DRAWN = "drawn"
+"""What stands for the data of a recipe whose images are drawn at random."""
+BUSY = 0.1
+"""A larger spread is noted: it is twice what explains published tables (benchmarks/scale_published.py)."""
+
+
+def scale(
+    source: str | None = None,
+    /,
+    *,
+    model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
+    devices: int = 8,
+    link: str | None = None,
+    per_machine: int | None = None,
+    local_link: str | None = None,
+    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    channels: int = 3,
+    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
+    precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None,
+    device: DeviceName = "auto",
+    procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
+    loader_rate: float | None = None,
+    spread: float | None = None,
+    price: float | None = None,
+    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None,
+    num_train: int | None = None,
+    least_efficiency: float = LEAST_EFFICIENCY,
+    seconds: float = 10.0,
+    measured: Path | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    force: bool = False,
+    json: Json = False,
+) -> int:
+    """Predict how fast several devices train together, and recommend how many to take.
+
+    It measures one device here: forward pass, backward pass and update, and when each gradient is ready. With data, the
+    loader is measured as well; with several GPUs or --procs, the link between ranks here and their updates. From that
+    it predicts 1 to N devices on the given links: images per second, efficiency, time and money, with the batch of a
+    device constant (weak scaling) and with the whole batch constant (strong scaling).
+
+    Links: 1GbE, 10GbE, 25GbE, 40GbE, 100GbE, edr, hdr, ndr, pcie3, pcie4, nvlink1 to nvlink4, or latency and bandwidth,
+    such as "0.1 ms,10 Gbit/s".
+
+    Args:
+        source: Training data, or a recipe file (.toml, .json, .yaml).
+        model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
+        devices: The most devices to predict.
+        link: What joins the devices, or the machines where one has several (default: as measured between ranks here).
+        per_machine: Devices of a machine (default: 1 with a network, all with pcie or nvlink).
+        local_link: What joins the devices of one machine (default: pcie3).
+        batch_size: Images of one device (default: the recipe's, else 32).
+        size: Side of the images, in pixels (default: the model's own, else 224).
+        channels: Channels of the images.
+        classes: Classes of the network.
+        precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16 (default: the recipe's, else fp32).
+        procs: Ranks to measure here as well, 2 or more (default: the GPUs, where there are several).
+        loader_rate: Images per second that the loader of one machine gives (default: as measured, with data).
+        spread: How much updates vary, as a share: all devices wait for the slowest (default: as measured).
+        price: Price of a device and hour, in any currency.
+        epochs: Passes over the training images, for time and cost (default: the recipe's).
+        num_train: Training images, for time and cost (default: those of the data).
+        least_efficiency: The recommended number of devices is the largest with this efficiency.
+        seconds: How long to measure one device, about.
+        measured: A --json document of an earlier measurement: measure nothing.
+        output: Draw images per second over devices into this file: .svg or .html.
+        force: Replace the output even if it is not an older report.
+
+    Examples:
+        steady scale --model timm/resnet50 --devices 16 --link 10GbE --per-machine 8
+        steady scale photos-train.rec --model timm/resnet50 --link 25GbE --price 2.50
+        steady scale --measured scale.json --link "0.05 ms,1 Gbit/s" -o scale.svg
+        steady scale --model resnet20 --procs 2 --json
+    """
+    require_range("--devices", devices, MAX_DEVICES)
+    require_range("--per-machine", per_machine, MAX_DEVICES)
+    require_range("--procs", procs, 256, least=2)
+    require_range("--num-train", num_train, 10**12)
+    require_seconds(seconds)
+    for name, value in (("--price", price), ("--loader-rate", loader_rate), ("--epochs", epochs)):
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{name} is {value}; it must be above 0")
+    if spread is not None and not 0 <= spread <= 1:
+        raise InputError(f"--spread is {spread}; it must be from 0 to 1")
+    if not 0 < least_efficiency <= 1:
+        raise InputError(f"--least-efficiency is {least_efficiency}; it must be above 0, up to 1")
+    if output is not None:
+        require_kind(output)
+    if (world := world_from_environment(os.environ)).size > 1:
+        raise InputError(
+            f"{world.launcher} has started {world.size} ranks: steady scale starts its own, so run it once"
+        )
+    from steadytrain.tuning.scaling import Request, device_of, forecast, join, measure, panels, read_document, to_text
+
+    chosen = None if link is None else parse_link(link)
+    local = None if local_link is None else parse_link(local_link)
+    if procs is None and measured is None and (num_gpus := len(facts.accelerators())) > 1:
+        procs = num_gpus
+    if measured is not None:
+        document = read_document(measured)
+    else:
+        recipe = _recipe(source, model, {"batch_size": batch_size, "precision.name": precision}, device)
+        if chosen is None and procs is None:
+            raise InputError(
+                f"nothing says what joins the devices: give --link {', '.join(LINKS)} or"
+                ' "0.1 ms,10 Gbit/s", or --procs 2 to measure ranks here'
+            )
+        request = Request(size=size or recipe.data.size, channels=channels, num_classes=classes, seconds=seconds)
+        has_data = recipe.data.train != DRAWN and (source == recipe.data.train or Path(recipe.data.train).exists())
+        outcome = measure(recipe, request, procs, feeds=has_data, say=note)
+        if isinstance(outcome, int):
+            return outcome
+        document = outcome
+    cluster = join(chosen, local, document, per_machine, devices, name=str(measured))
+    one_device = device_of(document["one"], spread)
+    if spread is None and one_device.spread > BUSY:
+        note(
+            f"updates vary by {percent(one_device.spread)} here, as where other programs use the machine; published"
+            " tables are explained by 3 to 6 %: --spread 0.05 predicts with that"
+        )
+    num_train, passes = num_train or document.get("num_train"), epochs or document.get("epochs") or 1
+    if epochs is not None and not num_train:
+        raise InputError("--epochs needs the number of images: give --num-train or data")
+    loader_rate = loader_rate or document.get("loader_images_per_second")
+    document |= {"loader_images_per_second": loader_rate, "price": price, "num_train": num_train, "epochs": passes}
+    tables = forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
+    if output is not None:
+        name, joined_by = document["one"]["model"], document["link"]["name"]
+        lede = f"Predicted from one device, over {joined_by}. The faint line is what as many single devices would do."
+        draw(output, panels(tables), f"{name} on several devices", lede, force=force)
+    if json:
+        print_json(document)
+    else:
+        print_text(to_text(document, shutil.get_terminal_size().columns))
+    return 0
+
+
+def _recipe(source: str | None, model: str | None, changes: Mapping[str, Any], device: str) -> Recipe:
+    """Make the recipe of a file or of a command line. Raises InputError where nothing names the model."""
+    path = None if source is None else Path(source)
+    is_file = path is not None and path.suffix in FILES and not path.is_dir()
+    values = read_recipe(path) if path is not None and is_file else {}
+    in_file = values.get("model")
+    name = model or (in_file.get("name") if isinstance(in_file, Mapping) else None)
+    if name is None:
+        raise InputError("name the network whose scaling is wanted, such as --model timm/resnet50")
+    train = DRAWN if source is None or is_file else source
+    defaults = usual_recipe(train, model=name, finetune=False, small=False).with_({"batch_size": 32})
+    flags = {key: value for key, value in changes.items() if value is not None}
+    flags |= {"model.name": name} if model else {}
+    return apply_changes(defaults, values, {**flags, "parallel.device": device})

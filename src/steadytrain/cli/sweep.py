@@ -1,0 +1,273 @@
+"""``steady sweep``."""
+
+from __future__ import annotations
+
+import io
+import json as json_module
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folder
+from steadytrain.cli.options import FLAGS, TrainingOptions, parse_setting, read_table, require_range
+from steadytrain.cli.train import TrainingData, recipe_for
+from steadytrain.config.factories import FACTORY
+from steadytrain.errors import InputError
+from steadytrain.format import count
+from steadytrain.machine.facts import accelerators
+from steadytrain.run import MAX_REPEATS
+
+if TYPE_CHECKING:
+    from steadytrain.config import Recipe
+    from steadytrain.launch import Job
+    from steadytrain.tuning.sweep import Case, Point, Space, SweepSpec
+    from steadytrain.tuning.sweep_runs import ArrayTrainer, ProcessTrainer
+
+CODE = ("model.name", "optim.name", "optim.loss", "data.transforms")
+"""Keys that may name code of the user's own, which is imported where the command line names it."""
+
+
+def sweep(
+    recipe: Path,
+    data: TrainingData = None,
+    /,
+    *,
+    over: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    seeds: int | None = None,
+    halving: bool = False,
+    search: int | None = None,
+    parallel: int | None = None,
+    target: float | None = None,
+    on: Literal["ssh", "slurm"] | None = None,
+    hosts: Path | None = None,
+    job: Path | None = None,
+    dry_run: bool = False,
+    finetune: bool = False,
+    options: TrainingOptions = TrainingOptions(),  # noqa: B008
+) -> int:
+    """Train a recipe with every combination of some values, each with several seeds, and compare what came of them.
+
+    Each run is an ordinary one, in RUN/CASE/seed-N, trained in a process of its own: one on each GPU, on a CPU one at
+    a time; or on other machines. The same command goes on where it was interrupted and keeps what is finished. The
+    table, best first, is printed, and written as sweep.json and report.html.
+
+    What is to be swept can stand in the recipe file, in a table [sweep] with over, cases, seeds, halving, search and
+    target (docs: sweep). It takes the flags of steady train for what all runs have in common.
+
+    Args:
+        recipe: A recipe file: .toml, .json or .yaml.
+        over: KEY=VALUE,VALUE for each key of the recipe that takes several values (with ; between values that hold
+            commas); for a search also KEY=1e-3..1e-1, or "KEY=1e-3..1e-1 log".
+        seeds: Runs of each case, which differ in their seed. [default: 1]
+        halving: Stop the cases that look worst early: of three, one goes on, for three times as long. In a search:
+            those that are worse than the median, at a ninth and at a third of their epochs.
+        search: Choose so many cases by what came of those before, instead of all combinations (needs Optuna).
+        parallel: Runs at a time. [default: one for each GPU, or 1; with --on slurm: as Slurm likes]
+        target: Top-1 (or mAP) as a fraction: say when each case reached it.
+        on: Train elsewhere, with RUN on a disk that all share: ssh, on the machines of --hosts; or slurm, as an array
+            of jobs, which the same command reads later. [default: here, or ssh with --hosts]
+        hosts: A file with one machine per line: name, user@name:port, name slots=2 (runs at a time, each with a GPU).
+        job: A job file with more about each run's job, as of steady launch.
+        dry_run: Train nothing: print the commands, or the script of the array.
+        finetune: Begin with the defaults of steady finetune instead of those of steady train.
+
+    Examples:
+        steady sweep recipe.toml photos/ --over batch_size=64,256 optim.lr=0.1,0.2 --seeds 3 --run runs/sizes
+        steady sweep recipe.toml photos/ --over "lr=1e-3..1 log" model=resnet20,mlp --search 20
+        steady sweep recipes/cifar10-batches.toml small-train.rec --val test.rec --target 0.5
+        steady sweep recipe.toml photos/ --over lr=0.1,0.2 --on slurm --job gpu.toml --run /shared/sizes
+    """
+    from steadytrain.tuning import sweep as sweeps
+    from steadytrain.tuning import sweep_runs
+
+    _require_sensible(options, seeds=seeds, search=search, parallel=parallel, target=target)
+    texts = dict(_split_over(text) for text in over)
+    spec, space = _read_space(recipe, texts, seeds=seeds, halving=halving, search=search, target=target)
+    folder = Path(options.run or f"runs/{recipe.stem}-sweep")
+    place = _job(on, hosts, job, replace(options, recipe=recipe).value("parallel.procs"))
+    if place is not None and place[0] == "slurm":
+        if spec.search is not None:
+            raise InputError("a search waits for its runs, and an array is only submitted: use --hosts, or drop --on")
+        warn_of_local_folder(("resume", str(folder)))
+    shared = replace(options, recipe=recipe, run=None)
+    if place is not None:  # the job says how many ranks there are
+        shared = replace(shared, procs=None, set=(*shared.set, "parallel.procs=none"))
+    said: list[bool] = []
+
+    def make_recipe(changes: Mapping[str, Any]) -> Recipe:
+        settings = (f"{key}={json_module.dumps(value)}" for key, value in changes.items())
+        with redirect_stderr(io.StringIO()) if said else nullcontext():  # what is read is said once
+            draft = recipe_for(data, replace(shared, set=(*shared.set, *settings)), finetune=finetune)
+        said.append(True)
+        return draft
+
+    def create(points: Sequence[Point]) -> list[Case]:
+        return sweeps.create_cases(folder, points, make_recipe, spec.seeds, writes=not dry_run)
+
+    cases = [] if spec.search is not None else create(sweeps.points(space.over, space.cases))
+    first = cases[0].runs[0].recipe if cases else make_recipe({})
+    allowed = [key for key in CODE if key in shared.changes() or key in texts]
+    trainer: ArrayTrainer | ProcessTrainer
+    if place is not None and place[0] == "slurm":
+        at_once = 1
+        trainer = sweep_runs.ArrayTrainer(place[1], folder, allowed, parallel, note)
+    else:
+        trainer = _process_trainer(first, None if place is None else place[1], job, parallel, allowed)
+        at_once = trainer.num_slots
+    if dry_run:
+        print_text(_dry_run(trainer, cases, folder))
+        return 0
+    stopped: dict[str, float] = {}
+    try:
+        if spec.search is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            outcome = sweep_runs.search(
+                folder / sweep_runs.SEARCH_FILE,
+                space.over,
+                spec.search,
+                trainer,
+                seed=first.seed,
+                at_once=at_once,
+                create=create,
+                prunes=spec.halving,
+                say=note,
+            )
+            cases, stopped = create(outcome.points), outcome.stopped
+        else:
+            how = ", by successive halving" if spec.halving else ""
+            note(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{how}")
+            if spec.halving:
+                stopped = sweep_runs.halve(cases, trainer, note)
+            else:
+                trainer.train([run for case in cases for run in case.runs])
+    except sweep_runs.InterruptedSweep as interrupted:
+        note(str(interrupted))
+        return interrupted.exit_code
+    except sweep_runs.PendingSweep as pending:
+        note(str(pending))
+    rows = sweeps.rows(cases, target=spec.target, stopped=stopped)
+    page = sweeps.write(folder, cases, rows, target=spec.target)
+    if options.json:
+        print_json(sweeps.document(rows, target=spec.target))
+    else:
+        print_text(sweeps.to_text(rows, target=spec.target))
+    if page is not None:
+        note(f"wrote {page}")
+    return 1 if trainer.failures else 0
+
+
+def _require_sensible(
+    options: TrainingOptions, *, seeds: int | None, search: int | None, parallel: int | None, target: float | None
+) -> None:
+    """Refuse flags that make no sense in a sweep, and values out of their range. Raises InputError."""
+    from steadytrain.tuning.sweep import MOST_RUNS
+
+    for name in ("recipe", "repeats", "budget_minutes"):
+        if getattr(options, name) is not None:
+            remedy = {"recipe": "name the file first", "repeats": "use --seeds"}.get(name, "use steady finetune")
+            raise InputError(f"steady sweep takes no --{name.replace('_', '-')}: {remedy}")
+    if options.probe or options.explain:
+        raise InputError(f"steady sweep takes no --{'probe' if options.probe else 'explain'}: use steady train for it")
+    require_range("--seeds", seeds, MAX_REPEATS)
+    require_range("--search", search, MOST_RUNS)
+    require_range("--parallel", parallel, 256)
+    if target is not None and not 0 < target <= 1:
+        raise InputError(f"--target is {target:g}; it must be above 0, up to 1: a fraction, such as 0.9")
+    if measured := options.measured:
+        raise InputError(f"{min(measured)} cannot be auto in a sweep: steady tune chooses it; give its value")
+
+
+def _read_space(
+    recipe: Path,
+    texts: Mapping[str, str],
+    *,
+    seeds: int | None,
+    halving: bool,
+    search: int | None,
+    target: float | None,
+) -> tuple[SweepSpec, Space]:
+    """Read what is swept, and how, from the recipe file and the flags. Raises InputError."""
+    from steadytrain.tuning.sweep import read_spec, space_of
+
+    table = read_table(recipe).get("sweep", {})
+    flags = {"seeds": seeds, "halving": halving or None, "search": search, "target": target}
+    if isinstance(table, Mapping):
+        table = {**table, **{name: value for name, value in flags.items() if value is not None}}
+    spec = read_spec(table)
+    space = space_of(spec, texts, lambda key, text: parse_setting(f"{key}={text}")[1])
+    in_file = [(key, value) for key, value in space.over.items() if key not in texts]
+    in_file += [pair for changes in space.cases.values() for pair in changes.items()]
+    for key, value in in_file:
+        items = value if isinstance(value, list) else [value]
+        if key in CODE and (code := [item for item in items if isinstance(item, str) and FACTORY.fullmatch(item)]):
+            raise InputError(
+                f"{recipe} names the code {code[0]}, which is not imported for a file: --over {key}=... does"
+            )
+    if not space.over and not space.cases:
+        raise InputError(f"nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in {recipe}")
+    return spec, space
+
+
+def _split_over(text: str) -> tuple[str, str]:
+    """Split ``batch_size=64,256``; a flag's name stands for the key that it sets. Raises InputError."""
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise InputError(f"--over {text!r} must be KEY=VALUE,VALUE, such as --over batch_size=64,256")
+    flag = name.strip().lstrip("-").replace("-", "_")
+    return "budget.epochs" if flag == "epochs" else FLAGS.get(flag, name.strip()), values
+
+
+def _job(
+    on: Literal["ssh", "slurm"] | None, hosts: Path | None, file: Path | None, procs: object
+) -> tuple[str, Job] | None:
+    """Return the launcher and what each run's job, of so many ranks, is like; None: runs are trained here."""
+    if on is None and hosts is None:
+        if file is not None:
+            raise InputError("--job describes jobs elsewhere: add --on slurm, or --hosts FILE")
+        return None
+    values: dict[str, Any] = {} if hosts is None else {"hosts": read_hosts_file(hosts)}
+    if isinstance(procs, int):
+        values["procs"] = procs
+    elif procs is not None:
+        raise InputError("--procs auto counts the GPUs of this machine: give the ranks of each run as a number")
+    place, described = job_for(("resume", "RUN"), on or "ssh", file, values)
+    if described.least or described.nodes not in (None, 1):
+        raise InputError("a run of a sweep has one machine: leave nodes out of the job file")
+    return place, described
+
+
+def _process_trainer(
+    first: Recipe, job: Job | None, file: Path | None, parallel: int | None, allowed: Sequence[str]
+) -> ProcessTrainer:
+    """Train in processes of this machine, or of those that ssh reaches."""
+    from steadytrain.tuning.sweep_runs import ProcessTrainer, host_slots, slots
+
+    if job is not None:
+        places = host_slots(job)
+        words = [*(["--job", str(file)] if file else []), "--procs", str(job.procs or 1)]
+        return ProcessTrainer(places[:parallel], allowed, note, words)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    uses_gpus = first.parallel.device == "auto" and bool(accelerators())
+    has_ranks = first.parallel.procs not in (None, 1)
+    places = slots(parallel, len(accelerators()) if uses_gpus else 0, list(cores), runs_use_all=has_ranks)
+    return ProcessTrainer(places, allowed, note)
+
+
+def _dry_run(trainer: ArrayTrainer | ProcessTrainer, cases: Sequence[Case], folder: Path) -> str:
+    """Word what would be started. Raises InputError for a search, whose runs follow from each other."""
+    from steadytrain.launch.plan import plan_text
+    from steadytrain.tuning.sweep_runs import ArrayTrainer
+
+    runs = [run for case in cases for run in case.runs]
+    if not runs:
+        raise InputError("--dry-run shows runs that are known beforehand, and those of a search are not: leave one out")
+    if isinstance(trainer, ArrayTrainer):
+        return plan_text("slurm", trainer.job, trainer.plan(runs), folder)
+    return "\n".join(shlex.join(["steady", *words]) for words in trainer.shown(runs))

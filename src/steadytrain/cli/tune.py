@@ -1,0 +1,138 @@
+"""``steady tune``: how this recipe is trained fastest here, by measuring."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import Json, Settings, TrainingOptions
+from steadytrain.cli.schedule import draw, require_kind
+from steadytrain.errors import InputError, storage_error
+from steadytrain.machine.process import own_start, spin_where_alone
+
+MOST_MINUTES = 24 * 60
+
+
+def tune(
+    data: Annotated[
+        str | None, Parameter(help="A .rec file, a folder of classes, or any other source that steady pack reads.")
+    ] = None,
+    /,
+    *,
+    model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
+    minutes: float = 2.0,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("tuned.toml"),
+    explain: bool = False,
+    again: bool = False,
+    plot: Path | None = None,
+    finetune: bool = False,
+    find_lr: bool = False,
+    val: Annotated[str | None, Parameter(name=("--val", "--data-val"))] = None,
+    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
+    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    device: str | None = None,
+    recipe: Path | None = None,
+    set: Settings = (),
+    force: bool = False,
+    json: Json = False,
+) -> int:
+    """Measure how this model trains fastest on these images and this machine, and write a recipe with the reasons.
+
+    It chooses the batch at the knee of the throughput curve, the number format, the memory format, whether to compile,
+    the optimizer's variant and the loader's threads, and scales the learning rate. Everything is measured in processes
+    of their own: one that runs out of memory, crashes or takes too long is a result. What was measured is kept, for
+    this machine, model and data and these versions: the same command goes on after Ctrl-C.
+
+    What you choose yourself stays: with --batch-size the batch is kept, in micro-batches where that is needed.
+
+    Args:
+        model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory (default: that of steady train).
+        minutes: How long it may take.
+        output: The recipe file to write.
+        explain: Print what was measured and chosen, from earlier commands, without measuring or writing anything.
+        again: Measure anew what was measured before.
+        plot: Draw the curves into this file: .svg or .html.
+        finetune: Begin with the defaults of steady finetune instead of those of steady train.
+        find_lr: Find the learning rate by a range test instead of scaling it (it takes up to a third of the time).
+        val: Validation data, as of steady train.
+        batch_size: Images an update, which are kept (default: the knee).
+        epochs: Passes over the training data, in which compiling has to pay back.
+        size: Side of the square input, in pixels.
+        device: auto, cpu, cuda or cuda:1.
+        recipe: A recipe file to begin with: .toml, .json or .yaml. What it says is kept.
+        set: Any other value of the recipe, which is kept: --set precision.name=fp32.
+        force: Replace the output even if it is no tuned recipe, or the picture if it is no older one.
+
+    Examples:
+        steady tune photos/ --model timm/resnet18
+        steady tune cifar10-train.rec --model resnet20 --minutes 1 -o tuned.toml
+        steady tune photos/ --model timm/resnet18 --explain
+    """
+    if not 0 < minutes <= MOST_MINUTES:
+        raise InputError(f"--minutes is {minutes:g}; it must be above 0, up to {MOST_MINUTES}")
+    if output.suffix.lower() != ".toml":
+        raise InputError(f"--output is {output}: a recipe with comments ends in .toml")
+    if again and explain:
+        raise InputError("--again measures and --explain does not: leave one of them out")
+    if plot is not None:
+        require_kind(plot)
+    if not explain:
+        _require_replaceable(output, force=force)
+    began = own_start() or time.perf_counter()
+    options = TrainingOptions(
+        model=model, val=val, batch_size=batch_size, epochs=epochs, size=size, device=device, recipe=recipe, set=set
+    )
+    spin_where_alone()
+    from steadytrain.cli.train import recipe_for
+    from steadytrain.reports import tuned as reports
+    from steadytrain.tuning import report
+    from steadytrain.tuning.probes import Prober
+    from steadytrain.tuning.tune import tune as search
+
+    with Prober() as prober:  # imports torch while this process does
+        draft = recipe_for(data, options, finetune=finetune)
+        packed = time.perf_counter()
+        began = max(began, packed - 30.0)  # packing the images once is no part of the search
+        tuned = search(
+            draft,
+            prober=prober,
+            seconds=60 * minutes,
+            chosen=options.chosen,
+            find_rate=find_lr,
+            measures=not explain,
+            again=again,
+            began=began,
+            say=lambda trial: note(report.measurement(trial).words()),
+        )
+    evidence = report.evidence(tuned)
+    if plot is not None and (panels := reports.panels(evidence)):
+        draw(plot, panels, f"Tuning {draft.model.name}", reports.gain_words(evidence), force=force)
+    if not explain:
+        try:
+            output.write_text(report.recipe_file(tuned, finetune=finetune, name=str(output)), encoding="utf-8")
+        except OSError as error:
+            raise storage_error(error, output) from error
+    if json:
+        print_json(report.document(tuned))
+    elif explain:
+        print_text(reports.table(evidence))
+    else:
+        print_text("\n".join(reports.summary(evidence)))
+        note(f"wrote {output}: steady {'finetune' if finetune else 'train'} --recipe {output}")
+    return 0
+
+
+def _require_replaceable(output: Path, *, force: bool) -> None:
+    """Refuse to replace a file that is no tuned recipe. Raises InputError."""
+    if force or not output.exists():
+        return
+    if output.is_dir():
+        raise InputError(f"{output} is a folder: name a file for the recipe (-o tuned.toml)")
+    first = output.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    if " tuned for " not in first:
+        raise InputError(f"{output} exists and is no tuned recipe: choose another -o, or --force replaces it")

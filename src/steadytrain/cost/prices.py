@@ -1,0 +1,403 @@
+"""Dated prices: the table that comes with the package, catalogues that the user fetched, and machines of one's own.
+
+>>> parse_price("2.40").per_hour, parse_price("0.30 EUR/kWh@450W").per_hour
+(2.4, 0.135)
+>>> price = parse_price("p2.16xlarge@us-east-1")
+>>> price.per_hour, price.name, price.date
+(14.4, 'aws p2.16xlarge us-east-1, on demand', '2018-03-16')
+"""
+
+from __future__ import annotations
+
+import csv
+import ipaddress
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_error
+from steadytrain.format import count
+from steadytrain.machine.facts import cache_folder
+
+TABLE = Path(__file__).with_name("prices.toml")
+VARIABLE = "STEADYTRAIN_PRICE"
+HOME_REGIONS = ("us-east-1", "us-central1", "eastus")
+"""The regions that are meant where none is named: those that the clouds' own price lists show first."""
+MAX_BYTES, TIMEOUT_SECONDS = 64_000_000, 30
+SEPARATE = re.compile(r"(a2|a3|a4|a4x|g2|g4)-")
+"""Families of Google's machines whose GPUs a catalogue lists, and prices, on lines of their own."""
+SYMBOLS = {"$": "USD", "€": "EUR", "£": "GBP"}
+_AMOUNT = re.compile(
+    r"(?P<amount>[-+]?[\d.]+(e[-+]?\d+)?) ?(?P<currency>[A-Z]{3}|[$€£])?"
+    r"(?P<unit>/h|/hour|/kWh(@(?P<watts>[\d.]+) ?W)?)?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One row of a table of prices, in USD an hour; ``estimate``: what was worked out and not read, if anything."""
+
+    cloud: str
+    region: str
+    instance: str
+    zone: str = ""
+    accelerator: str = ""
+    count: float = 0
+    on_demand: float | None = None
+    spot: float | None = None
+    source: str = ""
+    date: str = ""
+    estimate: str = ""
+
+    def price(self, *, spot: bool = False) -> Price:
+        """Return its price; it must have one of that kind."""
+        per_hour = self.spot if spot else self.on_demand
+        assert per_hour is not None
+        place = self.zone if spot and self.zone else self.region
+        name = f"{self.cloud} {self.instance} {place}, {'spot' if spot else 'on demand'}"
+        return Price(name=name, per_hour=per_hour, date=self.date, source=self.source, estimate=self.estimate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What an hour of one machine costs: of which machine, of when (``YYYY-MM-DD``), and who says so.
+
+    ``per_kwh``: of a machine of one's own that is paid by what it draws; ``per_hour`` is then at the watts given.
+    """
+
+    name: str
+    per_hour: float
+    currency: str = "USD"
+    date: str = ""
+    source: str = ""
+    estimate: str = ""
+    per_kwh: float | None = None
+
+    def money(self, seconds: float) -> float:
+        """Return what so many seconds of one machine cost."""
+        return self.per_hour * seconds / 3600
+
+    def __str__(self) -> str:
+        """Word it, its date included.
+
+        >>> str(Price(name="aws p3.2xlarge us-east-1, on demand", per_hour=3.06, date="2026-09-24"))
+        '3.06 USD/h (aws p3.2xlarge us-east-1, on demand; price of 2026-09-24)'
+        """
+        about = "; ".join(filter(None, (self.name, f"price of {self.date}" if self.date else "")))
+        return f"{self.per_hour:.6g} {self.currency}/h ({about})"
+
+    @staticmethod
+    def from_dict(values: object) -> Price | None:
+        """Build it from what an event or a checkpoint holds; None where that is no price."""
+        names = {field.name for field in fields(Price)}
+        if not isinstance(values, Mapping) or not isinstance(values.get("per_hour"), int | float):
+            return None
+        return Price(**{"name": "", **{key: value for key, value in values.items() if key in names}})
+
+
+def known_price(text: str | None, variables: Mapping[str, str] = os.environ) -> Price | None:
+    """Return the price that a recipe (``parallel.price``) or else the environment names; None where neither does.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    if text:
+        return parse_price(text, name="parallel.price (--price)")
+    return parse_price(variables[VARIABLE], name=VARIABLE) if variables.get(VARIABLE) else None
+
+
+def parse_price(text: str, *, name: str = "--price", offers: Sequence[Offer] | None = None) -> Price:
+    """Read a price: ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W``, or ``[CLOUD/]INSTANCE[@REGION][:spot]``.
+
+    An amount is of an hour of one machine, in USD if no currency is named, as of today.
+
+    Raises:
+        InputError: it is none of these, or there is no such instance.
+    """
+    amount = _AMOUNT.fullmatch(text.strip())
+    if amount is None:
+        place, _, kind = text.strip().partition(":")
+        if kind.lower() not in ("", "spot"):
+            raise InputError(f"{name} is {text!r}: after a colon only spot may stand, as in {place}:spot")
+        instance, _, region = place.partition("@")
+        cloud, slash, instance = instance.rpartition("/")
+        place_of = {"cloud": cloud if slash else None, "region": region or None}
+        return find_offer(instance, spot=bool(kind), offers=offers, **place_of).price(spot=bool(kind))
+    try:
+        value = float(amount["amount"])
+        watts = None if amount["watts"] is None else float(amount["watts"])
+    except ValueError:
+        raise InputError(f"{name} is {text!r}; it must be a number, such as 2.40 or 2.40 EUR") from None
+    if not 0 <= value < 1e9:
+        limit = "0 or more" if value < 0 else "below a billion"
+        raise InputError(f"{name} is {amount['amount']}; it must be {limit}")
+    currency = (amount["currency"] or "USD").upper()
+    currency = SYMBOLS.get(currency, currency)
+    today = time.strftime("%Y-%m-%d")
+    if not (amount["unit"] or "").lower().startswith("/kwh"):
+        return Price(name="as given", per_hour=value, currency=currency, date=today)
+    if watts is None:
+        raise InputError(f"{name} is {text!r}: a price per kWh needs what the machine draws: {text.strip()}@450W")
+    about = f"as given: {value:g} {currency}/kWh at {watts:g} W"
+    per_hour = value * watts / 1000
+    return Price(name=about, per_hour=per_hour, currency=currency, date=today, per_kwh=value)
+
+
+def find_offer(
+    instance: str,
+    *,
+    cloud: str | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    before: str | None = None,
+    offers: Sequence[Offer] | None = None,
+) -> Offer:
+    """Return the newest offer of an instance; of several spot prices of a region the lowest.
+
+    Args:
+        instance: its name, in any case.
+        cloud: None: any.
+        region: a region or a zone; None: one of :data:`HOME_REGIONS` if it has a price there, else any.
+        before: the newest price that is not younger than this day, ``YYYY-MM-DD``.
+        offers: where to look; None: :func:`all_offers`.
+
+    Raises:
+        InputError: there is none; the message names what is near.
+    """
+    remedy = "steady cost prices lists what is known, and --price 2.40 gives a price by hand"
+    rows = all_offers() if offers is None else offers
+    if cloud is not None:
+        clouds = {row.cloud for row in rows}
+        if cloud.lower() not in clouds:
+            near = did_you_mean(cloud.lower(), clouds)
+            raise InputError(f"no prices of {cloud!r} are known; there are those of {', '.join(sorted(clouds))}.{near}")
+        rows = [row for row in rows if row.cloud == cloud.lower()]
+    named = [row for row in rows if row.instance.lower() == instance.lower()]
+    if not named:
+        near = did_you_mean(instance.lower(), dict.fromkeys(row.instance.lower() for row in rows))
+        raise InputError(f"no price of an instance {instance!r} is known: {remedy}.{near}")
+    if region is not None:
+        places = dict.fromkeys(place for row in named for place in (row.region, row.zone) if place)
+        if region not in places:
+            listed = ", ".join(list(places)[:8])
+            near = did_you_mean(region, places)
+            raise InputError(f"no price of {instance} in {region!r} is known; there are those of {listed}.{near}")
+        named = [row for row in named if region in (row.region, row.zone)]
+    kind = "spot" if spot else "on-demand"
+    priced = [row for row in named if (row.spot if spot else row.on_demand) is not None]
+    if before is not None:
+        priced = [row for row in priced if row.date <= before]
+    if not priced:
+        when = f" of {before} or earlier" if before else ""
+        where = f" in {region}" if region else ""
+        raise InputError(f"no {kind} price of {instance}{where}{when} is known: {remedy}")
+    if region is None:
+        priced = [row for row in priced if row.region in HOME_REGIONS] or priced
+    newest = max(row.date for row in priced)
+    latest = [row for row in priced if row.date == newest]
+    return min(latest, key=lambda row: row.spot or 0.0) if spot else latest[0]
+
+
+def all_offers() -> list[Offer]:
+    """Return the rows of the package's own table and of every catalogue that was fetched."""
+    rows = list(_own_offers())
+    folder = _folder()
+    for path in sorted(folder.glob("*.json")) if folder is not None else ():
+        rows += _cached(path)
+    return rows
+
+
+@cache
+def _own_offers() -> tuple[Offer, ...]:
+    table = _table()
+    rows = []
+    for block in table["prices"]:
+        source = table["sources"][block["source"]]
+        common = {key: block[key] for key in ("cloud", "region") if key in block}
+        rows += [Offer(**common, **row, source=source["text"], date=source["date"]) for row in block["rows"]]
+    return tuple(rows)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+
+
+def peaks() -> Mapping[str, Mapping[str, Any]]:
+    """Return the peaks of GPUs by the names that the table has: see the head of their part in ``prices.toml``."""
+    accelerators: Mapping[str, Mapping[str, Any]] = _table()["accelerators"]
+    return accelerators
+
+
+def _cached(path: Path) -> list[Offer]:
+    """Read a catalogue that was kept; one that was cut off or edited is as if it were not there."""
+    try:
+        catalogue = json.loads(path.read_text(encoding="utf-8"))
+        common: dict[str, Any] = {name: str(catalogue[name]) for name in ("cloud", "source", "date")}
+        return [Offer(**common, **row) for row in catalogue["rows"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _folder() -> Path | None:
+    folder = cache_folder()
+    return folder and folder / "prices"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refreshed:
+    """A catalogue that was kept: where, of which cloud and day, how many rows, and how many could not be used."""
+
+    path: Path
+    cloud: str
+    date: str
+    rows: int
+    left_out: int
+
+
+def refresh(source: str, *, cloud: str | None = None) -> Refreshed:
+    """Keep the prices of a catalogue in the user's cache; they hold beside the package's own, the newest first.
+
+    A catalogue is a CSV with the columns ``InstanceType``, ``Region`` and ``Price``, and perhaps ``AvailabilityZone``,
+    ``SpotPrice``, ``AcceleratorName`` and ``AcceleratorCount``, as SkyPilot publishes one for each cloud
+    (https://github.com/skypilot-org/skypilot-catalog).
+
+    Args:
+        source: a file, whose day is that of its last change, or an address by https, whose day is today.
+        cloud: None: the folder that the file lies in, such as ``aws`` of ``catalogs/v8/aws/vms.csv``.
+
+    Raises:
+        InputError: it is no such catalogue.
+        FailedError: it cannot be fetched.
+        StorageError: it cannot be kept.
+    """
+    is_url = re.match(r"[a-z]+://", source, re.IGNORECASE) is not None
+    date = time.strftime("%Y-%m-%d")
+    if is_url:
+        text = _fetch(source)
+    else:
+        path = Path(source)
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            date = time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime))
+        except OSError as error:
+            raise InputError(f"cannot read {source}: {error.strerror}") from error
+    where = urlsplit(source).path if is_url else Path(source).absolute().as_posix()
+    parts = [part for part in where.split("/") if part]
+    cloud = (cloud or (parts[-2] if len(parts) > 1 else "")).lower()
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", cloud):
+        raise InputError(f"the cloud of {source} cannot be told from its folder: say it with --cloud aws")
+    rows, left_out = _read_catalogue(text, source)
+    folder = _folder()
+    if folder is None:
+        raise StorageError("there is no folder for caches: name one with STEADYTRAIN_CACHE=FOLDER")
+    place = folder / f"{cloud}.json"
+    part = place.with_suffix(".part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"cloud": cloud, "source": source, "date": date, "rows": rows}), encoding="utf-8")
+        part.replace(place)
+    except OSError as error:
+        raise storage_error(error, place) from error
+    return Refreshed(path=place, cloud=cloud, date=date, rows=len(rows), left_out=left_out)
+
+
+def _read_catalogue(text: str, source: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of a catalogue, and how many had no usable price. Raises InputError."""
+    reader = csv.DictReader(text.splitlines())
+    needed = {"InstanceType", "Region", "Price"}
+    missing = sorted(needed - set(reader.fieldnames or ()))
+    if missing:
+        raise InputError(
+            f"{source} is no catalogue of prices: it lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+            " (a CSV as in https://github.com/skypilot-org/skypilot-catalog)"
+        )
+    rows: list[dict[str, Any]] = []
+    left_out = 0
+    for line in reader:
+        instance, accelerator = line["InstanceType"] or "", line.get("AcceleratorName") or ""
+        prices = {key: _amount(line.get(column)) for key, column in (("on_demand", "Price"), ("spot", "SpotPrice"))}
+        if not instance or not line["Region"] or prices == {"on_demand": None, "spot": None}:
+            left_out += 1
+        elif not accelerator and SEPARATE.match(instance):
+            left_out += 1  # its price is without the GPUs
+        else:
+            row = {"instance": instance, "region": line["Region"], "zone": line.get("AvailabilityZone") or ""}
+            row |= {"accelerator": accelerator, "count": _amount(line.get("AcceleratorCount")) or 0, **prices}
+            rows.append({key: value for key, value in row.items() if value not in ("", None)})
+    if not rows:
+        raise InputError(
+            f"{source} has no prices in it: {count(left_out, 'line')} without an instance, region or price"
+        )
+    return rows, left_out
+
+
+def _amount(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < 1e9 else None
+
+
+def _fetch(url: str) -> str:
+    """Fetch a text by https, or from this machine itself; no redirect is followed. Raises InputError, FailedError."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
+        def redirect_request(
+            self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+        ) -> None:
+            raise InputError(f"{url} redirects to {newurl}: give that address if you trust it")
+
+    parts = urlsplit(url)
+    if parts.scheme.lower() != "https" and not (parts.scheme.lower() == "http" and _is_this_machine(parts.hostname)):
+        raise InputError(f"{url} is not fetched: prices come by https:// or from a file")
+    instead = (
+        "the prices that are here stay; fetch the CSV elsewhere, and name the file: steady cost prices --refresh FILE"
+    )
+    try:
+        with urllib.request.build_opener(NoRedirect).open(url, timeout=TIMEOUT_SECONDS) as answer:
+            content: bytes = answer.read(MAX_BYTES + 1)
+    except InputError:
+        raise
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise FailedError(f"cannot fetch {url} ({' '.join(str(reason).split())}): {instead}") from error
+    if len(content) > MAX_BYTES:
+        raise FailedError(f"{url} has more than {MAX_BYTES // 1_000_000} MB: that is no catalogue of prices; {instead}")
+    return content.decode("utf-8", errors="replace")
+
+
+def _is_this_machine(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def matching(offers: Iterable[Offer], words: Iterable[str]) -> list[Offer]:
+    """Return the offers that have every word in the name of their cloud, region, instance or GPU."""
+    lowered = [word.lower() for word in words]
+
+    def text(offer: Offer) -> str:
+        return " ".join((offer.cloud, offer.region, offer.zone, offer.instance, offer.accelerator)).lower()
+
+    return [offer for offer in offers if all(word in text(offer) for word in lowered)]
+
+
+def to_dict(price: Price) -> dict[str, Any]:
+    """Return a price as an event or a checkpoint holds it."""
+    return {key: value for key, value in asdict(price).items() if value not in ("", None)}

@@ -1,0 +1,295 @@
+"""One measurement of a recipe on the user's machine, model and data, made in a process that may crash.
+
+What a run would do is made of the parts that a run is made of; the learning rate is 0 throughout, and nothing is saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from steadytrain import __version__
+from steadytrain.config import Recipe
+from steadytrain.data.loader import ImageLoader
+from steadytrain.data.loader.decode import probe as read_size
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.recordio.reader import Records
+from steadytrain.distributed.engine import Engine
+from steadytrain.events import Compiled
+from steadytrain.machine import facts
+from steadytrain.machine.process_tree import read_schedstat
+from steadytrain.models import Built, Input
+from steadytrain.optim.optimizers import OPTIMIZERS
+from steadytrain.training import build
+from steadytrain.training.compute.compile import compile_update
+from steadytrain.training.compute.recompute import recompute_parts
+from steadytrain.training.data import DataSets, load, open_data, random_batch
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.profile.probe import settle
+from steadytrain.training.profile.rate_finder import find_rate
+from steadytrain.training.profile.timing import images_per_second, use_fastest_threads, wait_for
+from steadytrain.training.state import State
+from steadytrain.training.step import Update
+
+ROUNDS = 3
+"""Turns of which the median counts, so that a disturbance of one moves nothing."""
+LEAST_BATCHES = 4
+"""Of a loader alone in a turn: it makes several at a time."""
+SIZES_READ = 64
+"""Images whose sizes are read from their headers."""
+
+
+def measure(what: str, recipe: Recipe, *, seconds: float, settle_seconds: float, updates: int) -> dict[str, Any]:
+    """Measure one thing; what comes back is ready for JSON.
+
+    Args:
+        what: ``facts`` of data, model and device; ``updates`` alone, on drawn images that are there already; the
+            loader alone (``loading``); ``both`` together, as a run has them; ``rate``: the learning rate finder.
+        recipe: how.
+        seconds: how long to measure, about; at least one update or some batches are.
+        settle_seconds: the longest time given to the loader for decoding images that it will keep.
+        updates: of the learning rate finder.
+
+    Raises:
+        SteadyError: what a run of the recipe would fail at.
+    """
+    if what == "rate":
+        test = find_rate(recipe, updates=updates)
+        return {"suggestion": test.suggestion, "diverged": test.diverged, "updates": len(test.losses)}
+    kinds = {"facts": _facts, "updates": _updates, "loading": _loading, "both": _both}
+    with _parts(recipe, trains=what in ("updates", "both")) as parts:
+        return kinds[what](parts, seconds, settle_seconds)
+
+
+@dataclass
+class _Parts:
+    """What a run of the recipe is made of; ``state`` and the rest only where something is trained."""
+
+    recipe: Recipe
+    device: torch.device
+    machine: Mapping[str, Any]
+    data: DataSets
+    built: Built
+    input: Input
+    clock: Clock
+    trained: tuple[State, Update] | None = None
+    compiled: Compiled | None = None
+
+
+@contextmanager
+def _parts(recipe: Recipe, *, trains: bool) -> Iterator[_Parts]:
+    device = build.prepare_device(recipe)
+    with closing(open_data(recipe.data, seed=recipe.seed)) as data:
+        machine = build.set_up_machine(recipe, device, None, _drop)
+        torch.manual_seed(recipe.seed)
+        built, input = build.model(recipe, data, allow_import=not recipe.model.from_file)
+        parts = _Parts(recipe, device, machine, data, built, input, build.clock(device, time.perf_counter()))
+        if trains:
+            state = build.state(recipe, built, Engine(device), num_train=data.num_train)
+            update = build.update(
+                recipe,
+                built,
+                input,
+                state,
+                parts.clock,
+                num_classes=len(data.classes),
+                num_labels=data.num_labels,
+                loss=build.loss(recipe, data, device),
+            )
+            recompute_parts(recipe, update, state, _drop)
+            use_fastest_threads(recipe, update, state, _drop)
+            update, parts.compiled = compile_update(recipe, update, state, None, _drop)
+            parts.trained = state, update
+        yield parts
+
+
+def _drop(message: str) -> None:
+    """Drop a message: a run of the recipe will print it."""
+
+
+def _facts(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+    data, recipe, device, card = parts.data, parts.recipe, parts.device, parts.data.train.card
+    kind = OPTIMIZERS.get(recipe.optim.name)
+    return {
+        "data": [data.train.digest, data.num_train, data.num_val, len(data.classes)],
+        "num_train": data.num_train,
+        "size": parts.input.size,
+        "largest_side": data.train.largest_side,
+        "stored_sides": _stored_sides(data.train),
+        "shorter_side": None if card is None else card.settings.get("shorter_side"),
+        "device": parts.machine["device"],
+        "device_type": device.type,
+        "memory_bytes": _memory_bytes(device),
+        "precisions": _precisions(device),
+        "has_fused": kind is not None and kind.has_fused,
+        "versions": {"steadytrain": __version__, "torch": torch.__version__, "timm": version("timm")},
+    }
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return facts.memory_bytes()
+
+
+def _precisions(device: torch.device) -> list[str]:
+    """Numbers that the device multiplies natively, the most exact first."""
+    if device.type == "cuda":
+        return ["tf32", "bf16"] if torch.cuda.get_device_capability(device) >= (8, 0) else ["fp32", "fp16"]
+    return ["fp32", *(["bf16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+
+
+def _stored_sides(records: Records) -> int | None:
+    """The median shorter side of some stored images; None where none of them can be read."""
+    sides = []
+    for index in range(0, len(records), max(1, len(records) // SIZES_READ)):
+        try:
+            image = read_size(records.image(index))
+        except BadImageError:
+            continue
+        sides.append(min(image.height, image.width))
+    return round(median(sides)) if sides else None
+
+
+def _updates(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+    assert parts.trained is not None
+    (state, update), device = parts.trained, parts.device
+    batch = random_batch(
+        parts.recipe.batch_size,
+        update.image_shape,
+        device,
+        num_classes=len(parts.data.classes),
+        num_labels=parts.data.num_labels,
+    )
+
+    def train() -> int:
+        update(state, batch, 0.0)
+        return len(batch.labels)
+
+    rate, optimizer_share, waited_share = _rate_of_updates(parts, train, seconds)
+    _evaluate(parts, batch.images)
+    compiled = parts.compiled
+    return {
+        "images_per_second": rate,
+        "optimizer_share": optimizer_share,
+        "waited_share": waited_share,
+        "memory_bytes": _peak_bytes(device),
+        "compute_threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "compile_seconds": None if compiled is None else compiled.seconds,
+        "compile_speedup": None if compiled is None else compiled.eager_seconds / compiled.compiled_seconds,
+    }
+
+
+def _both(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+    assert parts.trained is not None
+    state, update = parts.trained
+    with _feed(parts) as feed:
+        batches = load(feed, parts.device)
+
+        def train() -> int:
+            batch = next(batches)
+            update(state, batch, 0.0)
+            return len(batch.labels)
+
+        train()
+        remark = settle(feed, batches, _drop, seconds=settle_seconds)
+        before = feed.stats()
+        rate, _, waited_share = _rate_of_updates(parts, train, seconds)
+        after = feed.stats()
+        images = max(1, after.images - before.images)
+        _evaluate(parts, next(batches).images)
+        return {
+            "images_per_second": rate,
+            "loader_cpu_seconds": (after.cpu_seconds - before.cpu_seconds) / images,
+            "waited_share": waited_share,
+            "starved_share": (after.starved - before.starved) / max(1, after.asked - before.asked),
+            "memory_bytes": _peak_bytes(parts.device),
+            "is_settled": remark is None,
+        }
+
+
+def _loading(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+    with _feed(parts) as feed:
+        batches = load(feed, parts.device)
+        next(batches)
+        remark = settle(feed, batches, _drop, seconds=settle_seconds)
+        before = feed.stats()
+        work: Callable[[], int] = lambda: len(next(batches).labels)  # noqa: E731
+        rates = [
+            images_per_second(parts.device, work, seconds=seconds / ROUNDS, least=LEAST_BATCHES)[0]
+            for _ in range(ROUNDS)
+        ]
+        after = feed.stats()
+        images = max(1, after.images - before.images)
+        stages = ("read", "decode", "augment", "batch")
+        busy = {stage: getattr(after, f"{stage}_seconds") - getattr(before, f"{stage}_seconds") for stage in stages}
+        return {
+            "images_per_second": median(rates),
+            "loader_cpu_seconds": (after.cpu_seconds - before.cpu_seconds) / images,
+            "decode_share": busy["decode"] / (sum(busy.values()) or 1.0),
+            "keeps": feed.keeps,
+            "is_settled": remark is None,
+        }
+
+
+def _feed(parts: _Parts) -> ImageLoader:
+    recipe = parts.recipe
+    return build.training_feed(
+        recipe,
+        parts.data,
+        parts.input,
+        parts.device,
+        batch_size=recipe.batch_size,
+        threads=recipe.parallel.threads,
+        on_bad=lambda bad: None,
+    )
+
+
+def _rate_of_updates(parts: _Parts, train: Callable[[], int], seconds: float) -> tuple[float, float, float]:
+    """Images per second, after one update that is not counted; and two shares of the time.
+
+    The optimizer's, and that in which a thread was ready to run while other programs had the processors.
+    """
+    device, clock, rates = parts.device, parts.clock, list[float]()
+    train()
+    wait_for(device)
+    clock.settle()
+    waited, before, began = _waited_seconds(), dict(clock.seconds()), time.perf_counter()
+    while len(rates) < ROUNDS and (not rates or time.perf_counter() - began < 2 * seconds):
+        rates.append(images_per_second(device, train, seconds=seconds / ROUNDS, least=1)[0])
+    passed = time.perf_counter() - began
+    clock.settle()
+    after = clock.seconds()
+    most = max((seconds - waited.get(thread, 0.0) for thread, seconds in _waited_seconds().items()), default=0.0)
+    return median(rates), (after.get("optimizer", 0.0) - before.get("optimizer", 0.0)) / passed, min(most / passed, 1.0)
+
+
+def _waited_seconds() -> dict[str, float]:
+    """How long each thread of this process has been ready and not run, where the system tells."""
+    times = {task.name: read_schedstat(str(task)) for task in Path("/proc/self/task").glob("*")}
+    return {thread: time[1] for thread, time in times.items() if time is not None}
+
+
+def _evaluate(parts: _Parts, images: torch.Tensor) -> None:
+    """Evaluate as many images as an evaluation has at a time, for the memory that it takes."""
+    assert parts.trained is not None
+    state, _ = parts.trained
+    module = state.module if state.ema is None else state.ema.module
+    module.eval()
+    with torch.no_grad(), state.policy.autocast():
+        module(state.policy.images(images, parts.input.mean, parts.input.std))
+    wait_for(parts.device)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    return facts.peak_resident_bytes()

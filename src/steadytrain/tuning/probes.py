@@ -1,0 +1,363 @@
+"""Measurements in processes of their own, kept on disk: what crashes, or takes too long, is a result as well.
+
+A server process imports torch once and forks for each measurement, so that one costs no start and finds the memory
+empty. Where there is no ``fork`` the server measures by itself, and a crash costs a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from steadytrain.config import Recipe
+from steadytrain.errors import FailedError, SteadyError, first_line, storage_error
+from steadytrain.launch.supervise import cause_of_death, die_with_parent
+from steadytrain.machine import facts
+from steadytrain.machine.process import share_cores
+
+What = Literal["facts", "updates", "loading", "both", "rate"]
+Trouble = Literal["memory", "crash", "timeout", "refused", "failed"]
+
+START_SECONDS = 120.0
+"""The longest time that importing torch may take."""
+
+GRACE_SECONDS = 5.0
+"""Given to a server that answers no more, to end with an exit code of its own."""
+
+_LAUNCHERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
+    *("OMPI_", "PMI", "MPI_", "SLURM_", "JOB_COMPLETION_INDEX"),
+)
+"""Beginnings of the variables by which a launcher tells a rank what it is: a measurement is none."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a measurement: its figures, or what went wrong.
+
+    Args:
+        figures: as :func:`steadytrain.tuning.measure.measure` returns them; empty where it failed.
+        trouble: None: it went well. ``memory``: there is too little. ``crash``: the process died. ``timeout``: it was
+            not done in time. ``refused``: the recipe cannot be so. ``failed``: anything else.
+        error: of what went wrong, a line.
+        limit_seconds: that it was given.
+    """
+
+    figures: Mapping[str, Any]
+    trouble: Trouble | None = None
+    error: str = ""
+    limit_seconds: float = 0.0
+
+    @property
+    def images_per_second(self) -> float:
+        """0 where it failed."""
+        return float(self.figures.get("images_per_second", 0.0))
+
+
+class Prober:
+    """Makes measurements, one at a time, in children of a process that has imported torch.
+
+    It starts when it is entered, and imports while the caller does other things; leaving it ends all of its processes.
+    """
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[str] | None = None
+        self._is_ready = False
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def ask(
+        self,
+        what: What,
+        recipe: Recipe,
+        *,
+        seconds: float,
+        limit_seconds: float,
+        settle_seconds: float = 0.0,
+        updates: int = 0,
+    ) -> Outcome:
+        """Measure, for at most ``limit_seconds``; the rest as of :func:`steadytrain.tuning.measure.measure`.
+
+        Raises:
+            FailedError: no process can be started, or torch cannot be imported there.
+        """
+        self._wait_until_ready()
+        request = {
+            "what": what,
+            "recipe": recipe.to_dict(),
+            "from_file": [recipe.model.from_file, sorted(recipe.optim.from_file), recipe.data.from_file],
+            "seconds": seconds,
+            "settle_seconds": settle_seconds,
+            "updates": updates,
+        }
+        line, is_late = self._exchange(json.dumps(request), limit_seconds)
+        if line:
+            answer = json.loads(line)
+            return Outcome(answer["figures"], answer["trouble"], answer["error"], limit_seconds)
+        code = self._end(0.0 if is_late else GRACE_SECONDS)
+        if is_late:
+            return Outcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
+        return Outcome({}, *_trouble_of(code), limit_seconds)
+
+    def _start(self) -> None:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the user's own modules as well
+        try:
+            self._server = subprocess.Popen(
+                [sys.executable, "-c", "from steadytrain.tuning.probes import serve; serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=variables,
+                start_new_session=True,  # Ctrl-C is for us, and we end them all
+            )
+        except OSError as error:
+            raise FailedError(f"no process can be started to measure in: {error.strerror}") from error
+        self._is_ready = False
+
+    def _wait_until_ready(self) -> None:
+        if self._server is None:
+            self._start()
+        if not self._is_ready:
+            line, _ = self._exchange(None, START_SECONDS)
+            if not line:
+                code = self._end(GRACE_SECONDS)
+                raise FailedError(
+                    f"the process that measures ended with code {code} before it began: try steady doctor, or less load"
+                )
+            self._is_ready = True
+
+    def _exchange(self, request: str | None, limit_seconds: float) -> tuple[str, bool]:
+        """Send a line and read one, empty where the server died; and whether that is because it was late."""
+        server = self._server
+        assert server is not None and server.stdin is not None and server.stdout is not None
+        is_late = threading.Event()
+
+        def kill() -> None:
+            is_late.set()
+            _kill_group(server)
+
+        timer = threading.Timer(limit_seconds, kill)
+        timer.start()
+        try:
+            if request is not None:
+                server.stdin.write(request + "\n")
+                server.stdin.flush()
+            line = server.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+            timer.join()
+        return line, is_late.is_set() and not line
+
+    def _end(self, grace_seconds: float = 0.0) -> int:
+        """End the server and what it has forked, if it does not end by itself in time; its exit code."""
+        server, self._server = self._server, None
+        if server is None:
+            return 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(grace_seconds)
+        died_by_itself = server.poll()
+        _kill_group(server)
+        with contextlib.suppress(BrokenPipeError), server:  # what it has not read is lost
+            pass
+        return server.returncode if died_by_itself is None else died_by_itself
+
+
+def _kill_group(server: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(server.pid, signal.SIGKILL)
+        else:
+            server.kill()
+
+
+def _trouble_of(code: int) -> tuple[Trouble, str]:
+    return ("memory" if code == -9 else "crash"), cause_of_death(code)
+
+
+class ProbeCache:
+    """Outcomes on disk, a line each, written when they are there: what was measured before a Ctrl-C is kept.
+
+    Args:
+        path: the file; None keeps them in memory only.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._outcomes: dict[str, Outcome] = {}
+        with contextlib.suppress(OSError):
+            for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was torn by a kill
+                    value = json.loads(line)
+                    self._outcomes[value["key"]] = Outcome(**value["outcome"])
+
+    def get(self, key: str) -> Outcome | None:
+        """Look up what was measured."""
+        return self._outcomes.get(key)
+
+    def clear(self) -> None:
+        """Forget all of it. Raises StorageError where the file cannot be removed."""
+        self._outcomes.clear()
+        try:
+            if self.path is not None:
+                self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(error, self.path or Path()) from error
+
+    def put(self, key: str, outcome: Outcome) -> None:
+        """Keep what was measured. Raises StorageError where it cannot be written."""
+        self._outcomes[key] = outcome
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "outcome": vars(outcome)}) + "\n")
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+
+def cache_path(recipe: Recipe, identity: Mapping[str, Any], without: Iterable[str]) -> Path | None:
+    """Return where the outcomes for this machine, model, data and these versions are kept; None where nothing can be.
+
+    Args:
+        recipe: what is tuned.
+        identity: facts of data, device and versions, as measured.
+        without: keys of the recipe that are tuned, or that no speed depends on: all of a part by its name.
+    """
+    folder = facts.cache_folder()
+    if folder is None:
+        return None
+    values = recipe.to_dict()
+    for key in without:
+        part, _, name = key.partition(".")
+        if name:
+            values[part].pop(name, None)
+        else:
+            values.pop(part, None)
+    return folder / "tune" / f"{_digest({'recipe': values, 'known': identity})}.jsonl"
+
+
+def load_choices(recipe: Recipe, free: Iterable[str], ranks: int) -> dict[str, Any] | None:
+    """Return what was chosen automatically for such a recipe on this machine: the same command resumes the same run."""
+    path = _choices_path(recipe, free, ranks)
+    try:
+        choices = None if path is None else json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return choices if isinstance(choices, dict) else None
+
+
+def save_choices(recipe: Recipe, free: Iterable[str], ranks: int, choices: Mapping[str, Any]) -> None:
+    """Keep what was chosen automatically. Raises StorageError where it cannot be written."""
+    path = _choices_path(recipe, free, ranks)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(choices), encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def _choices_path(recipe: Recipe, free: Iterable[str], ranks: int) -> Path | None:
+    folder = facts.cache_folder()
+    values = {"recipe": recipe.to_dict(), "free": sorted(free), "ranks": ranks}
+    return folder and folder / "tune" / f"auto-{_digest(values)}.json"
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """Name values on this machine."""
+    machine = {name: value for name, value in facts.facts().items() if name not in ("host", "system")}
+    named = {**values, "machine": machine, "quota": facts.quota()}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def serve() -> None:
+    """Answer requests from standard input, a line each, until it is closed."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no answer
+    die_with_parent()
+    share_cores()  # as a command that trains does, unless the caller's has
+    from steadytrain.tuning import measure  # noqa: F401 - takes seconds, once
+
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        if json.loads(line)["recipe"]["model"]["name"].startswith("timm/"):
+            with contextlib.suppress(ImportError):
+                import timm  # noqa: F401 - takes seconds, once and not in every child
+        answer = _answer_in_fork(line) if sys.platform == "linux" else _answer(line)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _answer_in_fork(line: str) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            die_with_parent()
+            os.close(reader)
+            with contextlib.suppress(OSError):  # if memory runs out, this process is the one to end
+                Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+            with os.fdopen(writer, "w", encoding="utf-8") as file:
+                file.write(json.dumps(_answer(line)))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as file:
+        text = file.read()
+    _, status = os.waitpid(child, 0)
+    if text:
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+    trouble, error = _trouble_of(os.waitstatus_to_exitcode(status))
+    return {"figures": {}, "trouble": trouble, "error": error}
+
+
+def _answer(line: str) -> dict[str, Any]:
+    """Measure what a line asks for; whatever goes wrong is part of the answer."""
+    from steadytrain.training.memory import is_out_of_memory
+    from steadytrain.tuning.measure import measure
+
+    request = json.loads(line)
+    recipe = Recipe.from_dict(request["recipe"])
+    model, optim, data = request["from_file"]  # what the user's command named may be imported
+    recipe = replace(
+        recipe,
+        model=replace(recipe.model, from_file=model),
+        optim=replace(recipe.optim, from_file=frozenset(optim)),
+        data=replace(recipe.data, from_file=data),
+    )
+    try:
+        figures = measure(
+            request["what"],
+            recipe,
+            seconds=request["seconds"],
+            settle_seconds=request["settle_seconds"],
+            updates=request["updates"],
+        )
+    except SteadyError as error:
+        return {"figures": {}, "trouble": "refused", "error": str(error)}
+    except Exception as error:  # noqa: BLE001 - a network or a library may raise anything, and that is the result
+        trouble = "memory" if is_out_of_memory(error) else "failed"
+        return {"figures": {}, "trouble": trouble, "error": first_line(error)}
+    return {"figures": figures, "trouble": None, "error": ""}

@@ -1,0 +1,326 @@
+"""Measure one device and what joins several here, predict 1 to N of them, and say it in tables.
+
+The model that predicts is in :mod:`steadytrain.tuning.scale`. Everything measured is a document of plain data, ready
+for JSON, from which another command can predict without measuring again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from steadytrain.config import Recipe
+from steadytrain.errors import FailedError, InputError
+from steadytrain.format import count, duration, fold, number, percent, rate, size
+from steadytrain.launch.supervise import keep_ranks
+from steadytrain.machine import facts
+from steadytrain.machine.process import given_environment
+from steadytrain.reports.plots import Panel
+from steadytrain.reports.tables import aligned
+from steadytrain.tuning.scale import (
+    LINKS,
+    Advice,
+    Cluster,
+    Device,
+    Gradient,
+    Link,
+    Prediction,
+    advise,
+    counts,
+    fit_backend,
+    predict,
+)
+
+MILLION = 1_000_000
+"""Images, of which time and cost are given where nobody says how many there are."""
+
+FEED_SECONDS = 5.0
+"""Of measuring the loader, and the link between ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a rank is asked to measure: images of this shape and classes (None: the model's own size), so long."""
+
+    size: int | None
+    channels: int
+    num_classes: int
+    seconds: float
+
+
+def measure(
+    recipe: Recipe, request: Request, procs: int | None, *, feeds: bool, say: Callable[[str], None]
+) -> dict[str, Any] | int:
+    """Measure one device, ranks and the loader, each in processes of their own; or the exit code of what failed.
+
+    Args:
+        recipe: the batch of one device, the network and how it computes.
+        request: what to measure of each rank.
+        procs: ranks to measure here as well, 2 or more; None: one device alone.
+        feeds: the recipe's data are there: measure the loader on them.
+        say: takes a line before each measurement.
+
+    Raises:
+        FailedError: the loader or the link could not be measured.
+    """
+    if procs is not None and not facts.accelerators() and recipe.parallel.compute_threads is None:
+        # A rank has a part of the cores here: one device alone gets as many.
+        recipe = recipe.with_({"parallel.compute_threads": max(1, facts.cores() // procs)})
+    say(f"measuring {recipe.model.name} on one device, {recipe.batch_size} images")
+    alone = _ask_ranks(recipe, request, 1, say)
+    if isinstance(alone, int):
+        return alone
+    ranks = []
+    for n in counts(procs)[1:] if procs is not None else ():
+        say(f"measuring {n} ranks here")
+        row = _ask_ranks(recipe.with_({"batch_size": n * recipe.batch_size}), request, n, say)
+        if isinstance(row, int):
+            return row
+        ranks.append(row)
+    document: dict[str, Any] = {"one": alone, "ranks": ranks, "fitted": None, "epochs": recipe.budget.epochs}
+    if procs is not None:
+        say(f"measuring the link between {procs} ranks here")
+        document["fitted"] = asdict(_fit_link(recipe.model.name, procs))
+    if feeds:
+        train = str(recipe.data.train)
+        say(f"measuring the loader on {train}")
+        words = ["feed", train, "--batch-size", str(recipe.batch_size), "--seconds", str(FEED_SECONDS), "--json"]
+        fed = _run_verb([*words, *([] if request.size is None else ["--size", str(request.size)])])
+        document |= {"loader_images_per_second": fed["images_per_second"], "num_train": fed["n"]}
+    return document
+
+
+def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str], None]) -> dict[str, Any] | int:
+    """Have ranks answer a request; return the answer, or their exit code: they have said why."""
+    with tempfile.TemporaryDirectory(prefix="steadytrain-scale-") as folder:
+        question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+        # What a flag or the user's own file names may be imported.
+        values = {**asdict(request), "recipe": recipe.to_dict(), "allow_import": True}
+        question.write_text(json.dumps(values), encoding="utf-8")
+        program = [sys.executable, "-m", "steadytrain.training.profile.scaling", str(question), str(answer)]
+        if code := keep_ranks(program, ranks, restarts=0, say=say):
+            return code
+        figures: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    for line in figures["notes"]:
+        say(line)
+    return figures
+
+
+def _fit_link(model: str, procs: int) -> Link:
+    """Fit the link between ranks here to what ``steady bandwidth`` measures: a single number, and all buckets."""
+    words = ["bandwidth", "--model", model, "--procs", str(procs), "--seconds", str(FEED_SECONDS), "--json"]
+    backends = _run_verb(words)["backends"]
+    return fit_backend(next((row for row in backends if row["backend"] == "nccl"), backends[0]), procs)
+
+
+def _run_verb(words: Sequence[str]) -> dict[str, Any]:
+    """Run another verb in a process of its own and return its document. Raises FailedError."""
+    command = [sys.executable, "-m", "steadytrain", *words]
+    done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise FailedError(lines[-1].removeprefix("steady: ") if lines else f"{words[0]} ended with {done.returncode}")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read an earlier document. Raises InputError where it is none."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        device_of(document["one"])
+        list(document["ranks"])
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no document of steady scale --json: measure again") from error
+    return document
+
+
+def device_of(figures: Mapping[str, Any], spread: float | None = None) -> Device:
+    """Return what one device does, by its figures; ``spread``: instead of the measured one."""
+    return Device(
+        batch_size=int(figures["batch_size"]),
+        forward_seconds=float(figures["forward_seconds"]),
+        backward_seconds=float(figures["backward_seconds"]),
+        update_seconds=float(figures["update_seconds"]),
+        fixed_seconds=float(figures["fixed_seconds"]),
+        spread=float(figures["spread"]) if spread is None else spread,
+        gradients=tuple(Gradient(bytes=int(num), ready=float(ready)) for num, ready in figures["gradients"]),
+    )
+
+
+def join(
+    link: Link | None,
+    local: Link | None,
+    document: Mapping[str, Any],
+    per_machine: int | None,
+    devices: int,
+    *,
+    name: str,
+) -> Cluster:
+    """Join machines by a link, and the devices of each by the local one.
+
+    Args:
+        link: None: the one that was measured between ranks, in the document.
+        local: None: PCIe.
+        document: of :func:`measure`.
+        per_machine: None: one device with a network, else all of them.
+        devices: the most of them.
+        name: of the document, for a message.
+
+    Raises:
+        InputError: no link is known, or it cannot join devices of several machines.
+    """
+    if link is None:
+        if document.get("fitted") is None:
+            raise InputError(f"{name} holds no link that was measured between ranks: give --link, such as 10GbE")
+        link = Link(**document["fitted"])
+    if per_machine is None:
+        per_machine = devices if link.is_local else 1
+    if link.is_local and per_machine < devices:
+        raise InputError(
+            f"{link.name} joins devices of one machine, and {devices} devices with {per_machine} a machine are on"
+            f" several: give the network as --link, such as 10GbE, and --local-link {link.name}"
+        )
+    within = link if link.is_local else local or replace(LINKS["pcie3"])
+    return Cluster(between=link, per_machine=per_machine, within=within if per_machine > 1 else None)
+
+
+def forecast(
+    document: dict[str, Any], device: Device, cluster: Cluster, devices: int, *, least_efficiency: float
+) -> dict[str, list[Prediction]]:
+    """Predict 1 to ``devices`` of them for both kinds of scaling, and write all of it into the document.
+
+    Args:
+        document: of :func:`measure`, with ``loader_images_per_second``, ``price``, ``num_train`` and ``epochs``.
+        device: what one does alone.
+        cluster: what joins them.
+        devices: the most.
+        least_efficiency: of the recommended number.
+    """
+    loader = document["loader_images_per_second"] or math.inf
+    tables = {
+        kind: [
+            predict(device, n, cluster, is_strong=is_strong, loader_images_per_second=loader)
+            for n in range(1, devices + 1)
+            if not is_strong or device.batch_size % n == 0  # ranks share a batch in equal parts
+        ]
+        for kind, is_strong in (("weak", False), ("strong", True))
+    }
+    images = document["epochs"] * (document["num_train"] or 0)
+    advice = {kind: advise(rows, least_efficiency=least_efficiency) for kind, rows in tables.items()}
+    document |= {
+        "devices": devices,
+        "link": asdict(cluster.between),
+        "per_machine": cluster.per_machine,
+        "local_link": None if cluster.within is None else asdict(cluster.within),
+        "spread": device.spread,
+        "images": images or None,
+        **{kind: _rows(rows, advice[kind], images, document["price"]) for kind, rows in tables.items()},
+        "advice": {kind: asdict(chosen) for kind, chosen in advice.items()},
+    }
+    for row in document["ranks"]:
+        both = predict(device, row["devices"], Cluster(between=Link(**document["fitted"])))
+        row |= {"predicted_images_per_second": both.images_per_second, "predicted_step_seconds": both.step_seconds}
+    return tables
+
+
+def _rows(
+    predictions: Sequence[Prediction], advice: Advice, images: float, price: float | None
+) -> list[dict[str, Any]]:
+    """Return the rows to show, as plain data."""
+    shown = counts(predictions[-1].devices, advice.devices, advice.fastest, advice.worse_from or 1)
+    rows = []
+    for prediction in predictions:
+        if prediction.devices in shown:
+            row = {**asdict(prediction), "seconds": prediction.seconds(images) if images else None}
+            row["cost"] = prediction.cost(images, price) if images and price else None
+            row["seconds_per_million"] = prediction.seconds(MILLION)
+            row["cost_per_million"] = prediction.cost(MILLION, price) if price else None
+            rows.append(row)
+    return rows
+
+
+def to_text(document: Mapping[str, Any], width: int) -> str:
+    """Word all of it in lines of at most ``width`` columns."""
+    images_each = count(document["one"]["batch_size"], "image")
+    lines = [line for head in _heads(document) for line in fold(head, width).splitlines()]
+    for row in document["ranks"]:
+        error = row["predicted_images_per_second"] / row["images_per_second"] - 1
+        text = (
+            f"{row['devices']} ranks here: {rate(row['images_per_second'])} images/s measured,"
+            f" {rate(row['predicted_images_per_second'])} predicted ({error:+.0%})"
+        )
+        lines += fold(text, width).splitlines()
+    titles = {
+        "weak": f"weak scaling: {images_each} on each device",
+        "strong": f"strong scaling: {images_each} on all devices together",
+    }
+    for kind, title in titles.items():
+        lines += ["", title, _table(document[kind], document["images"], document["price"])]
+        lines += [part for sentence in document["advice"][kind]["words"] for part in fold(sentence, width).splitlines()]
+    return "\n".join(lines)
+
+
+def _heads(document: Mapping[str, Any]) -> list[str]:
+    """Word what was measured, and on which links it is predicted."""
+    alone, link, loader = document["one"], document["link"], document["loader_images_per_second"]
+    threads = f" by {count(alone['threads'], 'thread')}" if alone["device"] == "cpu" else ""
+    step = alone["forward_seconds"] + alone["backward_seconds"] + alone["update_seconds"]
+    gradients = sum(num for num, _ in alone["gradients"])
+    local, within = document["local_link"], ""
+    if local is not None and local != link:
+        within = f"; within a machine of {document['per_machine']} {_link_words(local)}"
+    heads = [
+        f"{alone['model']}: {alone['parameters']:,} parameters, {size(gradients)} of gradients, on"
+        f" {alone['device']}{threads} in {alone['precision']}",
+        f"one device, {count(alone['batch_size'], 'image')}: {rate(alone['batch_size'] / step)} images/s; forward"
+        f" {duration(alone['forward_seconds'])}, backward {duration(alone['backward_seconds'])}, update"
+        f" {duration(alone['update_seconds'])}; updates vary by {percent(document['spread'])}",
+        f"link {_link_words(link)}{within}",
+    ]
+    heads += [] if loader is None else [f"loader: {rate(loader)} images/s a machine"]
+    if document["images"]:
+        heads.append(f"time: of {document['epochs']:g} epochs of {count(document['num_train'], 'image')}")
+    return heads
+
+
+def _link_words(link: Mapping[str, Any]) -> str:
+    return f"{link['name']}: {duration(link['latency_seconds'])}, {size(link['bytes_per_second'])}/s"
+
+
+def _table(rows: Sequence[Mapping[str, Any]], images: float | None, price: float | None) -> str:
+    """Word rows, right-aligned under their heads."""
+    suffix = "" if images else "_per_million"
+    heads = ["devices", "images/s", "efficiency", "step ms", "wait ms", "limit", "time" if images else "1M images"]
+    lines = [heads + ["cost"] * (price is not None)]
+    for row in rows:
+        digits = 1 if row["step_seconds"] < 0.1 else 0
+        cells = [str(row["devices"]), rate(row["images_per_second"]), percent(row["efficiency"])]
+        cells += [number(1000 * row[name], digits) for name in ("step_seconds", "exposed_seconds")]
+        cells += [str(row["limit"]), duration(row[f"seconds{suffix}"])]
+        cells += [] if price is None else [number(row[f"cost{suffix}"], 2)]
+        lines.append(cells)
+    return aligned(lines, right=range(len(lines[0])))
+
+
+def panels(tables: Mapping[str, Sequence[Prediction]]) -> list[Panel]:
+    """Draw images per second over devices, for each kind of scaling. Raises InputError where there is one device."""
+    charts = []
+    for kind, rows in tables.items():
+        if len(rows) > 1:
+            x = [float(row.devices) for row in rows]
+            ideal = [n * rows[0].images_per_second for n in x]
+            rates = [row.images_per_second for row in rows]
+            charts.append(Panel(f"Images per second, {kind} scaling", x, [ideal, rates], "devices"))
+    if not charts:
+        raise InputError("a plot needs two devices at least: give --devices 2 or more")
+    return charts

@@ -1,0 +1,431 @@
+"""What a sweep of one recipe varies, and what came of it: cases of several runs each, and their table, best first.
+
+Each run is an ordinary one, in ``FOLDER/CASE/seed-N``. All that is decided follows from the runs' own logs: so the same
+call goes on where it was interrupted, keeps what is finished, and comes to the same table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from steadytrain.config import Recipe
+from steadytrain.config.plain import build, check_types, leaves, plain
+from steadytrain.config.recipe import require
+from steadytrain.errors import InputError, RecipeError, RunError, storage_error
+from steadytrain.format import NONE, duration, epoch, money, percent, score_name
+from steadytrain.reports import report
+from steadytrain.reports.summary import Account, Interval, Spread, reached, spread
+from steadytrain.reports.tables import aligned, finite, interval_text, spread_words
+from steadytrain.run import MAX_REPEATS, REPEAT, Run
+
+MOST_RUNS = 10_000
+TABLE_FILE, PAGE_FILE = "sweep.json", "report.html"
+MARK = "steadytrain-sweep"
+
+_RANGE = re.compile(r"(.+?)\.\.(.+?)(?:[ ,:]+(log))?")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``, drawn evenly, or by their logarithm; whole ones where both ends are."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Values = list[Any] | Range
+"""What a key may be: each of some values, or any number of a range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSpec:
+    """What a recipe file says under ``[sweep]``.
+
+    Args:
+        over: a key of the recipe -> the values that it takes, in every combination; a text of one range for a search.
+        cases: a name -> values of several keys that belong together; each goes with every combination of ``over``.
+        seeds: runs of each case, 1 to 1000.
+        halving: stop the cases that look worst early; in a search, those worse than the median.
+        search: so many cases are chosen by what came of those before; None: all combinations.
+        target: top-1 (or mAP), a fraction: the table says when it was reached.
+    """
+
+    over: Mapping[str, Any] = field(default_factory=dict)
+    cases: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 1
+    halving: bool = False
+    search: int | None = None
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self, "sweep")
+        require(1 <= self.seeds <= MAX_REPEATS, "sweep.seeds", self.seeds, f"1 to {MAX_REPEATS:,}")
+        searched, limit = self.search, f"1 to {MOST_RUNS:,}"
+        require(searched is None or 1 <= searched <= MOST_RUNS, "sweep.search", searched, limit)
+        require(self.target is None or 0 < self.target <= 1, "sweep.target", self.target, "above 0, up to 1")
+        if self.search is not None and self.cases:
+            raise RecipeError("a search draws from --over alone: leave out --search, or the cases of the recipe file")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A case to be: its name, which is that of its folder, and what it changes in the recipe."""
+
+    name: str
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A point with its runs, one for each seed."""
+
+    point: Point
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is varied: the values of each key of ``over``, and what each of the ``cases`` changes."""
+
+    over: Mapping[str, Values]
+    cases: Mapping[str, Mapping[str, Any]]
+
+
+def read_spec(values: Mapping[str, Any]) -> SweepSpec:
+    """Read the table ``[sweep]`` of a recipe file. Raises RecipeError: an unknown key, or a value that cannot be."""
+    return build(SweepSpec, values, "sweep")
+
+
+def space_of(spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str], Any]) -> Space:
+    """Read the values of all keys.
+
+    Args:
+        spec: of the recipe file.
+        over: a key -> its values as typed, which replace those of the file.
+        parse: one text as a value of a key.
+
+    Raises:
+        RecipeError: a value that cannot be.
+    """
+    texts = {**dict(leaves(spec.over)), **over}
+    values = {key: parse_values(key, value, partial(parse, key)) for key, value in texts.items()}
+    cases = {}
+    for name, changes in spec.cases.items():
+        if not isinstance(changes, Mapping):
+            raise RecipeError(f"sweep.cases.{name} is {changes!r}; it must be a table of keys and values")
+        pairs = leaves(changes)
+        cases[name] = {key: parse(key, value) if isinstance(value, str) else value for key, value in pairs}
+    return Space(values, cases)
+
+
+def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
+    """Read the values of a key: a list, ``64,256``, ``a;b`` where values hold commas, or ``1e-3..1e-1 log``.
+
+    Args:
+        key: of the recipe, for messages.
+        value: as it was typed, or as a file has it.
+        parse: one text as a value.
+
+    Raises:
+        RecipeError: no value, one of them twice, or a range that is none.
+
+    >>> parse_values("optim.lr", "0.1,0.2", float), parse_values("optim.lr", "1e-3..1e-1 log", float)
+    ([0.1, 0.2], Range(low=0.001, high=0.1, is_log=True))
+    >>> parse_values("optim.schedule", "cosine;factor,every=3", str), parse_values("batch_size", "8..64", str)
+    (['cosine', 'factor,every=3'], Range(low=8, high=64, is_log=False))
+    """
+    if isinstance(value, str):
+        match = _RANGE.fullmatch(value.strip())
+        ends = [_number(text) for text in match.groups()[:2]] if match else []
+        if match and None not in ends:
+            low, high = ends
+            assert low is not None and high is not None
+            if low >= high or (match[3] and low <= 0):
+                limit = "rise, from above 0 where it is by logarithm" if match[3] else "rise"
+                raise RecipeError(f"the range of {key} is {value!r}; it must {limit}, such as {key}=1e-3..1e-1 log")
+            return Range(low, high, bool(match[3]))
+        value = value.split(";" if ";" in value else ",")
+    if not isinstance(value, list):
+        value = [value]
+    values = [parse(item) if isinstance(item, str) else item for item in value]
+    texts = [json.dumps(item) for item in values]
+    if not values or "" in values:
+        raise RecipeError(f"{key} has no value at one place of {value!r}: give values between commas")
+    if twice := [text for text in dict.fromkeys(texts) if texts.count(text) > 1]:
+        raise RecipeError(f"{key} is to be {', '.join(twice)} more than once: name each value once")
+    return values
+
+
+def _number(text: str) -> float | None:
+    for kind in (int, float):
+        with suppress(ValueError):
+            number = kind(text)
+            return number if math.isfinite(number) else None
+    return None
+
+
+def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | None = None) -> list[Point]:
+    """List every combination of values, with each of the named cases.
+
+    Raises:
+        InputError: a range among the values, too many combinations, or a key both in ``over`` and in a case.
+
+    >>> [point.name for point in points({"batch_size": [64, 128], "optim.lr": [0.1]})]
+    ['batch_size=64,lr=0.1', 'batch_size=128,lr=0.1']
+    >>> [(point.name, dict(point.changes)) for point in points({}, {"no decay": {"optim.weight_decay": 0}})]
+    [('no-decay', {'optim.weight_decay': 0})]
+    """
+    cases = cases or {}
+    for key, values in over.items():
+        if isinstance(values, Range):
+            raise InputError(f"{key} has a range, from which a search draws: add --search N, or name its values")
+        if named := [name for name, changes in cases.items() if key in changes]:
+            raise InputError(f"{key} is set by the case {named[0]!r}, too: leave it out of one of them")
+    combinations = math.prod(len(values) for values in over.values() if isinstance(values, list)) * max(1, len(cases))
+    if combinations > MOST_RUNS:
+        raise InputError(f"{combinations:,} combinations are too many (at most {MOST_RUNS:,}): name fewer values")
+    lists = [values for values in over.values() if isinstance(values, list)]
+    listed = []
+    for name, changes in cases.items() or [("", {})]:
+        for combination in itertools.product(*lists):
+            chosen = dict(zip(over, combination, strict=True))
+            parts = [folder_name(name)] if name else []
+            parts += [f"{short}={_word(chosen[key])}" for key, short in _short_keys(over)]
+            listed.append(Point(folder_name(",".join(parts) or "as it is"), {**changes, **chosen}))
+    if len({point.name for point in listed}) < len(listed):  # values that differ in what a folder's name cannot hold
+        listed = [Point(f"{number:03d},{point.name}", point.changes) for number, point in enumerate(listed)]
+    return listed
+
+
+def _short_keys(keys: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield each key with its last part, where that tells it apart."""
+    last = [key.rpartition(".")[2] for key in keys]
+    for key, short in zip(keys, last, strict=True):
+        yield key, short if last.count(short) == 1 else key
+
+
+def _word(value: Any) -> str:
+    """Word a value in the name of a case.
+
+    >>> _word(0.1), _word(None), _word("cosine"), _word([1, 2]), _word(0.0123456789)
+    ('0.1', 'none', 'cosine', '[1, 2]', '0.01235')
+    """
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+
+
+def folder_name(text: str) -> str:
+    """Make a name that any file system takes.
+
+    >>> folder_name("model=timm/resnet18,lr=0.1"), folder_name("constant, batch x 4")
+    ('model=timm-resnet18,lr=0.1', 'constant-batch-x-4')
+    """
+    name = re.sub(r"-*,-*", ",", re.sub(r"[^\w.=+,-]+", "-", text)).replace(",-", "-").strip("-,.")
+    name = re.sub(r",(?=[^=]*(,|$))", "-", name)  # a comma stands between pairs alone
+    return name if len(name) <= 100 else f"{name[:90]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def create_cases(
+    folder: Path,
+    chosen: Sequence[Point],
+    make_recipe: Callable[[Mapping[str, Any]], Recipe],
+    seeds: int,
+    *,
+    writes: bool = True,
+) -> list[Case]:
+    """Make the runs of some points, or take them up again; nothing is made where one of the recipes cannot be.
+
+    ``writes``: False: make no folders; what is to be trained is only shown.
+
+    Raises:
+        InputError: a key or a value that cannot be, with the case's name; or a run of another recipe in its folder.
+    """
+    recipes = []
+    for point in chosen:
+        try:
+            recipes.append(make_recipe(point.changes))
+        except InputError as error:
+            raise type(error)(f"case {point.name}: {error}") from error
+    if (folder / "recipe.json").exists():
+        raise RunError(f"{folder} is a run; a sweep needs a folder of its own: name another with --run")
+    cases = []
+    for point, recipe in zip(chosen, recipes, strict=True):
+        numbers = range(recipe.seed, recipe.seed + seeds)
+        create = Run.create if writes else Run
+        runs = [create(folder / point.name / f"{REPEAT}{seed}", recipe.with_(seed=seed)) for seed in numbers]
+        cases.append(Case(point, tuple(runs)))
+    return cases
+
+
+def is_diverged(run: Run) -> bool:
+    """Whether a run has come to a loss that is no number: that is its result."""
+    failed = run.progress().failed
+    return failed is not None and failed.error == "DivergedError"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What came of a case. Accuracies are fractions: top-1, or mAP of several labels; None where nothing is known.
+
+    ``best`` and ``last``: means over seeds of each run's best and last evaluation; their spreads, of two seeds or more;
+    ``interval``: of the best evaluation of a single run (Wilson). ``epochs`` and ``seconds``: means over seeds of what
+    was trained. ``reached``: seeds that came to the target; ``epochs_to_target``, ``seconds_to_target``,
+    ``cost_to_target``: means over those. ``cost``: of all seeds, in ``currency``, where a price is known.
+    """
+
+    name: str
+    changes: Mapping[str, Any]
+    status: str
+    seeds: int
+    finished: int
+    best: float | None = None
+    last: float | None = None
+    best_spread: Spread | None = None
+    last_spread: Spread | None = None
+    interval: Interval | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+    reached: int = 0
+    epochs_to_target: float | None = None
+    seconds_to_target: float | None = None
+    cost: float | None = None
+    cost_to_target: float | None = None
+    currency: str = ""
+    is_multi_label: bool = False
+
+
+def rows(
+    cases: Sequence[Case],
+    *,
+    target: float | None = None,
+    stopped: Mapping[str, float] | None = None,
+) -> list[Row]:
+    """Return what came of the cases, best first; those that were stopped early, or failed, come after the others.
+
+    Args:
+        target: accuracy to be reached.
+        stopped: epochs at which cases were stopped, by their names.
+    """
+    table = [_row(case, target, (stopped or {}).get(case.point.name)) for case in cases]
+    return sorted(table, key=lambda row: (row.status != "finished", 1.0 if row.best is None else -row.best))
+
+
+def _row(case: Case, target: float | None, stopped: float | None) -> Row:
+    accounts = []
+    for run in case.runs:
+        with suppress(RunError):  # nothing was started
+            accounts.append(Account.of(run))
+    summaries = [account.summary for account in accounts]
+    finished = sum(summary.status == "finished" for summary in summaries)
+    best = [summary.best.value for summary in summaries if summary.best and math.isfinite(summary.best.value)]
+    last = [summary.last.value for summary in summaries if summary.last and math.isfinite(summary.last.value)]
+    if finished == len(case.runs):
+        status = "finished"
+    elif any(is_diverged(run) for run in case.runs):
+        status = "diverged"
+    elif stopped is not None:
+        status = f"stopped at epoch {stopped:g}"
+    else:
+        status = next((summary.status for summary in summaries if summary.status != "finished"), "not started")
+    hits = []
+    if target is not None:
+        met = (reached(account.history, target, account.summary.cost) for account in accounts)
+        hits = [hit for hit in met if hit is not None]
+    seconds = [summary.seconds for summary in summaries]
+    bills = [summary.cost for summary in summaries if summary.cost is not None]
+    costs = [hit.cost for hit in hits if hit.cost is not None]
+    return Row(
+        name=case.point.name,
+        changes=dict(case.point.changes),
+        status=status,
+        seeds=len(case.runs),
+        finished=finished,
+        best=fmean(best) if best else None,
+        last=fmean(last) if last else None,
+        best_spread=spread(best, are_shares=True),
+        last_spread=spread(last, are_shares=True),
+        interval=summaries[0].best.interval if len(summaries) == 1 and summaries[0].best else None,
+        epochs=fmean(summary.epochs_done for summary in summaries) if summaries else None,
+        seconds=fmean(seconds) if seconds else None,
+        reached=len(hits),
+        epochs_to_target=fmean(hit.epoch for hit in hits) if hits else None,
+        seconds_to_target=fmean(hit.seconds for hit in hits) if hits else None,
+        cost=sum(bill.so_far for bill in bills) if bills else None,
+        cost_to_target=fmean(costs) if costs else None,
+        currency=bills[0].currency if bills else "",
+        is_multi_label=any(summary.is_multi_label for summary in summaries),
+    )
+
+
+def to_text(table: Sequence[Row], *, target: float | None = None) -> str:
+    """Return the table for a terminal."""
+    name = score_name(any(row.is_multi_label for row in table))
+    heads = ["case", f"best {name}", f"last {name}", "epochs", "wall time"]
+    heads += [] if target is None else [f"epochs to {percent(target, 1)}", "time to it"]
+    has_cost = any(row.cost is not None for row in table)
+    heads += ["cost to it"] * (has_cost and target is not None) + ["cost"] * has_cost
+    lines = [[*heads, "status"]]
+    for row in table:
+        best = spread_words(row.best_spread, percents=True) if row.best_spread else percent(row.best, 2)
+        best += f" ({interval_text(row.interval)})" if row.interval and not row.best_spread else ""
+        last = f"{percent(row.last, 2)}{f' ± {100 * row.last_spread.std:.2f}' if row.last_spread else ''}"
+        cells = [row.name, best, last, NONE if row.epochs is None else epoch(row.epochs), duration(row.seconds)]
+        if target is not None:
+            of = f" ({row.reached} of {row.seeds})" if 0 < row.reached < row.seeds else ""
+            at = NONE if row.epochs_to_target is None else f"{epoch(row.epochs_to_target)}{of}"
+            cells += [at, duration(row.seconds_to_target)]
+            cells += [_money(row.cost_to_target, row.currency)] * has_cost
+        cells += [_money(row.cost, row.currency)] * has_cost
+        of = f" ({row.finished} of {row.seeds} seeds)" if row.finished < row.seeds > 1 and row.finished else ""
+        lines.append([*cells, f"{row.status}{of}"])
+    text = aligned(lines)
+    if any(row.best_spread for row in table):
+        text += "\n± standard deviation over seeds, and in brackets the 95 % interval of their mean (Student)"
+    return text
+
+
+def _money(value: float | None, currency: str) -> str:
+    return NONE if value is None else f"{money(value)} {currency}"
+
+
+def document(table: Sequence[Row], *, target: float | None = None) -> dict[str, Any]:
+    """Return the table as plain data for JSON."""
+    values = {"format": MARK, "version": 1, "target": target, "rows": [plain(row) for row in table]}
+    result: dict[str, Any] = finite(values)
+    return result
+
+
+def write(folder: Path, cases: Sequence[Case], table: Sequence[Row], *, target: float | None) -> Path | None:
+    """Write the table as JSON and a report on all runs as a page; return the page, None where nothing was started.
+
+    Raises:
+        InputError: a file that is no report is in the way.
+        StorageError: they cannot be written.
+    """
+    text = json.dumps(document(table, target=target), indent=2) + "\n"
+    part = folder / f".{TABLE_FILE}.part"
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / TABLE_FILE)
+    except OSError as error:
+        raise storage_error(error, folder / TABLE_FILE) from error
+    started = [run for case in cases for run in case.runs if run.progress().started]
+    return report(started, folder / PAGE_FILE, target=target) if started else None

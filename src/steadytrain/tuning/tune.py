@@ -1,0 +1,678 @@
+"""Choose how a recipe computes and loads on this machine, by measuring, one thing after another, with the reasons.
+
+The rate of an image's update does not depend on the loader but for the cores that it takes, which is as much for
+every batch, number format and layout. So these are chosen by updates alone, the loader's threads then by both
+together, and at last the whole is measured by turns with the largest batch and with the recipe as it was. Each
+measurement is kept: the same search on the same machine, model and data looks up what it has, and goes on where it
+was interrupted or ran out of time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from statistics import fmean, median
+from typing import Any
+
+from steadytrain.config import Recipe
+from steadytrain.config.defaults import MAX_BATCH_SHARE
+from steadytrain.config.phases import parse_train
+from steadytrain.data.loader import default_threads
+from steadytrain.errors import FailedError, InputError, RecipeError
+from steadytrain.format import count, duration, percent, rate, size
+from steadytrain.machine import facts
+from steadytrain.reports.tuned import WAITED_SHARE, Choice
+from steadytrain.tuning.probes import Outcome, ProbeCache, Prober, What, cache_path
+from steadytrain.tuning.rules import (
+    GAIN,
+    KNEE,
+    LEAST_BATCH,
+    MOST_BATCH,
+    STEP,
+    best_of,
+    knee,
+    next_batch,
+    packing_advice,
+    predict_bytes,
+    room_bytes,
+    saved_seconds,
+    scale_rate,
+)
+
+NAMES = ("batch", "precision", "layout", "compile", "optimizer", "threads", "rate")
+"""What can be chosen."""
+
+WITHOUT = (
+    *("batch_size", "seed", "budget", "every", "optim.accumulate", "optim.lr", "optim.base_batch_size"),
+    *("optim.schedule", "optim.warmup_epochs", "precision", "parallel.threads"),
+)
+"""Keys of the recipe that are tuned, or that the speed of an update does not depend on."""
+
+OPTIMIZER_SHARE = 0.05
+"""Of an update, below which a variant of the optimizer gains too little to be measured."""
+
+COMPILE_SECONDS, MOST_COMPILE_GAIN = 20.0, 0.3
+"""What compiling a network takes at least, and the largest gain that is hoped for: shorter runs cannot earn it back."""
+
+TURNS = 2
+CHOSEN, LARGEST, AS_IT_WAS = "what was chosen", "the largest batch", "the recipe as it was"
+"""What is measured by turns at last."""
+
+UPDATES = 3
+"""Turns and warm-up of a measurement, in updates, at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One way to compute and to load.
+
+    ``batch_size`` images an update, in ``accumulate`` parts; ``threads``: of the loader, None: the default.
+    """
+
+    batch_size: int
+    accumulate: int
+    precision: str
+    channels_last: bool
+    compile: str
+    foreach: bool
+    threads: int | None
+
+    @staticmethod
+    def of(recipe: Recipe) -> Setting:
+        """Return what a recipe says."""
+        return Setting(
+            batch_size=recipe.batch_size,
+            accumulate=recipe.optim.accumulate,
+            precision=recipe.precision.name,
+            channels_last=recipe.precision.channels_last,
+            compile=recipe.precision.compile,
+            foreach=bool(recipe.optim.options.get("foreach", False)),
+            threads=recipe.parallel.threads,
+        )
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with this setting."""
+        options = {name: value for name, value in recipe.optim.options.items() if name != "foreach"}
+        return recipe.with_(
+            {
+                "batch_size": self.batch_size,
+                "optim.accumulate": self.accumulate,
+                "precision.name": self.precision,
+                "precision.channels_last": self.channels_last,
+                "precision.compile": self.compile,
+                "optim.options": options | ({"foreach": True} if self.foreach else {}),
+                "parallel.threads": self.threads,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measurement: what, how, and what came of it."""
+
+    what: What
+    setting: Setting
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What a tuning chose, and by what.
+
+    Args:
+        recipe: the tuned one.
+        choices: each with its reason.
+        advice: what else would help: packing, and what was left out.
+        trials: all measurements, in their order.
+        facts: of data, model and device.
+        default_rate, tuned_rate: images per second of loading and updates together; None: not measured.
+        missing: what the time was too short for.
+        seconds: that the search took.
+    """
+
+    recipe: Recipe
+    choices: tuple[Choice, ...]
+    advice: tuple[str, ...]
+    trials: tuple[Trial, ...]
+    facts: Mapping[str, Any]
+    default_rate: float | None
+    tuned_rate: float | None
+    missing: tuple[str, ...]
+    seconds: float
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as the recipe was before; None: not measured."""
+        if not self.default_rate or not self.tuned_rate:
+            return None
+        return self.tuned_rate / self.default_rate
+
+
+def tune(
+    recipe: Recipe,
+    *,
+    prober: Prober,
+    seconds: float,
+    chosen: Collection[str] = (),
+    free: Collection[str] = NAMES,
+    ranks: int = 1,
+    find_rate: bool = False,
+    measures: bool = True,
+    again: bool = False,
+    began: float | None = None,
+    say: Callable[[Trial], None] = lambda trial: None,
+) -> Tuned:
+    """Measure, choose, and return the recipe with the reasons; what was measured before is looked up.
+
+    Args:
+        recipe: what is trained, as it would be without tuning.
+        prober: makes the measurements.
+        seconds: that all of it may take, from ``began`` on; a measurement that is being made is ended in time.
+        chosen: keys of the recipe that the user chose: these stay. A batch stays as the sum of micro-batches.
+        free: of :data:`NAMES`, what may be chosen.
+        ranks: that train together, each on a device like this one; the batch of the recipe is for all of them.
+        find_rate: find the learning rate by a range test instead of scaling it.
+        measures: False: only look up what was measured before.
+        again: forget what was measured before.
+        began: by ``time.perf_counter()``; None: now.
+        say: called with each measurement that is made.
+
+    Raises:
+        RecipeError: the recipe makes no updates.
+        InputError: it cannot be trained, or nothing was measured before and nothing is to be.
+        FailedError: the recipe as it is can not be measured at all.
+    """
+    began = time.perf_counter() if began is None else began
+    if parse_train(recipe.model.train).main == "probe":
+        raise RecipeError(f"model.train={recipe.model.train!r} makes no updates: there is nothing to tune")
+    first = prober.ask("facts", recipe, seconds=0, limit_seconds=max(60.0, seconds))
+    if first.trouble is not None:
+        raise InputError(first.error) if first.trouble == "refused" else FailedError(f"cannot measure: {first.error}")
+    figures = first.figures
+    identity = {name: figures[name] for name in ("data", "device", "versions")}
+    cache = ProbeCache(cache_path(recipe, identity, WITHOUT))
+    if again:
+        cache.clear()
+    search = _Search(recipe, figures, prober, cache, began + seconds, seconds, measures=measures, say=say)
+    chooser = _Chooser(search, frozenset(chosen), frozenset(free), ranks)
+    chooser.choose(find_rate=find_rate)
+    chooser.advise_quiet()
+    if not search.trials:
+        raise InputError(
+            "nothing was measured for this machine, model and data yet: run the command without --explain"
+            if not measures
+            else f"{duration(seconds)} is too short to measure anything here: give --minutes 1 or more"
+        )
+    return Tuned(
+        recipe=recipe.with_({choice.key: choice.value for choice in chooser.choices}),
+        choices=tuple(chooser.choices),
+        advice=tuple(chooser.advice),
+        trials=tuple(search.trials),
+        facts=figures,
+        default_rate=chooser.default_rate,
+        tuned_rate=chooser.tuned_rate,
+        missing=tuple(search.missing),
+        seconds=time.perf_counter() - began,
+    )
+
+
+@dataclass
+class _Search:
+    """Measures within the time, and looks up what was measured before."""
+
+    recipe: Recipe
+    facts: Mapping[str, Any]
+    prober: Prober
+    cache: ProbeCache
+    deadline: float
+    budget: float
+    measures: bool
+    say: Callable[[Trial], None]
+    trials: list[Trial] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Of one measurement."""
+        return min(max(self.budget / 200, 0.2), 3.0)
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.perf_counter()
+
+    def by_turns(self, settings: Mapping[str, Setting]) -> dict[str, float]:
+        """Return images per second of updates and loading together, each the mean of :data:`TURNS` turns."""
+        speeds: dict[str, list[float]] = {name: [] for name in settings}
+        for turn, (name, setting) in product(range(1, TURNS + 1), settings.items()):
+            outcome = self.ask("both", setting, turn=turn)
+            if outcome is not None and outcome.trouble is None:
+                speeds[name].append(outcome.images_per_second)
+        return {name: fmean(of) for name, of in speeds.items() if len(of) == TURNS}
+
+    def ask(
+        self, what: What, setting: Setting, *, expected: float = 0.0, share: float = 0.3, turn: int = 0
+    ) -> Outcome | None:
+        """Measure, or look it up; None: there is no time for it.
+
+        Args:
+            turn: counts measurements of the same, each twice as long as the first.
+            expected: seconds that it will take at least, beyond those of a measurement.
+            share: of all the time, the most that it may take.
+        """
+        key, seconds = json_key(what, setting), self.seconds * (2 if turn else 1)
+        place = f"{key} turn {turn}" if turn else key
+        outcome, limit = self.cache.get(place), min(self.left, share * self.budget)
+        is_too_short = outcome is not None and outcome.trouble == "timeout" and limit > 1.5 * outcome.limit_seconds
+        if (outcome is None or is_too_short) and self.measures and expected + 2 * seconds < limit:
+            outcome = self.prober.ask(
+                what,
+                setting.apply(self.recipe),
+                seconds=seconds,
+                limit_seconds=limit,
+                settle_seconds=min(10.0, self.budget / 12),
+                updates=max(50, min(300, int(self.left / 3 * self._updates_per_second(setting)))),
+            )
+            self.cache.put(place, outcome)
+            self.say(Trial(what, setting, outcome))
+        if outcome is not None and not any(json_key(t.what, t.setting) == key for t in self.trials):
+            self.trials.append(Trial(what, setting, outcome))
+        return outcome
+
+    def updates(self, setting: Setting) -> Outcome | None:
+        """Measure updates alone, unless memory will not do or there is no time, as smaller batches tell."""
+        alike = {
+            t.setting.batch_size // t.setting.accumulate: t.outcome
+            for t in self.trials
+            if t.what == "updates" and t.outcome.trouble is None and t.setting.batch_size != setting.batch_size
+        }
+        part, expected = setting.batch_size // setting.accumulate, 0.0
+        if smaller := [batch for batch in alike if batch < part]:
+            expected = UPDATES * setting.batch_size / alike[max(smaller)].images_per_second
+            memory = {batch: float(alike[batch].figures["memory_bytes"]) for batch in smaller}
+            needed = predict_bytes(memory, part)
+            if len(memory) > 1 and needed > self.room:
+                outcome = Outcome({}, "memory", f"not tried: about {size(needed)} of {size(self.room)}")
+                self.trials.append(Trial("updates", setting, outcome))
+                return outcome
+        return self.ask("updates", setting, expected=expected)
+
+    @property
+    def room(self) -> float:
+        return room_bytes(self.facts["memory_bytes"], is_cpu=self.facts["device_type"] == "cpu")
+
+    def fits(self, outcome: Outcome) -> bool:
+        """Whether what was measured leaves the headroom."""
+        return float(outcome.figures.get("memory_bytes", 0.0)) <= self.room
+
+    def _updates_per_second(self, setting: Setting) -> float:
+        rates = [t.outcome.images_per_second for t in self.trials if t.what == "updates"]
+        return max(rates, default=0.0) / setting.batch_size
+
+
+def json_key(what: What, setting: Setting) -> str:
+    """Return the name of a measurement in the cache. Updates alone have no loader."""
+    values = asdict(setting)
+    if what == "updates":
+        del values["threads"]
+    return json.dumps({"what": what, **values}, sort_keys=True)
+
+
+@dataclass
+class _Chooser:
+    """Makes the choices, one after another."""
+
+    search: _Search
+    chosen: frozenset[str]
+    free: frozenset[str]
+    ranks: int
+    choices: list[Choice] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    default_rate: float | None = None
+    tuned_rate: float | None = None
+
+    def may(self, name: str, key: str) -> bool:
+        """Whether something is to be chosen, and the user did not."""
+        return name in self.free and key not in self.chosen
+
+    def choose(self, *, find_rate: bool) -> None:
+        """Choose all that is free."""
+        recipe, search = self.search.recipe, self.search
+        start = Setting.of(recipe)
+        # Each rank computes its own part: what is measured is one rank's.
+        part = replace(start, batch_size=max(1, start.batch_size // self.ranks))
+        setting, reasons = part, dict[str, str]()
+        if recipe.optim.accumulate > 1 or recipe.optim.grow_batch:
+            self.free -= {"batch"}
+        if "batch" in self.free:
+            setting, reasons["batch"] = self.choose_batch(setting)
+        elif (outcome := search.updates(setting)) is None or outcome.trouble is not None:
+            search.missing.append("updates of the recipe's batch")
+        before = setting
+        setting = self.choose_numbers(setting, reasons)
+        if setting != before and "batch" in self.free and "batch_size" not in self.chosen:
+            setting, reasons["batch"] = self.choose_batch(setting, around=setting.batch_size)
+        if self.may("optimizer", "optim.options.foreach"):
+            setting, reasons["optimizer"] = self.choose_optimizer(setting)
+        if self.may("threads", "parallel.threads"):
+            setting, reasons["threads"] = self.choose_threads(setting)
+        setting, reasons = self.compare_together(part, setting, reasons)
+        if self.may("compile", "precision.compile"):
+            setting, reasons["compile"] = self.choose_compile(setting)
+        self.write_choices(start, replace(setting, batch_size=setting.batch_size * self.ranks), reasons)
+        if "rate" in self.free:
+            self.choose_rate(recipe, setting, find_rate=find_rate)
+
+    def write_choices(self, start: Setting, setting: Setting, reasons: Mapping[str, str]) -> None:
+        keys = {
+            "batch": ("batch_size", setting.batch_size),
+            "precision": ("precision.name", setting.precision),
+            "layout": ("precision.channels_last", setting.channels_last),
+            "compile": ("precision.compile", setting.compile),
+            "threads": ("parallel.threads", setting.threads),
+        }
+        for name, (key, value) in keys.items():
+            if name in reasons:
+                self.choices.append(Choice(key, value, reasons[name]))
+        if setting.accumulate != start.accumulate:
+            why = f"{count(setting.accumulate, 'micro-batch', 'micro-batches')} of"
+            why += f" {setting.batch_size // setting.accumulate} keep the batch of {setting.batch_size}"
+            self.choices.append(Choice("optim.accumulate", setting.accumulate, why))
+        if "optimizer" in reasons:
+            options = {n: v for n, v in self.search.recipe.optim.options.items() if n != "foreach"}
+            options |= {"foreach": True} if setting.foreach else {}
+            self.choices.append(Choice("optim.options", options, reasons["optimizer"]))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Batches of a rank that may be chosen: powers of two, from 2 to a tenth of its training images."""
+        most = min(MOST_BATCH, max(2, int(self.search.facts["num_train"] * MAX_BATCH_SHARE / self.ranks)))
+        return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
+
+    def choose_batch(self, setting: Setting, around: int | None = None) -> tuple[Setting, str]:
+        """Choose the knee of the curve; or micro-batches of the batch that the user wants."""
+        search = self.search
+        if "batch_size" in self.chosen:
+            return self.split_batch(setting)
+        sizes = self.sizes
+        least = min(LEAST_BATCH, sizes[-1])
+        usual = [batch for batch in sizes if batch >= least]
+        curve: dict[int, float] = {}
+        step, batch = (STEP, least) if around is None else (2, around)
+        following: int | None = batch
+        while following is not None:
+            outcome = search.updates(replace(setting, batch_size=following, accumulate=1))
+            if outcome is None:
+                search.missing.append(f"batches of {following}")
+                break
+            is_good = outcome.trouble is None and search.fits(outcome)
+            curve[following] = outcome.images_per_second if is_good else 0.0
+            any_good = any(curve.values())
+            following = next_batch(curve, usual if any_good else sizes, step)
+            if following is None and around is not None and any_good and knee(_good(curve)) == around:
+                smaller = [size for size in usual if size < around and size not in curve]
+                following = smaller[-1] if smaller else None
+        good = _good(curve)
+        if not good:
+            if curve:
+                raise FailedError(f"no batch can be trained here: {self.why_failed()}")
+            return setting, "as it was: not measured, there was no time"
+        best = knee(good)
+        shown = ", ".join(f"{batch}: {rate(good[batch])}" for batch in sorted(good))
+        why = f"the smallest within {percent(1 - KNEE)} of the fastest, in images/s of updates: {shown}"
+        if best == usual[-1] and best < MOST_BATCH:
+            why += f"; more than a tenth of the {search.facts['num_train']:,} training images is not tried"
+        return replace(setting, batch_size=best, accumulate=1), why
+
+    def split_batch(self, setting: Setting) -> tuple[Setting, str]:
+        """Keep the user's batch: as a whole, unless it has no room or parts of it are faster."""
+        search, whole = self.search, setting.batch_size
+        parts = [whole >> power for power in range(12) if whole % (1 << power) == 0]
+        parts = [part for part in parts if part >= min(LEAST_BATCH, whole)]
+        curve: dict[int, float] = {}
+
+        def measure(part: int) -> bool:
+            outcome = search.updates(replace(setting, batch_size=part, accumulate=1))
+            if outcome is not None:
+                curve[part] = outcome.images_per_second if outcome.trouble is None and search.fits(outcome) else 0.0
+            return outcome is not None
+
+        measure(parts[-1])  # tells what the others take
+        for part in parts:
+            if part not in curve and not measure(part):
+                search.missing.append(f"batches of {part}")
+            if curve.get(part):
+                if part // 4 in parts and part // 4 not in curve:
+                    measure(part // 4)
+                break
+        good = _good(curve)
+        if not good:
+            if curve:
+                raise FailedError(f"no part of a batch of {whole} can be trained here: {self.why_failed()}")
+            return setting, "yours; not measured, there was no time"
+        fitting = max(good)
+        if not curve.get(whole, 1.0):
+            best, why = fitting, f"yours; as a whole it fails here ({self.why_failed()})"
+        elif whole in good and good[whole] >= KNEE * max(good.values()):
+            best, why = whole, "yours, and as fast as a whole as in parts"
+        elif whole in good:
+            best = min(batch for batch in good if good[batch] == max(good.values()))
+            why = "yours; parts of it are faster"
+        else:
+            return setting, "yours; an update of it takes too long to be measured in this time"
+        shown = ", ".join(f"{batch}: {rate(good[batch])}" for batch in sorted(good))
+        return replace(setting, batch_size=whole, accumulate=whole // best), f"{why}; images/s of updates: {shown}"
+
+    def why_failed(self) -> str:
+        return next((t.outcome.error for t in reversed(self.search.trials) if t.outcome.trouble), "no memory left")
+
+    def choose_numbers(self, setting: Setting, reasons: dict[str, str]) -> Setting:
+        """Choose the number format, then the memory format, at this batch."""
+        search = self.search
+        precisions = list(search.facts["precisions"])
+        if self.may("precision", "precision.name") and not search.recipe.precision.is_pure:
+            names = dict.fromkeys([*precisions, setting.precision])
+            best, reasons["precision"] = self.fastest(
+                {name: replace(setting, precision=name) for name in names}, precisions[0], "the most exact"
+            )
+            setting = replace(setting, precision=best)
+        if self.may("layout", "precision.channels_last"):
+            ways = {"channels-last": True, "channels-first": False}
+            settings = {name: replace(setting, channels_last=value) for name, value in ways.items()}
+            best, reasons["layout"] = self.fastest(settings, "channels-last", "the usual one")
+            setting = replace(setting, channels_last=ways[best])
+        return setting
+
+    def fastest(self, settings: Mapping[str, Setting], preferred: str, why: str) -> tuple[str, str]:
+        """Measure updates in several ways; return the best one's name, and the reason."""
+        rates, failed = dict[str, float](), list[str]()
+        for name, setting in settings.items():
+            outcome = self.search.updates(setting)
+            if outcome is None:
+                self.search.missing.append(name)
+            elif outcome.trouble is not None:
+                failed.append(f"{name}: {outcome.error}")
+            elif self.search.fits(outcome):
+                rates[name] = outcome.images_per_second
+        if not rates:
+            return preferred, "not measured"
+        best = best_of(rates, preferred)
+        shown = ", ".join(f"{name} {rate(value)}" for name, value in rates.items())
+        reason = f"images/s of updates: {shown}"
+        if len(rates) > 1 and best == preferred and max(rates.values()) > rates[best]:
+            reason += f"; {why}, as nothing is {percent(GAIN)} faster"
+        return best, "; ".join([reason, *failed])
+
+    def choose_optimizer(self, setting: Setting) -> tuple[Setting, str]:
+        """Choose between the optimizer's fused kernel and its foreach variant."""
+        if not self.search.facts["has_fused"]:
+            return setting, f"{self.search.recipe.optim.name} has one variant"
+        outcome = self.search.updates(setting)
+        if outcome is None or outcome.trouble is not None:
+            return setting, "fused; not measured"
+        share = float(outcome.figures["optimizer_share"])
+        if share < OPTIMIZER_SHARE:
+            return setting, f"fused; the optimizer takes {percent(share)} of an update, so a variant gains nothing"
+        ways = {"fused": replace(setting, foreach=False), "foreach": replace(setting, foreach=True)}
+        best, why = self.fastest(ways, "fused", "the usual one")
+        return ways[best], f"{best}; {why}"
+
+    def choose_threads(self, setting: Setting) -> tuple[Setting, str]:
+        """Choose the fewest threads that load fast enough: on a CPU the updates need the cores."""
+        search, cores = self.search, facts.cores()
+        is_cpu = search.facts["device_type"] == "cpu"
+        loading = search.ask("loading", replace(setting, threads=1))
+        updates = search.updates(setting)
+        usual = default_threads(pin=not is_cpu)
+        candidates = {usual, cores}
+        words = ""
+        if loading is not None and updates is not None and loading.images_per_second and updates.images_per_second:
+            needed = math.ceil(1.1 * updates.images_per_second / loading.images_per_second)
+            candidates.add(min(max(needed, 1), cores))
+            words = f"one thread loads {rate(loading.images_per_second)} images/s alone; "
+        rates: dict[int, float] = {}
+        for threads in sorted(candidates):
+            expected = UPDATES * setting.batch_size / updates.images_per_second if updates and updates.figures else 0.0
+            outcome = search.ask("both", replace(setting, threads=threads), expected=expected)
+            if outcome is None:
+                search.missing.append(f"{threads} loader threads")
+            elif outcome.trouble is None:
+                rates[threads] = outcome.images_per_second
+        if not rates:
+            return setting, f"the default ({usual}); not measured together with updates"
+        best = knee(rates, 1 - GAIN)
+        self.tuned_rate = rates[best]
+        shown = ", ".join(f"{threads}: {rate(rates[threads])}" for threads in sorted(rates))
+        reason = f"{words}images/s of both together by threads: {shown}"
+        if is_cpu and best < cores:
+            reason += f"; the rest of {count(cores, 'core')} is for the updates"
+        self.advise_packing(setting, best, rates[best], updates, loading)
+        return replace(setting, threads=best), reason
+
+    def advise_packing(
+        self, setting: Setting, threads: int, both: float, updates: Outcome | None, loading: Outcome | None
+    ) -> None:
+        """Say what would relieve a loader that limits training."""
+        search = self.search
+        if loading is None or not loading.figures or updates is None or not updates.images_per_second:
+            return
+        if search.facts["device_type"] == "cpu":
+            share = float(loading.figures["loader_cpu_seconds"]) * both / facts.cores()
+        else:
+            share = max(0.0, 1 - both / updates.images_per_second)
+        advice = packing_advice(
+            share,
+            of="cores" if search.facts["device_type"] == "cpu" else "time",
+            decode_share=float(loading.figures["decode_share"]),
+            keeps=bool(loading.figures["keeps"]),
+            stored=search.facts["stored_sides"],
+            size=search.facts["size"],
+            data=str(search.recipe.data.train),
+        )
+        self.advice += [] if advice is None else [advice]
+
+    def advise_quiet(self) -> None:
+        """Say where other programs have disturbed the measurements."""
+        figures = [trial.outcome.figures for trial in self.search.trials]
+        shares = [float(row["waited_share"]) for row in figures if "waited_share" in row]
+        if shares and median(shares) > WAITED_SHARE:
+            self.advice.append(
+                f"while this was measured, threads waited {percent(median(shares))} of the time (median) for processors"
+                " that other programs had: measure again (--again) when the machine is as it will be in training"
+            )
+
+    def compare_together(
+        self, start: Setting, setting: Setting, reasons: dict[str, str]
+    ) -> tuple[Setting, dict[str, str]]:
+        """Measure by turns what was chosen, that with the largest batch, and the recipe as it was; keep the fastest.
+
+        One measurement after another errs by some percent, and what each choice gains alone is not what all of them do.
+        """
+        search = self.search
+        if self.tuned_rate is None:
+            return setting, reasons
+        usual = start.threads or default_threads(pin=search.facts["device_type"] != "cpu")
+        contenders = {CHOSEN: setting, AS_IT_WAS: replace(start, threads=usual)}
+        if (larger := self.largest_batch(setting)) is not None:
+            contenders[LARGEST] = larger
+        rates = search.by_turns({name: one for name, one in contenders.items() if name == CHOSEN or one != setting})
+        self.tuned_rate = rates.get(CHOSEN, self.tuned_rate)
+        self.default_rate = self.tuned_rate if contenders[AS_IT_WAS] == setting else rates.get(AS_IT_WAS)
+        if self.default_rate is None:
+            search.missing.append(AS_IT_WAS)
+        best = best_of(rates, CHOSEN) if CHOSEN in rates else CHOSEN
+        if best == CHOSEN:
+            return setting, reasons
+        shown = ", ".join(f"{name} {rate(speed)}" for name, speed in rates.items())
+        self.tuned_rate = rates[best]
+        if best == LARGEST:
+            assert larger is not None
+            why = f"{reasons.get('batch', '')}; measured by turns with loading, this is faster ({shown})"
+            return larger, {**reasons, "batch": why}
+        self.advice.append(
+            f"what was chosen one by one is slower together than the recipe as it was, which is kept ({shown})"
+        )
+        return start, dict.fromkeys(reasons, "as it was: all choices together were slower")
+
+    def largest_batch(self, setting: Setting) -> Setting | None:
+        """Return the setting with the largest batch that may be chosen and fits; None where it has that already."""
+        if "batch" not in self.free or "batch_size" in self.chosen:
+            return None
+        larger = replace(setting, batch_size=self.sizes[-1], accumulate=1)
+        if larger.batch_size <= setting.batch_size:
+            return None
+        outcome = self.search.updates(larger)
+        fits = outcome is not None and outcome.trouble is None and self.search.fits(outcome)
+        return larger if fits else None
+
+    def choose_compile(self, setting: Setting) -> tuple[Setting, str]:
+        """Choose whether to compile: where it saves more of the planned run than it takes."""
+        search, recipe = self.search, self.search.recipe
+        eager = search.updates(replace(setting, compile="none"))
+        if eager is None or eager.trouble is not None:
+            return setting, "not measured"
+        images = setting.apply(recipe).batches(search.facts["num_train"]).images
+        planned = images / eager.images_per_second
+        if planned * MOST_COMPILE_GAIN < COMPILE_SECONDS:
+            return setting, f"the planned updates take {duration(planned)}: too short to pay back compiling"
+        if parse_train(recipe.model.train).has_phases or recipe.model.batch_norm == "synchronous":
+            return setting, "this recipe cannot be compiled"
+        outcome = search.ask("updates", replace(setting, compile="default"), expected=COMPILE_SECONDS, share=0.5)
+        if outcome is None:
+            search.missing.append("compiling")
+            return setting, "not tried: there was no time left"
+        if outcome.trouble is not None or outcome.figures.get("compile_speedup") is None:
+            return setting, f"compiling failed: {outcome.error or 'the network refuses'}"
+        # Both kinds of passes were timed side by side, which the two rates of updates were not.
+        times, took = float(outcome.figures["compile_speedup"]), float(outcome.figures["compile_seconds"])
+        compiled = times * eager.images_per_second
+        saved = saved_seconds(images, eager=eager.images_per_second, compiled=compiled, compile_seconds=took)
+        words = f"passes are {times:.2f} times as fast after {duration(took)}, in a run of {duration(planned)}"
+        if saved > GAIN * planned and search.fits(outcome):
+            return replace(setting, compile="default"), f"saves {duration(saved)}: {words}"
+        return setting, f"does not pay back: {words}"
+
+    def choose_rate(self, recipe: Recipe, setting: Setting, *, find_rate: bool) -> None:
+        """Scale the learning rate to the batch, or find it."""
+        after = setting.batch_size * self.ranks
+        if "optim.lr" in self.chosen:
+            return
+        lr, why = scale_rate(recipe.optim, recipe.batch_size, after)
+        if find_rate:
+            outcome = self.search.ask("rate", replace(setting, compile="none"), share=1.0)
+            if outcome is None or outcome.trouble is not None:
+                self.search.missing.append("the learning rate")
+            else:
+                suggestion = float(outcome.figures["suggestion"])
+                base = recipe.optim.base_batch_size
+                lr = float(f"{suggestion * base / after if base else suggestion:.2g}")
+                why = f"{suggestion:g} for {after} images, by a range test of {outcome.figures['updates']} updates"
+                why += " (Smith 2017)"
+        self.choices.append(Choice("optim.lr", lr, why))
+
+
+def _good(curve: Mapping[int, float]) -> dict[int, float]:
+    return {batch: rate for batch, rate in curve.items() if rate > 0}
