@@ -33,18 +33,18 @@ TOLD = ("last", "best", "seconds", "images_per_second", "steps_done", "epochs_do
 
 def demo(_: Path, work: Path, seed: int) -> dict[str, Any]:
     """One run of the demo."""
-    _steady("demo", str(work / "demo"), "--seed", str(seed))
-    return _told(work / "demo" / "runs" / (f"digits-seed-{seed}" if seed else "digits"))
+    steady("demo", str(work / "demo"), "--seed", str(seed))
+    return told_by(work / "demo" / "runs" / (f"digits-seed-{seed}" if seed else "digits"))
 
 
 def cifar10(data: Path, work: Path, seed: int) -> dict[str, Any]:
     """CIFAR-10 from its images."""
     images = unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
     if not (work / "cifar10-val.rec").exists():
-        _steady("pack", str(images), str(work / "cifar10"), "--force")
+        steady("pack", str(images), str(work / "cifar10"), "--force")
     train, val, run = (str(work / name) for name in ("cifar10-train.rec", "cifar10-val.rec", f"cifar10-seed-{seed}"))
-    _steady("train", train, "--val", val, "--model", "resnet20", "--epochs", "3", "--seed", str(seed), "--run", run)
-    return _told(Path(run))
+    steady("train", train, "--val", val, "--model", "resnet20", "--epochs", "3", "--seed", str(seed), "--run", run)
+    return told_by(Path(run))
 
 
 def finetune(data: Path, work: Path, seed: int) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def finetune(data: Path, work: Path, seed: int) -> dict[str, Any]:
     run = work / f"clothing-seed-{seed}"
     settings = [word for one in GOOGLES for word in ("--set", one)]
     words = ["--model", "timm/mobilenetv2_100", "--weights", str(weights), *settings, "--seed", str(seed)]
-    _steady("finetune", str(images), *words, "--run", str(run))
-    return _told(run)
+    steady("finetune", str(images), *words, "--run", str(run))
+    return told_by(run)
 
 
 CASES = {"demo": demo, "finetune": finetune, "cifar10": cifar10}
@@ -89,11 +89,11 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return next(path.parent for path in sorted(folder.rglob("train")) if path.is_dir())
 
 
-def _steady(*words: str) -> None:
+def steady(*words: str) -> None:
     subprocess.run([*STEADY, *words], check=True, stdout=sys.stderr)
 
 
-def _told(run: Path) -> dict[str, Any]:
+def told_by(run: Path) -> dict[str, Any]:
     """What the run's own table says."""
     shown = subprocess.run([*STEADY, "report", str(run), "--json"], check=True, stdout=subprocess.PIPE)
     (told,) = json.loads(shown.stdout)["runs"]

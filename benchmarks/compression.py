@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,23 +67,30 @@ def cable() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def shape(ends: list[str], rate: str) -> None:
-    """Let each end send no faster than ``rate``."""
+def shape(ends: list[str], rate: str, burst: str = "1mb") -> None:
+    """Let each end send no faster than ``rate``, but for so much at once."""
     for name in ends:
         tc = ["tc", "-n", name, "qdisc"]
         subprocess.run([*tc, "del", "dev", "eth0", "root"], check=False, capture_output=True)
         if rate:
-            run(*tc, "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "1mb", "latency", "100ms")
+            run(*tc, "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", burst, "latency", "100ms")
 
 
 def measured(ends: list[str], model: str, seconds: float) -> dict[str, Any]:
     """What ``steady bandwidth`` tells, a rank in each namespace."""
     words = ["bandwidth", "--model", model, "--backend", "gloo", "--seconds", str(seconds), "--json"]
+    document: dict[str, Any] = json.loads(in_both(ends, "steadytrain", *words))
+    return document
+
+
+def in_both(ends: list[str], module: str, *words: str, cores: Sequence[int] = ()) -> bytes:
+    """What the first rank prints of a module that runs as a rank in each namespace; ``cores``: one for each rank."""
     ranks = []
     for rank, name in enumerate(ends):
         variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": f"{NETWORK}.1", "MASTER_PORT": PORT}
         told = os.environ | {name: str(value) for name, value in variables.items()}
-        command = ["ip", "netns", "exec", name, sys.executable, "-m", "steadytrain", *words]
+        pinned = ["taskset", "-c", str(cores[rank])] if cores else []
+        command = ["ip", "netns", "exec", name, *pinned, sys.executable, "-m", module, *words]
         ranks.append(subprocess.Popen(command, env=told, stdout=subprocess.PIPE))
     try:
         (out, _), _ = [process.communicate(timeout=SECONDS) for process in ranks]
@@ -93,8 +100,8 @@ def measured(ends: list[str], model: str, seconds: float) -> dict[str, Any]:
             process.wait()
     if any(process.returncode for process in ranks):
         raise SystemExit(f"the ranks ended with {[process.returncode for process in ranks]}")
-    document: dict[str, Any] = json.loads(out)
-    return document
+    assert isinstance(out, bytes)
+    return out
 
 
 def run(*command: str) -> None:

@@ -18,7 +18,12 @@ those of the process, from its start to its end.
 The runs need two cores with nothing else on them. Faults that need control groups use those of version 1; where they
 cannot be made, and for what needs a GPU or several machines, ``not_injected`` says why. Those are never counted.
 
-usage: python benchmarks/verdict.py --data FOLDER [--rounds 3] [--only NAME ...] [--quick] [--work FOLDER]
+``--drawn N`` runs another set instead: N faults that are drawn, not listed (``faults/drawn.py``), each judged by its
+place, against a sound run that was made just before. Each result is a line of a file in ``--out``, so that the same
+command goes on where it was stopped; ``--minutes`` stops it by the clock.
+
+usage: python benchmarks/verdict.py --data FOLDER [--drawn N [--seed S] [--minutes M]] [--rounds 3] [--only NAME ...]
+                                    [--quick] [--work FOLDER]
                                     [--save [NAME]]
        FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst
 """
@@ -34,6 +39,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +49,7 @@ share_cores()  # as the command does, before torch is loaded
 spin_where_alone()
 
 import machine  # noqa: E402
-from faults import data, score  # noqa: E402
+from faults import data, drawn, score  # noqa: E402
 from faults.around import missing  # noqa: E402
 from faults.catalogue import BASES, NOT_INJECTED, PAIRS, SINGLES  # noqa: E402
 from faults.fault import Fault  # noqa: E402
@@ -86,6 +92,66 @@ def one(bench: Bench, name: str) -> Trial:
 def fault(name: str) -> Fault:
     """By its name."""
     return SINGLES[name] if name in SINGLES else PAIRS[name]
+
+
+BLOCK = 8  # draws that are sorted by the sound run which they are compared with
+
+
+def measure_drawn(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    """Make the draws that are not made yet, and sum them up."""
+    file = (args.out or bench.folder) / f"drawn-{args.seed}.jsonl"
+    rows = [drawn.Row(**json.loads(text)) for text in file.read_text().splitlines()] if file.exists() else []
+    began, there = time.monotonic(), {row.number for row in rows if row.place != "sound"}
+    numbers = [number for number in range(args.drawn) if number not in there]
+    blocks = [numbers[at : at + BLOCK] for at in range(0, len(numbers), BLOCK)]
+    draws = [(number, drawn.draw(args.seed, number)) for number in numbers]
+    failed: dict[str, str] = {}
+    for block in blocks:
+        mine = [(number, one) for number, one in draws if number in block]
+        for number, one in sorted(mine, key=lambda item: (item[1].fault.base, str(item[1].fault.clean))):
+            if args.minutes and time.monotonic() - began > 60 * args.minutes:
+                break
+            base = drawn.LONG[one.fault.base]
+            try:
+                if not bench.is_fresh(base, one.fault.clean):
+                    sound = bench.clean_trial(base, one.fault.clean)
+                    rows.append(_row(-1, "sound", "", base.name, sound, None, bench.newest))
+                    _keep(file, rows[-1])
+                trial = bench.trial(one.fault, mend=False, base=base)
+            except RunFailedError as error:
+                failed[f"{number}: {one.fault.about}"] = str(error)
+                say(f"{number} {one.fault.about}: FAILED {str(error)[-400:]}")
+                continue
+            counted = trial.counted if one.fault.truth == "counted" else None
+            rows.append(_row(number, one.place, one.fault.about, base.name, trial, counted, bench.newest))
+            _keep(file, rows[-1])
+    told = drawn.summary(rows)
+    say("\n".join(drawn.lines(told)))
+    return {"seed": args.seed, **told, "failed": failed, "rows": [asdict(row) for row in rows]}
+
+
+def _row(number: int, place: str, about: str, base: str, trial: Trial, counted: float | None, run: str) -> drawn.Row:
+    causes = tuple((name, round(share, 4)) for name, share, _ in trial.causes)
+    return drawn.Row(
+        number=number,
+        place=place,
+        about=about,
+        base=base,
+        clean=round(trial.clean, 3),
+        faulty=round(trial.faulty, 3),
+        counted=None if counted is None else round(counted, 3),
+        causes=causes,
+        run=run,
+    )
+
+
+def _keep(file: Path, row: drawn.Row) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(asdict(row)) + "\n")
+    causes = ", ".join(f"{name} {share:.0%}" for name, share in row.causes[:3])
+    right = "" if not row.is_heavy else "right" if row.first == row.place else "WRONG"
+    what = f"{row.number:4} {row.place:15} {row.about} ({row.base})" if row.place != "sound" else f"sound {row.base}"
+    say(f"{what:100} {row.clean:5.1f} / {row.faulty:5.1f} s  true {row.true:.0%}  told {causes}  {right}")
 
 
 def document(trials: Trials, failed: dict[str, str]) -> dict[str, Any]:
@@ -196,6 +262,9 @@ def main() -> None:
     """Measure, print, perhaps save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--drawn", type=int, metavar="N", help="make the first N draws instead of the listed faults")
+    parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
+    parser.add_argument("--minutes", type=float, help="begin no further draw after so long")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="faults, pairs, and bases as sound runs, by name")
     parser.add_argument("--singles", action="store_true", help="no pairs")
@@ -221,6 +290,10 @@ def main() -> None:
         made = data.make(Path(args.data), work)
         preload()
         bench = Bench(work if args.keep else Path(runs), made, keep=args.keep, crowded=args.crowded)
+        if args.drawn is not None:
+            drawn_told = {"crowded": args.crowded, **measure_drawn(bench, args)}
+            machine.record(args.save or "verdict_drawn", drawn_told, save=args.save is not None)
+            return
         trials, failed = measure(bench, chosen(args), rounds, args.out)
         told = document(trials, failed)
     say("\n".join(table(told)))

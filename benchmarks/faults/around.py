@@ -22,7 +22,6 @@ GROUPS = Path("/sys/fs/cgroup")
 NAME = f"steadytrain-verdict-{os.getpid()}"
 NETWORKS = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000  # <sched.h>
-_SPINS = "while True: pass"
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,29 @@ def slow_storage(bytes_per_second: float, folder: Path) -> Iterator[Surroundings
 
 
 @contextlib.contextmanager
-def hogs(number: int) -> Iterator[Surroundings]:
-    """So many other programs that never rest."""
-    programs = [subprocess.Popen([sys.executable, "-c", _SPINS]) for _ in range(number)]
+def slow_from_start(bytes_per_second: float, folder: Path) -> Iterator[Surroundings]:
+    """The same from the start of its process."""
+    with slow_storage(bytes_per_second, folder) as slow:
+        yield Surroundings(joins=slow.joins_late)
+
+
+@contextlib.contextmanager
+def neighbours(told: Mapping[str, Any]) -> Iterator[Surroundings]:
+    """A ``number`` of programs of some ``nice`` level that compute for ``seconds``, after ``delay`` seconds."""
+    code = f"import os, time; os.nice({told['nice']}); time.sleep({told['delay']}); end = time.time() + "
+    code += f"{told['seconds']}\nwhile time.time() < end: {told.get('work', 'pass')}"
+    programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(told["number"])]
     try:
         yield Surroundings()
     finally:
         for program in programs:
             program.kill()
             program.wait()
+
+
+def hogs(number: int) -> contextlib.AbstractContextManager[Surroundings]:
+    """So many other programs that never rest."""
+    return neighbours({"number": number, "nice": 0, "delay": 0, "seconds": "float('inf')"})
 
 
 @contextlib.contextmanager
@@ -97,9 +110,9 @@ def enter(network: Path) -> None:
 
 
 AROUND: dict[str, Callable[..., contextlib.AbstractContextManager[Surroundings]]] = {
-    made.__name__: made for made in (quota, slow_storage, hogs, slow_link)
+    made.__name__: made for made in (quota, slow_storage, slow_from_start, hogs, neighbours, slow_link)
 }
-_NEEDS = {"quota": "cpu", "slow_storage": "blkio"}
+_NEEDS = {"quota": "cpu", "slow_storage": "blkio", "slow_from_start": "blkio"}
 
 
 @contextlib.contextmanager
@@ -109,7 +122,7 @@ def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]
         all_: list[Surroundings] = []
         for name, value in around.items():
             if name in AROUND:
-                told = (value, folder) if name == "slow_storage" else (value,)
+                told = (value, folder) if name in ("slow_storage", "slow_from_start") else (value,)
                 all_.append(stack.enter_context(AROUND[name](*told)))
         yield Surroundings(
             joins=tuple(path for one in all_ for path in one.joins),

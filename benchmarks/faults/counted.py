@@ -8,6 +8,7 @@ import zlib
 
 _lock = threading.Lock()
 _counts = {"seconds": 0.0, "training": 0.0}
+_updates = {"done": 0, "of": 1}
 _FUEL = bytes(range(256)) * 2048  # half a megabyte: the lock is let go of for 0.2 ms at a time
 
 
@@ -20,10 +21,38 @@ def sleep(seconds: float) -> None:
 
 def burn(seconds: float) -> None:
     """Keep a core busy, without the interpreter's lock, as a decoder does."""
-    began = time.thread_time()
-    while time.thread_time() - began < seconds:
+    began, worked = time.perf_counter(), time.thread_time()
+    while time.thread_time() - worked < seconds:
         zlib.crc32(_FUEL)
-    add(seconds)
+    add(time.perf_counter() - began)
+
+
+def spin(seconds: float) -> None:
+    """Run Python code, which keeps the interpreter's lock as far as it may."""
+    began, worked = time.perf_counter(), time.thread_time()
+    total = 0
+    while time.thread_time() - worked < seconds:
+        for number in range(1000):
+            total += number * number
+    add(time.perf_counter() - began)
+
+
+WAYS = {"sleep": sleep, "burn": burn, "spin": spin}
+
+
+def expect_updates(number: int) -> None:
+    """Tell how many updates the run is going to make."""
+    _updates["of"] = number
+
+
+def updated() -> None:
+    """Count an update."""
+    _updates["done"] += 1
+
+
+def is_between(begin: float, end: float) -> bool:
+    """Whether so much of the run's updates is done, as shares from 0 to 1."""
+    return begin <= _updates["done"] / _updates["of"] < end
 
 
 def add(seconds: float) -> None:

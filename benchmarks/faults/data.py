@@ -22,7 +22,8 @@ def make(archives: Path, out: Path) -> dict[str, Path]:
     """Unpack and pack what is not there yet; names -> record files.
 
     ``cifar``, ``cifar_val`` (a few) and ``cifar_test`` (many): 32 pixels, nothing to decode; ``photos``: JPEGs of 160
-    pixels on the shorter side; ``originals``: the same as they came, about 500 x 375.
+    pixels on the shorter side; ``originals``: the same as they came, about
+    500 x 375; ``cifar_bare``: the records of ``cifar`` alone, without card and index.
 
     Args:
         archives: the folder that holds cifar10-png.tar.zst and imagenet-sample-200.tar.
@@ -38,6 +39,9 @@ def make(archives: Path, out: Path) -> dict[str, Path]:
     made = {name: _packed(files / name, out / f"{name}.rec", encoding="raw") for name in names}
     made["originals"] = _packed(files / "photos", out / "originals.rec", encoding="pass")
     made["photos"] = _packed(files / "photos", out / "photos.rec", shorter_side=SMALL_SIDE)
+    made["cifar_bare"] = out / "bare" / "cifar.rec"
+    if not made["cifar_bare"].exists():
+        _write(made["cifar_bare"], made["cifar"].read_bytes())
     return made
 
 

@@ -37,6 +37,27 @@ class Waiting(Plain):
         return super().forward(images)
 
 
+class Slowed(Plain):
+    """Its own code takes time: in the forward pass of training or of evaluation, or in the backward pass."""
+
+    def __init__(self, num_classes: int, in_chans: int, width: int, where: str, how: str, seconds: float, span: str):
+        super().__init__(num_classes, in_chans, width)
+        begin, end = map(float, span.split(":"))
+
+        def act(*_: object) -> None:
+            if counted.is_between(begin, end):
+                counted.WAYS[how](seconds)
+
+        self.act, self.where = act, where
+        if where == "backward":
+            self.fc.register_full_backward_hook(act)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.where == ("forward" if self.training else "evaluation"):
+            self.act()
+        return super().forward(images)
+
+
 class Table(Plain):
     """A large table of parameters besides, of which each step uses a row; every one of them is updated."""
 
@@ -58,14 +79,27 @@ def waiting(num_classes: int, in_chans: int, width: int = 32, seconds: float = 0
     return Waiting(num_classes, in_chans, width, seconds)
 
 
+def slowed(
+    num_classes: int,
+    in_chans: int,
+    width: int = 32,
+    where: str = "forward",
+    how: str = "sleep",
+    seconds: float = 0.01,
+    span: str = "0:2",
+) -> nn.Module:
+    """Code of its own that takes ``seconds``, in the updates from one share of the run to another (``0:2``: always)."""
+    return Slowed(num_classes, in_chans, width, where, how, seconds, span)
+
+
 def table(num_classes: int, in_chans: int, width: int = 32, rows: int = 8192, trained: bool = True) -> nn.Module:
     """``rows`` times 1,024 parameters besides, all of them updated at every step; or frozen."""
     return Table(num_classes, in_chans, width, rows, trained)
 
 
-def late(num_classes: int, in_chans: int, width: int = 32, seconds: float = 5.0) -> nn.Module:
+def late(num_classes: int, in_chans: int, width: int = 32, seconds: float = 5.0, how: str = "sleep") -> nn.Module:
     """It takes ``seconds`` to be made, as where weights are fetched."""
-    counted.sleep(seconds)
+    counted.WAYS[how](seconds)
     return Plain(num_classes, in_chans, width)
 
 

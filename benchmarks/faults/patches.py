@@ -63,7 +63,7 @@ def forgets(path: str) -> None:
     from steadytrain.data.recordio import reader
 
     maps: list[Any] = []
-    _after(reader, "_map", maps.append)
+    _after(reader, "_open_file", lambda file: maps.append(file.map))
 
     def forget(_: Any) -> None:
         drop_pages(Path(path), maps)
@@ -87,6 +87,74 @@ def epoch_gap(seconds: float) -> None:
         return real(self, positions)
 
     GlobalOrder.ids = ids  # type: ignore[method-assign]
+
+
+def slowed(told: Mapping[str, Any]) -> None:
+    """A function (``of``) takes ``seconds`` more by ``how``, in the updates from the share ``begin`` to ``end``."""
+    from steadytrain.data.loader import batch_worker, decode, jpeg
+    from steadytrain.data.recordio.reader import Records
+    from steadytrain.training.compute.precision import Policy
+
+    if told["of"] == "augment":
+        jpeg.parts = None  # all squares are cut in Python's sight
+    targets = {
+        "decode": (batch_worker, ("_probe",)),
+        "augment": (decode, ("_place",)),
+        "gather": (batch_worker, ("gather", "gather_shifted")),
+        "read": (Records, ("image",)),
+        "optimizer": (Policy, ("step",)),
+    }
+
+    def more(_: Any) -> None:
+        if counted.is_between(told["begin"], told["end"]):
+            counted.WAYS[told["how"]](told["seconds"])
+
+    place, names = targets[told["of"]]
+    for name in names:
+        _after(place, name, more)
+
+
+def thread(told: Mapping[str, Any]) -> None:
+    """A thread of this process uses a ``duty`` of its time by ``how``, in the updates from ``begin`` to ``end``."""
+
+    def act() -> None:
+        while True:
+            if counted.is_between(told["begin"], told["end"]) and told["duty"] > 0:
+                counted.WAYS[told["how"]](0.05 * told["duty"])
+                time.sleep(0.05 * (1 - told["duty"]))
+            else:
+                time.sleep(0.05)
+
+    threading.Thread(target=act, name="reporter", daemon=True).start()
+
+
+def hang(told: Mapping[str, Any]) -> None:
+    """The forward pass of update ``step`` never ends; when it began goes to a file ``file``."""
+    from steadytrain.training import step
+
+    calls = [0]
+
+    def more(_: Any) -> None:
+        calls[0] += 1
+        if calls[0] == told["step"]:
+            Path(told["file"]).write_text(str(time.time()))
+            threading.Event().wait()
+
+    _after(step.Objective, "__call__", more)
+
+
+def expect_updates(number: int) -> None:
+    """Count the updates, of which the run makes so many."""
+    from steadytrain.training.profile.clock import Clock
+
+    counted.expect_updates(number)
+    real = Clock.updated
+
+    def updated(self: Any, step: int, images: int) -> None:
+        real(self, step, images)
+        counted.updated()
+
+    Clock.updated = updated  # type: ignore[method-assign]
 
 
 def slow_disk(seconds: float) -> None:
@@ -152,8 +220,13 @@ def cold(path: str) -> None:
     readahead.AHEAD_BYTES = 2**20  # beside our few megabytes what 64 are beside real data
 
     maps: list[Any] = []
-    _after(reader, "_map", maps.append)
+    _after(reader, "_open_file", lambda file: maps.append(file.map))
     at_first_batch(lambda: drop_pages(Path(path), maps))
+
+
+def cold_start(path: str) -> None:
+    """Nothing of this file is in memory when the run begins."""
+    drop_pages(Path(path), [])
 
 
 def at_first_batch(act: Callable[[], object]) -> None:
@@ -179,6 +252,7 @@ def drop_pages(path: Path, maps: list[Any]) -> None:
         if not one.closed:
             one.madvise(mmap.MADV_DONTNEED)
     descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)  # what is not written yet stays
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
 
@@ -222,6 +296,10 @@ PATCHES: dict[str, Callable[[Any], None]] = {
         far_source,
         forgets,
         epoch_gap,
+        slowed,
+        thread,
+        expect_updates,
+        hang,
         slow_disk,
         slow_log,
         bare_malloc,
@@ -231,6 +309,7 @@ PATCHES: dict[str, Callable[[Any], None]] = {
         clocked_optimizer,
         affinity,
         cold,
+        cold_start,
     )
 }
 

@@ -23,7 +23,7 @@ FRESH_SECONDS = 30.0
 """A sound run is compared with faulty ones that begin so soon after it: machines change while one looks."""
 
 NEIGHBOUR = "noisy_neighbour"
-_OF_FILES = ("cold", "forgets")
+_OF_FILES = ("cold", "cold_start", "forgets")
 
 
 @dataclass
@@ -46,9 +46,14 @@ class Bench:
     _advised: dict[str, tuple[dict[str, Any] | None, str]] = field(default_factory=dict)
     _number: int = 0
 
-    def trial(self, fault: Fault, *, mend: bool) -> Trial:
-        """All runs of one fault in one round."""
-        base = BASES[fault.base]
+    @property
+    def newest(self) -> str:
+        """The folder of the newest run."""
+        return f"run-{self._number}"
+
+    def trial(self, fault: Fault, *, mend: bool, base: Base | None = None) -> Trial:
+        """All runs of one fault in one round; ``base``: another one than the listed of that name."""
+        base = base or BASES[fault.base]
         clean = self.sound(base, fault.clean)
         done, verdict = self._judged(base, fault.name, fault.settings, fault.patches, fault.around)
         remedied, mended = self._mended(base, fault, verdict, clean) if mend else (None, "")
@@ -63,21 +68,24 @@ class Bench:
             mended=mended,
         )
 
-    def clean_trial(self, base: Base) -> Trial:
-        """A sound run, judged."""
-        done, verdict = self._judged(base, f"clean {base.name}", {}, {}, {})
+    def clean_trial(self, base: Base, settings: Mapping[str, Any] | None = None) -> Trial:
+        """A sound run, judged; faults that begin a moment later are compared with it."""
+        settings = settings or {}
+        done, verdict = self._judged(base, f"clean {base.name}", settings, {}, {})
         wall = done.wall_seconds
-        self._sound[base.name, ()] = (time.monotonic(), wall)
+        self._sound[base.name, tuple(settings.items())] = (time.monotonic(), wall)
         return Trial(clean=wall, faulty=wall, remedied=None, counted=0.0, causes=_told(verdict))
+
+    def is_fresh(self, base: Base, settings: Mapping[str, Any]) -> bool:
+        """Whether a sound run was made a moment ago."""
+        return time.monotonic() - self._sound.get((base.name, tuple(settings.items())), (-1e9, 0.0))[0] < FRESH_SECONDS
 
     def sound(self, base: Base, settings: Mapping[str, Any]) -> float:
         """Wall seconds of a sound run, made now or a moment ago."""
         key = base.name, tuple(settings.items())
-        when, wall = self._sound.get(key, (float("-inf"), 0.0))
-        if time.monotonic() - when > FRESH_SECONDS:
-            wall = self._run(base, settings, {}, {})[0].wall_seconds
-            self._sound[key] = (time.monotonic(), wall)
-        return wall
+        if not self.is_fresh(base, settings):
+            self._sound[key] = (time.monotonic(), self._run(base, settings, {}, {})[0].wall_seconds)
+        return self._sound[key][1]
 
     def _mended(self, base: Base, fault: Fault, verdict: Diagnosis, clean: float) -> tuple[float, str]:
         """Wall seconds with the advice applied to what the fault leaves; where it cannot be, of the sound run.
@@ -107,7 +115,7 @@ class Bench:
     ) -> tuple[Done, Diagnosis]:
         done, folder = self._run(base, settings, patches, around, keep=True)
         verdict = diagnose(Run.open(folder))
-        if self.crowded and "hogs" not in around:
+        if self.crowded and not {"hogs", "neighbours"} & around.keys():
             causes = tuple(cause for cause in verdict.causes if cause.name != NEIGHBOUR)
             sound = Cause(name="nothing", share=0.0, sentence="")
             if all(cause.is_usual for cause in causes):

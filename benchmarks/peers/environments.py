@@ -47,6 +47,7 @@ ENVIRONMENTS = {
         ),
         "import torchvision",
     ),
+    "autogluon": Environment(("autogluon.multimodal==1.6.3",), "from autogluon.multimodal import MultiModalPredictor"),
 }
 
 

@@ -1,0 +1,329 @@
+"""Faults that nobody listed: something is slowed by a drawn amount, in a drawn part of the run, in drawn code.
+
+Each draw is a function of a seed and a number. It is judged by its place: where the verdict's first cause says that the
+time goes, among :data:`PLACES`, against where it was injected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from faults.around import missing
+from faults.catalogue import BASES
+from faults.fault import Fault
+
+PLACES: dict[str, tuple[str, ...]] = {
+    "input": ("threads", "decode", "augment", "gather", "waiting", "epoch_gap"),
+    "compute": (
+        "oversubscription",
+        "compute_threads",
+        "precision",
+        "launch",
+        "batch_size",
+        "optimizer",
+        "affinity",
+        "quota",
+    ),
+    "host code": ("model_waits", "host_code", "busy_thread", "logging"),
+    "other processes": ("noisy_neighbour",),
+    "storage": ("storage", "storage_first_epoch", "storage_start"),
+    "memory": ("memory", "allocator"),
+    "start-up": ("startup", "compile", "warmup"),
+    "evaluation": ("evaluation",),
+    "checkpoints": ("checkpoint",),
+    "ranks": ("straggler", "communication"),
+    "unexplained": ("unexplained",),
+}
+"""Where time can go -> the causes that say so."""
+
+COSTS, LEAST_SECONDS, NEAR = 0.10, 1.0, 0.08
+"""A draw that truly costs more, and more than a second, is judged by its place; a share is near the truth within so
+much."""
+
+TIMES = {"small": 2, "photos": 2, "quick": 2, "ranks": 1}
+LONG = {name: replace(BASES[name], images=times * BASES[name].images) for name, times in TIMES.items()}
+"""The bases that draws are made with: sound runs of about ten seconds."""
+UPDATE_SECONDS = {"small": 0.06, "photos": 0.06, "quick": 0.006, "ranks": 0.08}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """One drawn fault, and where it lies."""
+
+    place: str
+    fault: Fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one draw, or of a sound run (``place``: ``sound``); seconds are of the wall clock.
+
+    ``counted``: seconds that were injected into the training thread, where nothing can hide them; None: others were.
+    ``run``: its folder.
+    """
+
+    number: int
+    place: str
+    about: str
+    base: str
+    clean: float
+    faulty: float
+    counted: float | None
+    causes: Sequence[Sequence[Any]] = field(default_factory=tuple)
+    run: str = ""
+
+    @property
+    def true(self) -> float:
+        """The share of the run that the fault takes."""
+        if self.place == "sound":
+            return 0.0
+        return (self.faulty - self.clean if self.counted is None else self.counted) / self.faulty
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether the fault is judged by its place."""
+        return self.true > COSTS and self.true * self.faulty > LEAST_SECONDS
+
+    @property
+    def first(self) -> str:
+        """The place that the verdict names first; empty where it says that nothing stands out."""
+        name = self.causes[0][0] if self.causes else "nothing"
+        return next((place for place, names in PLACES.items() if name in names), "")
+
+    @property
+    def told(self) -> float:
+        """The largest share of a cause at the place of the fault."""
+        return max((share for name, share in self.causes if name in PLACES.get(self.place, ())), default=0.0)
+
+
+def draw(seed: int, number: int) -> Draw:
+    """Draw the fault of this number."""
+    chance = Random(f"{seed}-{number}")
+    while True:
+        drawn = chance.choice(_KINDS)(chance)
+        if not missing(drawn.fault.around):
+            return drawn
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The table: place by place what was right, and whether the bars are met."""
+    sound, draws = [row for row in rows if row.place == "sound"], [row for row in rows if row.place != "sound"]
+    heavy = [row for row in draws if row.is_heavy]
+    alarms = [row for row in sound if row.first and row.causes[0][0] != "nothing"]
+    table = {
+        place: {
+            "draws": len(of := [row for row in draws if row.place == place]),
+            "heavy": len(heavy_of := [row for row in of if row.is_heavy]),
+            "right": sum(row.first == place for row in heavy_of),
+            "named_first": dict(Counter(row.first or "nothing" for row in heavy_of)),
+            "share_near": sum(abs(row.told - row.true) <= NEAR for row in of),
+        }
+        for place in PLACES
+    }
+    return {
+        "draws": len(draws),
+        "heavy": len(heavy),
+        "right": sum(row.first == row.place for row in heavy),
+        "share_near": sum(abs(row.told - row.true) <= NEAR for row in draws),
+        "heavy_share_near": sum(abs(row.told - row.true) <= NEAR for row in heavy),
+        "sound": len(sound),
+        "false_alarms": len(alarms),
+        "alarms": dict(Counter(row.causes[0][0] for row in alarms)),
+        "places": {place: row for place, row in table.items() if row["draws"]},
+    }
+
+
+def lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """The summary as text."""
+    yield f"{'place':16} {'draws':>6} {'over 10 %':>10} {'right':>6} {'share near':>11}  named first"
+    for place, row in told["places"].items():
+        named = ", ".join(f"{name} {count}" for name, count in row["named_first"].items())
+        yield f"{place:16} {row['draws']:6} {row['heavy']:10} {row['right']:6} {row['share_near']:11}  {named}"
+    yield f"right {told['right']} of {told['heavy']}; shares within {NEAR:.0%}: {told['share_near']} of {told['draws']}"
+    yield f"false alarms: {told['false_alarms']} of {told['sound']} sound runs {told['alarms'] or ''}"
+
+
+# -- the primitives ----------------------------------------------------------------------------------------------------
+
+
+def _amount(chance: Random, low: float, high: float) -> float:
+    """From ``low`` to ``high``, as often in each factor of two."""
+    return float(f"{low * (high / low) ** chance.random():.3g}")
+
+
+def _span(chance: Random) -> tuple[float, float]:
+    """A part of the run: all of it in half of the draws, else a third of it or more."""
+    if chance.random() < 0.5:
+        return 0.0, 2.0
+    begin = round(chance.uniform(0.0, 0.6), 2)
+    return begin, round(begin + chance.uniform(0.35, 0.4 if begin > 0.5 else 0.8), 2)
+
+
+def _when(span: tuple[float, float]) -> str:
+    return "" if span == (0.0, 2.0) else f", from {span[0]:.0%} to {min(1.0, span[1]):.0%} of the updates"
+
+
+def _made(place: str, about: str, base: str, truth: str = "wall", **told: Any) -> Draw:
+    steps = max(
+        1, round(LONG[base].images / told.get("settings", {}).get("batch_size", BASES[base].settings["batch_size"]))
+    )
+    patches = {"expect_updates": steps, **told.pop("patches", {})}
+    fault = Fault(name=about, about=about, base=base, expected=PLACES[place], truth=truth, patches=patches, **told)
+    return Draw(place=place, fault=fault)
+
+
+def _slow_input(chance: Random) -> Draw:
+    of, how = chance.choice(("decode", "augment", "gather")), chance.choice(("sleep", "burn"))
+    base = "small" if of == "gather" else "photos"
+    seconds = _amount(chance, 0.01, 0.2) if of == "gather" else _amount(chance, 0.0015, 0.02)
+    span = _span(chance)
+    told = {"of": of, "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
+    return _made("input", f"{of} {how}s {seconds} s more{_when(span)}", base, patches={"slowed": told})
+
+
+def _slow_reads(chance: Random) -> Draw:
+    span, seconds = _span(chance), _amount(chance, 0.002, 0.02)
+    told = {"of": "read", "how": "sleep", "seconds": seconds, "begin": span[0], "end": span[1]}
+    return _made("storage", f"each read takes {seconds} s{_when(span)}", "photos", patches={"slowed": told})
+
+
+def _slow_device(chance: Random) -> Draw:
+    rate = _amount(chance, 0.7e6, 6e6)
+    if chance.random() < 0.5:
+        about = f"a device of {2 * rate / 1e6:.1f} MB/s from the start"
+        bare = {"data": "cifar_bare", "val": None}  # without a card it is read whole, once
+        told: Any = {"patches": {"cold_start": "cifar_bare"}, "around": {"slow_from_start": 2 * rate}}
+        return _made("storage", about, "small", settings=bare, clean=bare, **told)
+    patches = {"cold": "photos"} | ({"forgets": "photos"} if chance.random() < 0.5 else {})
+    about = f"a device of {rate / 1e6:.1f} MB/s from the first batch{' in every epoch' if len(patches) > 1 else ''}"
+    return _made("storage", about, "photos", patches=patches, around={"slow_storage": rate})
+
+
+def _slow_model(chance: Random) -> Draw:
+    base, how = chance.choice(("small", "quick", "photos")), chance.choice(("sleep", "burn", "spin"))
+    where, span = chance.choice(("forward", "forward", "backward")), _span(chance)
+    seconds = _amount(chance, 0.1, 1.5) * UPDATE_SECONDS[base]
+    seconds = float(f"{seconds:.2g}")
+    told = {"where": where, "how": how, "seconds": seconds, "span": f"{span[0]}:{span[1]}"}
+    settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in told.items()}
+    about = f"the model's {where} pass {how}s {seconds} s{_when(span)}"
+    return _made("host code", about, base, "counted", settings=settings)
+
+
+def _slow_step(chance: Random) -> Draw:
+    base, how, span = chance.choice(("small", "quick")), chance.choice(("sleep", "spin")), _span(chance)
+    seconds = float(f"{_amount(chance, 0.1, 1.5) * UPDATE_SECONDS[base]:.2g}")
+    told = {"of": "optimizer", "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
+    about = f"a hook of the optimizer {how}s {seconds} s{_when(span)}"
+    return _made("host code", about, base, "counted", patches={"slowed": told})
+
+
+def _busy_thread(chance: Random) -> Draw:
+    base, duty, span = chance.choice(("small", "quick")), _amount(chance, 0.2, 1.0), _span(chance)
+    told = {"how": "spin", "duty": duty, "begin": span[0], "end": span[1]}
+    about = f"a thread runs Python code {duty:.0%} of the time{_when(span)}"
+    return _made("host code", about, base, patches={"thread": told})
+
+
+def _slow_log(chance: Random) -> Draw:
+    seconds = _amount(chance, 0.005, 0.1)
+    return _made("host code", f"each event takes {seconds} s", "small", "counted", patches={"slow_log": seconds})
+
+
+def _neighbours(chance: Random) -> Draw:
+    base, number = chance.choice(("small", "quick", "photos")), chance.choice((1, 2, 3, 4))
+    nice, delay = chance.choice((0, 0, 0, 5, 19)), round(chance.choice((0.0, chance.uniform(2, 4))), 1)
+    work = chance.choice(("pass", "sum(range(1000))", "bytearray(1 << 23)"))
+    seconds = round(chance.choice((600.0, chance.uniform(4, 8))), 1)
+    told = {"number": number, "nice": nice, "delay": delay, "seconds": seconds, "work": work}
+    about = f"{number} programs at nice {nice} ({work}), from {delay} s for {seconds} s"
+    return _made("other processes", about, base, around={"neighbours": told})
+
+
+def _threads(chance: Random) -> Draw:
+    number, base = chance.choice((1, 1, 4, 8)), "small"
+    settings = {"parallel.compute_threads": number}
+    clean = {"parallel.compute_threads": 2}
+    return _made("compute", f"{number} compute threads", base, settings=settings, clean=clean)
+
+
+def _fewer_cores(chance: Random) -> Draw:
+    if chance.random() < 0.4:
+        return _made("compute", "affinity to one core", "small", patches={"affinity": 1})
+    cores = round(chance.uniform(0.5, 1.6), 2)
+    return _made("compute", f"a quota of {cores} cores", "small", around={"quota": cores})
+
+
+def _tiny_batches(chance: Random) -> Draw:
+    size = chance.choice((8, 16))
+    return _made("compute", f"batches of {size}", "small", settings={"batch_size": size})
+
+
+def _allocator(chance: Random) -> Draw:
+    return _made("memory", "freed memory goes back to the system", "quick", patches={"bare_malloc": True})
+
+
+def _slow_start(chance: Random) -> Draw:
+    how, seconds = chance.choice(("sleep", "burn", "spin")), _amount(chance, 0.7, 8.0)
+    settings = {"model": "faults.nets:late", "model.options.seconds": seconds, "model.options.how": how}
+    return _made("start-up", f"making the model {how}s {seconds} s", "small", "counted", settings=settings)
+
+
+def _evaluation(chance: Random) -> Draw:
+    if chance.random() < 0.4:
+        period = _amount(chance, 0.05, 0.4)
+        return _made(
+            "evaluation", f"an evaluation every {period} epochs", "small", settings={"every.evaluate_epochs": period}
+        )
+    how, seconds = chance.choice(("sleep", "burn", "spin")), _amount(chance, 0.1, 2.0)
+    told = {"where": "evaluation", "how": how, "seconds": seconds, "span": "0:2"}
+    settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in told.items()}
+    about = f"the model {how}s {seconds} s for each batch of an evaluation"
+    return _made("evaluation", about, "small", "counted", settings=settings)
+
+
+def _checkpoints(chance: Random) -> Draw:
+    steps, seconds = chance.choice((5, 10, 20, 40)), _amount(chance, 0.02, 0.5)
+    about = f"a checkpoint every {steps} updates, {seconds} s for each flush"
+    settings, patches = {"every.save_steps": steps}, {"slow_disk": seconds}
+    return _made("checkpoints", about, "small", settings=settings, patches=patches)
+
+
+def _slow_rank(chance: Random) -> Draw:
+    if chance.random() < 0.3:
+        rate = _amount(chance, 50e6, 500e6)
+        return _made("ranks", f"a link of {rate / 1e6:.0f} Mbit/s", "ranks", around={"slow_link": rate})
+    seconds = float(f"{_amount(chance, 0.2, 1.5) * UPDATE_SECONDS['ranks']:.2g}")
+    patches = {"of_last_rank": {"slow_updates": seconds}}
+    return _made("ranks", f"the last of two ranks waits {seconds} s more", "ranks", "counted", patches=patches)
+
+
+_KINDS: tuple[Callable[[Random], Draw], ...] = (
+    *(
+        _slow_input,
+        _slow_input,
+        _slow_reads,
+        _slow_device,
+        _slow_model,
+        _slow_model,
+        _slow_step,
+        _busy_thread,
+        _slow_log,
+    ),
+    *(
+        _neighbours,
+        _neighbours,
+        _threads,
+        _fewer_cores,
+        _tiny_batches,
+        _allocator,
+        _slow_start,
+        _evaluation,
+        _checkpoints,
+    ),
+    _slow_rank,
+)

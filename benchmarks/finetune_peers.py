@@ -1,0 +1,210 @@
+"""Fine-tuning photographs: ``steady finetune`` against others, from the same weights, for as many epochs.
+
+Each contender trains MobileNetV2 from Google's ImageNet weights on ``train/`` of a set and is asked for its top-1 on
+``test/``, of which it knows nothing else; ``validation/`` is for those that choose by it (steadytrain's best weights,
+AutoGluon's). Accuracy does not depend on how busy a machine is, so epochs are equal, not minutes; ``cpu_seconds`` are
+those of all processes of a contender, its start and its evaluation included.
+
+- ``steady``: ``steady finetune`` with its defaults, which is what ``--budget-minutes`` chooses where these
+  epochs fit. ``steady-after-probe``: ``--train probe+discriminative``. ``steady-probe``: ``--train probe``, no updates.
+- ``torch``: a plain PyTorch script (AdamW at its default rate, a cosine, torchvision's transforms).
+- ``timm``: timm's own ``train.py`` at its defaults. ``timm-adamw``: the same, told what its users tell it for
+  fine-tuning: AdamW at 5e-4, no warm-up, label smoothing stays at 0.1.
+- ``sklearn``: logistic regression on frozen features, its penalty by cross-validation: one pass, no epochs.
+  Nothing in it is drawn, so one run stands for every seed.
+- ``autogluon``: MultiModalPredictor at its defaults. ``autogluon-20``: with the 20 epochs that are its default.
+
+All are told the image size and the normalisation of the weights. Sets, folders of classes under ``--data``'s own
+archives or given by ``--flowers`` and ``--signs``: ``clothing`` (its own three parts, 640, 250 and 275 photographs of
+ten classes), ``flowers`` (github.com/Oldpel/flower_photos) and ``signs``
+(github.com/ardamavi/Sign-Language-Digits-Dataset), of each class 60 images to train on, 30 to validate, 100 to test.
+
+Every contender of a seed takes its turn before the next seed; each result is kept in ``--work`` and not made again.
+
+usage: python benchmarks/finetune_peers.py --work FOLDER --timm FOLDER [--data FOLDER] [--flowers FOLDER]
+           [--signs FOLDER] [--sets NAME ...] [--only NAME ...] [--seeds 5] [--epochs 4] [--size 160] [--save]
+       FOLDER of the data holds clothing-10.tar and weights/mobilenetv2_100/; of timm: a checkout with train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+from accuracy import GOOGLES, STEADY, unpacked
+from peers import environments
+from peers.commands import asked, cpu_seconds
+from steadytrain.config.plain import plain
+from steadytrain.reports import spread
+
+PEERS = Path(__file__).resolve().parent / "peers"
+OURS = {"steady": (), "steady-after-probe": ("--train", "probe+discriminative"), "steady-probe": ("--train", "probe")}
+TIMMS = {
+    "timm": (),
+    "timm-adamw": ("--opt", "adamw", "--lr", "5e-4", "--weight-decay", "0.05", "--warmup-epochs", "0"),
+}
+AUTOGLUONS = {"autogluon": None, "autogluon-20": 20}
+CONTENDERS = (*OURS, "torch", *TIMMS, "sklearn", *AUTOGLUONS)
+PARTS = {"train": 60, "validation": 30, "test": 100}
+"""Images of each class, where a set has no parts of its own."""
+
+LIMIT = 7200.0
+"""Seconds after which a contender is given up."""
+
+
+def divided(source: Path, folder: Path) -> Path:
+    """Links to images of each class, divided by the order of their names' digests, so that it is always the same."""
+    if not folder.exists():
+        part = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        for images in sorted(path for path in source.iterdir() if path.is_dir()):
+            files = sorted(images.iterdir(), key=lambda path: hashlib.sha256(path.name.encode()).digest())
+            for name, number in PARTS.items():
+                (part / name / images.name).mkdir(parents=True)
+                for path in files[:number]:
+                    (part / name / images.name / path.name).symlink_to(path.resolve())
+                files = files[number:]
+        part.rename(folder)
+    return folder
+
+
+def ours(name: str, images: Path, weights: Path, epochs: int, seed: int, size: int, turn: Path) -> float:
+    """``steady finetune``, and ``steady evaluate`` on the test images."""
+    words = [
+        *STEADY,
+        "finetune",
+        str(images / "train"),
+        "--val",
+        str(images / "validation"),
+        "--run",
+        str(turn / "run"),
+    ]
+    words += ["--model", "timm/mobilenetv2_100", "--weights", str(weights), "--size", str(size), "--seed", str(seed)]
+    words += [word for setting in GOOGLES for word in ("--set", setting)]
+    words += OURS[name] if name == "steady-probe" else [*OURS[name], "--epochs", str(epochs)]
+    asked(words, turn, LIMIT)
+    told = asked([*STEADY, "evaluate", str(turn / "run"), str(images / "test"), "--json"], turn, LIMIT)
+    return float(json.loads(told)["top1"])
+
+
+def script(file: str, python: str, *words: str | Path | int, turn: Path) -> float:
+    """One of the scripts beside this one."""
+    told = asked([python, str(PEERS / file), *map(str, words)], turn, LIMIT)
+    return float(json.loads(told.splitlines()[-1])["top1"])
+
+
+def timms(
+    name: str, checkout: Path, images: Path, weights: Path, epochs: int, seed: int, size: int, turn: Path
+) -> float:
+    """timm's script; its last evaluation."""
+    words = ["--data-dir", str(images), "--train-split", "train", "--val-split", "test", "--model", "mobilenetv2_100"]
+    words += ["--pretrained", "--pretrained-path", str(weights), "--model-kwargs", "pad_type=same"]
+    words += ["--num-classes", str(len(list((images / "train").iterdir()))), "--img-size", str(size), "-b", "16"]
+    words += ["--mean", "0.5", "0.5", "0.5", "--std", "0.5", "0.5", "0.5", "--crop-pct", "0.875", "--device", "cpu"]
+    words += ["-j", "2", "--epochs", str(epochs), "--seed", str(seed), "--output", str(turn), "--experiment", "run"]
+    asked([sys.executable, str(checkout / "train.py"), *words, *TIMMS[name]], turn, LIMIT)
+    with (turn / "run" / "summary.csv").open(newline="", encoding="utf-8") as file:
+        return float(list(csv.DictReader(file))[-1]["eval_top1"]) / 100
+
+
+def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args: argparse.Namespace) -> float:
+    """Top-1 on the test images of one contender."""
+    if name in OURS:
+        return ours(name, images, weights, args.epochs, seed, args.size, turn)
+    if name in TIMMS:
+        return timms(name, args.timm.resolve(), images, weights, args.epochs, seed, args.size, turn)
+    if name == "torch":
+        words = (images, weights, args.epochs, seed, args.size)
+        return script("finetune_torch.py", sys.executable, *words, turn=turn)
+    if name == "sklearn":
+        return script("finetune_sklearn.py", sys.executable, images, weights, args.size, turn=turn)
+    python = environments.make("autogluon", (args.envs or args.work / "envs").resolve(), {})
+    epochs = AUTOGLUONS[name] or args.epochs
+    return script("finetune_autogluon.py", str(python), images, weights, epochs, seed, args.size, turn, turn=turn)
+
+
+def figures(results: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
+    """Mean and spread over seeds of each contender, and of ours less each other's, seed by seed."""
+    tops = {name: {seed: told["top1"] for seed, told in of.items()} for name, of in results.items() if of}
+    told: dict[str, Any] = {
+        name: {
+            "top1": list(by_seed.values()),
+            "mean": sum(by_seed.values()) / len(by_seed),
+            "spread": plain(spread(by_seed.values(), are_shares=True)),
+            "cpu_seconds": [results[name][seed]["cpu_seconds"] for seed in by_seed],
+        }
+        for name, by_seed in tops.items()
+    }
+    for mine in OURS:
+        for other in tops.keys() - OURS.keys() if mine in tops else ():
+            both = [seed for seed in tops[mine] if seed in tops[other]]
+            told[mine].setdefault("gain", {})[other] = plain(spread(tops[mine][s] - tops[other][s] for s in both))
+    return told
+
+
+def main() -> None:
+    """Let every contender have its turn that has not had it, and tell of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
+    parser.add_argument("--envs", type=Path, help="where the environments of peers are made")
+    parser.add_argument("--flowers", type=Path)
+    parser.add_argument("--signs", type=Path)
+    parser.add_argument("--sets", nargs="+", default=["clothing"], choices=("clothing", "flowers", "signs"))
+    parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--size", type=int, default=160)
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/finetune_peers.json")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("give --data, the folder that holds clothing-10.tar and the weights")
+    if args.timm is None and TIMMS.keys() & set(args.only):
+        parser.error("give --timm, a checkout of pytorch-image-models, or --only the others")
+    (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
+    args.work.mkdir(parents=True, exist_ok=True)
+    sources: dict[str, Callable[[], Path]] = {
+        "clothing": lambda: unpacked(args.data / "clothing-10.tar", args.work / "clothing"),
+        "flowers": lambda: divided(args.flowers, args.work / "flowers"),
+        "signs": lambda: divided(args.signs, args.work / "signs"),
+    }
+    document: dict[str, Any] = {"epochs": args.epochs, "size": args.size, "sets": {}, "unavailable": {}}
+    for chosen in args.sets:
+        images = sources[chosen]().resolve()
+        results: dict[str, dict[int, dict[str, float]]] = {name: {} for name in CONTENDERS}
+        for seed in range(args.seeds):
+            for name in CONTENDERS:
+                is_fixed = name == "sklearn" and seed > 0  # it draws nothing
+                kept = args.work / "kept" / f"{chosen}-{name}-{args.epochs}-{args.size}-{0 if is_fixed else seed}.json"
+                if not kept.exists() and name in args.only and name not in document["unavailable"]:
+                    turn = args.work / "turn" / kept.stem
+                    shutil.rmtree(turn, ignore_errors=True)
+                    turn.mkdir(parents=True)
+                    kept.parent.mkdir(exist_ok=True)
+                    before = cpu_seconds()
+                    try:
+                        top1 = contend(name, images, weights.resolve(), seed, turn.resolve(), args)
+                    except environments.UnavailableError as error:
+                        document["unavailable"][name] = str(error)
+                        continue
+                    told = {"top1": top1, "cpu_seconds": round(cpu_seconds() - before, 1)}
+                    print(f"{chosen} {name} seed {seed}: {told}", file=sys.stderr, flush=True)
+                    kept.write_text(json.dumps(told), encoding="utf-8")
+                if kept.exists():
+                    results[name][seed] = json.loads(kept.read_text(encoding="utf-8"))
+        document["sets"][chosen] = figures(results)
+    machine.record("finetune_peers", document, save=args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Tables of the old practice on CIFAR-10, at a scale that two cores can do: ResNet-20 on 500 images of each class.
+
+- ``batches`` (``recipes/cifar10-batches.toml``): batches of 64 to 1,280, the rate as it is and scaled to it.
+- ``optimizers`` (``recipes/cifar10-optimizers.toml``): SGD, NAG, and LBSGD with one and with four batches an update.
+- ``schedules`` (``recipes/cifar10-schedules.toml``): the same network with each learning-rate schedule.
+
+Each file is a sweep (``steady sweep``) that goes on where it was interrupted. Top-1 is that of all 10,000 test images
+after the last pass; accuracy does not depend on how busy the machine is.
+
+usage: python benchmarks/old_practice.py --data FOLDER --work FOLDER [--tables NAME ...] [--seeds 1] [--save]
+       FOLDER of the data holds cifar10-png.tar.zst
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import machine
+from accuracy import steady, unpacked
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+PER_CLASS = 500
+TABLES = ("batches", "optimizers", "schedules")
+
+
+def main() -> None:
+    """Run the sweeps, and tell of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("give --data, the folder that holds cifar10-png.tar.zst")
+    args.work.mkdir(parents=True, exist_ok=True)
+    train, val = (args.work / name for name in ("small-train.rec", "test.rec"))
+    if not (train.exists() and val.exists()):
+        images = unpacked(args.data / "cifar10-png.tar.zst", args.work / "cifar10")
+        steady("pack", str(images / "test"), str(args.work / "test"), "--force")
+        steady("pack", str(images / "train"), str(args.work / "small"), "--train-per-class", str(PER_CLASS), "--force")
+    figures: dict[str, dict[str, Any]] = {}
+    for table in args.tables:
+        folder, recipe = args.work / f"{table}-sweep", RECIPES / f"cifar10-{table}.toml"
+        words = (str(train), "--val", str(val), "--run", str(folder), "--seeds", str(args.seeds))
+        steady("sweep", str(recipe), *words)
+        rows = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["rows"]
+        kept = ("last", "last_spread", "status")
+        figures[table] = {row["name"]: {name: row[name] for name in kept} for row in rows}
+    machine.record("old_practice", {"images": 10 * PER_CLASS, "tables": figures}, save=args.save)
+
+
+if __name__ == "__main__":
+    main()

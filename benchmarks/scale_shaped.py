@@ -1,0 +1,186 @@
+"""What ``steady scale`` predicts for two ranks, against two real ranks over a cable shaped by ``tc``.
+
+Two network namespaces are joined by a cable; in each of them a rank trains on a core of its own, by the engine of
+``steady train``. Rounds alternate between an update without exchange and one with it, so that whatever else the machine
+does meets both alike; of each update the slower rank counts, and of the rounds the median. The first gives the passes
+that the model is told, the second what it has to predict. The prediction is made twice: from the figures that were
+given to ``tc`` (latency: that of the unshaped cable), and from a link that was fitted to what ``steady
+bandwidth`` measures over the same cable with another network.
+
+Needs root on Linux (``ip``, ``tc``, ``taskset``). Nothing but the two namespaces of its own is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from compression import cable, in_both, measured, shape
+from machine import facts, record
+from steadytrain.config import Data, Model, Recipe
+from steadytrain.tuning.scale import Cluster, Device, Gradient, Link, fit_backend, predict
+
+RATES = ("", "100mbit", "300mbit", "1gbit")
+"""The unshaped cable comes first: its latency is that of the others."""
+BYTES_PER_SECOND = {"100mbit": 12.5e6, "300mbit": 37.5e6, "1gbit": 125e6}
+BURST = "128kb"
+"""What the cable lets through at once: a megabyte would hide all of a small network's gradients."""
+NETS = (("resnet20", 32, 32, 10), ("timm/resnet50", 64, 8, 1000))
+"""Name, side of the images, images of a rank, classes."""
+FITTED_BY = "timm/mobilenetv3_large_100"
+CORES = (0, 1)
+WARM, LEAST_ROUNDS = 2, 4
+
+
+def rank(request: Path, answer: Path) -> None:
+    """Be one of the ranks: alternate updates without and with exchange; the first writes all seconds."""
+    import torch
+
+    from steadytrain.distributed.process_group import init_group
+    from steadytrain.distributed.world import world_from_environment
+    from steadytrain.training.data import random_batch
+    from steadytrain.training.profile.bench import set_up
+    from steadytrain.training.profile.scaling import gradient_times
+
+    asked = json.loads(request.read_text(encoding="utf-8"))
+    name, size, batch_size, classes = asked["net"]
+    recipe = Recipe(data=Data(train="drawn"), model=Model(name), batch_size=2 * batch_size)
+    recipe = recipe.with_({"parallel.device": "cpu", "parallel.compute_threads": 1})
+    with init_group(world_from_environment(os.environ)) as group:
+        trained = set_up(recipe, torch.device("cpu"), [], size=size, num_classes=classes, group=group)
+        update, state, engine = trained.update, trained.state, trained.state.engine
+        batch = random_batch(batch_size, update.image_shape, engine.device, num_classes=classes)
+
+        def without() -> list[float]:
+            ticks = [time.perf_counter()]
+            with engine.micro_batch(last=False):
+                loss, _ = update.forward(update.call, batch.images, batch.labels)
+                ticks.append(time.perf_counter())
+                engine.backward(loss, last=False)
+            ticks.append(time.perf_counter())
+            state.policy.step(state.optimizer)
+            ticks.append(time.perf_counter())
+            return [after - before for before, after in pairwise(ticks)]
+
+        def together() -> float:
+            began = time.perf_counter()
+            update(state, batch, 0.0)
+            return time.perf_counter() - began
+
+        for _ in range(WARM):
+            without()
+            together()
+        gradients = gradient_times(trained, batch)
+        rounds: list[list[float]] = []
+        began, is_over = time.perf_counter(), False
+        while not is_over:
+            group.all_gather_json(None)  # both begin at once
+            parts = without()
+            group.all_gather_json(None)
+            rounds.append([*parts, together()])
+            passed = len(rounds) >= LEAST_ROUNDS and time.perf_counter() - began > asked["seconds"]
+            is_over = all(group.all_gather_json(passed))
+        every = group.all_gather_json(rounds)
+        if group.world.is_first:
+            answer.write_text(json.dumps({"rounds": every, "gradients": gradients}), encoding="utf-8")
+
+
+def device_and_step(told: dict[str, Any], batch_size: int) -> tuple[Device, float, int]:
+    """The slower rank of each round, medians over the rounds: one device, and the seconds of an update by both."""
+    slower = [max(pair, key=lambda each: sum(each[:3])) for pair in zip(*told["rounds"], strict=True)]
+    forward, backward, rest = (median(each[place] for each in slower) for place in range(3))
+    whole = median(sum(each[:3]) for each in slower)
+    times = whole / (forward + backward + rest)
+    step = median(max(one[3], other[3]) for one, other in zip(*told["rounds"], strict=True))
+    device = Device(
+        batch_size=batch_size,
+        forward_seconds=forward * times,
+        backward_seconds=backward * times,
+        update_seconds=rest * times,
+        gradients=tuple(Gradient(bytes=num, ready=ready) for num, ready in told["gradients"]),
+    )
+    return device, step, len(slower)
+
+
+def row_of(
+    net: tuple[str, int, int, int], rate: str, device: Device, link: dict[str, Link], step_seconds: float
+) -> dict[str, Any]:
+    """The measured rate beside the predicted ones."""
+    images = 2 * device.batch_size
+    row: dict[str, Any] = {
+        "model": net[0],
+        "rate": rate or "unshaped",
+        "gradient_mb": round(device.bytes / 1e6, 2),
+        "step_ms_of_one": round(1000 * device.step_seconds, 1),
+        "images_per_second_of_one": round(device.batch_size / device.step_seconds, 2),
+        "measured_step_ms": round(1000 * step_seconds, 1),
+        "measured_images_per_second": round(images / step_seconds, 2),
+        "measured_efficiency": round(device.step_seconds / step_seconds, 3),
+    }
+    for name, over in link.items():
+        told = predict(device, 2, Cluster(between=over))
+        row[f"predicted_by_{name}"] = {
+            "images_per_second": round(told.images_per_second, 2),
+            "step_ms": round(1000 * told.step_seconds, 1),
+            "error": round(told.images_per_second * step_seconds / images - 1, 3),
+            "limit": told.limit,
+        }
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
+    parser.add_argument("--beside", default="nothing", help="what else ran on the machine, in words")
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--rank", type=Path, nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank:
+        rank(*given.rank)
+        return
+    document: dict[str, Any] = {"machine": facts(), "beside": given.beside, "seconds": given.seconds}
+    links: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    unshaped = 0.0
+    with tempfile.TemporaryDirectory(prefix="steadytrain-shaped-") as temporary, cable() as ends:
+        folder = Path(temporary)
+        for rate in RATES:
+            shape(ends, rate, BURST)
+            (backend,) = measured(ends, FITTED_BY, 2.0)["backends"]
+            link = {"fit": fit_backend(backend, 2)}
+            if rate:
+                link["tc"] = Link(
+                    name=rate,
+                    latency_seconds=unshaped,
+                    bytes_per_second=BYTES_PER_SECOND[rate],
+                    source="as given to tc",
+                )
+            else:
+                unshaped = link["fit"].latency_seconds
+            links.append({"rate": rate or "unshaped", **{name: asdict(one) for name, one in link.items()}})
+            print(json.dumps(links[-1]), file=sys.stderr)
+            for net in NETS:
+                asked, answer = folder / "request.json", folder / "answer.json"
+                asked.write_text(json.dumps({"net": net, "seconds": given.seconds}), encoding="utf-8")
+                in_both(ends, "scale_shaped", "--rank", str(asked), str(answer), cores=CORES)
+                device, step, num = device_and_step(json.loads(answer.read_text(encoding="utf-8")), net[2])
+                rows.append({**row_of(net, rate, device, link, step), "rounds": num})
+                print(json.dumps(rows[-1]), file=sys.stderr)
+    for name in ("fit", "tc"):
+        errors = [abs(row[f"predicted_by_{name}"]["error"]) for row in rows if f"predicted_by_{name}" in row]
+        document[f"median_error_by_{name}"] = round(median(errors), 3)
+    document |= {"links": links, "rows": rows}
+    record("scale_shaped", document, save=given.save)
+
+
+if __name__ == "__main__":
+    main()
