@@ -77,6 +77,9 @@ def hang_in_forward(progress: Progress) -> None:
         ctypes.PyDLL(None).usleep(3_000_000)  # as native code that never lets go of the GIL
     elif HANG == "raises":
         raise ABANDONED.get()
+    elif HANG == "measuring":
+        progress.to("measuring")
+        ctypes.CDLL(None).pause()
     elif HANG == "evaluation":
         for _ in range(6):
             progress.to("evaluation")
@@ -90,7 +93,7 @@ def caller(step: int) -> None:
         time.sleep(3)
 
 
-HANGS = {"feed", "native", "fast", "asked", "lock", "raises", "caller", "evaluation", "none"}
+HANGS = {"feed", "native", "fast", "asked", "lock", "raises", "caller", "evaluation", "measuring", "none"}
 ABANDONED: queue.Queue[StalledError] = queue.Queue()
 
 

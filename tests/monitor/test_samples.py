@@ -35,6 +35,18 @@ def averaged(*samples: MachineStats) -> MachineStats:
     return told
 
 
+def test_other_processes_are_the_busiest_on_cores_and_the_busiest_on_disks() -> None:
+    mean: Mean[MachineStats] = Mean()
+    burners = [{"pid": pid, "name": "burner", "user": "ann", "cores": 1.0 / pid} for pid in range(1, 6)]
+    backup = {"pid": 9, "name": "rsync", "user": "root", "cores": 0.0, "disk_bytes": 60e6}
+    mean.add(MachineStats(seconds=1.0, cores=2, machine_cores=2, other_processes=(*burners, backup)))
+    mean.add(MachineStats(seconds=2.0, cores=2, machine_cores=2))
+    result = mean.result()
+    assert result is not None
+    assert [process["pid"] for process in result.other_processes] == [1, 2, 3, 9]
+    assert result.other_processes[-1]["disk_bytes"] == 20e6
+
+
 def test_a_long_sample_weighs_more_than_a_short_one() -> None:
     told = averaged(machine(1.0, cpu=2.0, idle=0.0), machine(3.0, cpu=1.0))
     assert told.seconds == 4.0

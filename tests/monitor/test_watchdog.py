@@ -130,6 +130,17 @@ def test_an_evaluation_that_tells_its_batches_is_watched_as_closely(
     assert "the loop is at evaluation, in hang_in_forward" in stalled.culprit
 
 
+def test_a_pass_that_measures_the_step_is_watched_as_closely_as_updates(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("measuring")
+    _ended(child)
+    assert child.returncode == 3
+    stalled = _told(tmp_path)[0]
+    assert isinstance(stalled, Stalled) and stalled.seconds < 50
+    assert "the loop is at measuring, in hang_in_forward" in stalled.culprit
+
+
 def test_a_loop_that_can_still_raise_does_and_no_stuck_thread_keeps_the_process(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:

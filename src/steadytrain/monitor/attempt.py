@@ -152,6 +152,7 @@ class Attempt:
         self.process_began = self.began - startup
         self.last_time = self.began
         self.step = self.first_step
+        self.first_position = int(self.started.batches.position(self.first_step)) if self.started else 0
         origin = Mark(wall=0.0, time=self.process_began, step=self.step, images=0, seconds={})
         base = Mark(wall=startup, time=self.began, step=self.step, images=0, seconds={"startup": startup})
         self.marks = [origin, base]
@@ -165,7 +166,7 @@ class Attempt:
 
     @property
     def batch_size(self) -> int:
-        """Images an update."""
+        """Images of the run's first update."""
         return self.started.batch_size if self.started else 0
 
     @property
@@ -182,7 +183,7 @@ class Attempt:
     @property
     def position(self) -> int:
         """Images that the run has come to with this attempt, repeated ones counted once."""
-        return self.first_step * self.batch_size + self.images
+        return self.first_position + self.images
 
     @property
     def wall(self) -> float:
@@ -244,7 +245,7 @@ class Attempt:
         length = self.num_train
         if not length or self.position <= length:
             return self.end()
-        return self.at_images(max(0, length - self.first_step * self.batch_size))
+        return self.at_images(max(0, length - self.first_position))
 
     def at_images(self, images: int) -> Mark:
         """Return where it stood after so many images."""

@@ -31,11 +31,13 @@ _UPDATE = ("launch", "batch_size", "optimizer", "allocator")
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "affinity": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation", "straggler"),
     "quota": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation", "straggler"),
-    "noisy_neighbour": (*_FEED, *_UPDATE, "evaluation"),
+    "noisy_neighbour": (*_FEED, *_UPDATE, "evaluation", "straggler", "communication"),
     "oversubscription": (*_FEED, *_UPDATE, "evaluation"),
     "memory": (*_FEED, *_UPDATE, "storage", "allocator", "evaluation"),
     "batch_size": ("launch", "optimizer", "logging"),
     "model_waits": ("launch", "batch_size", "sync"),
+    "host_code": ("launch", "batch_size"),
+    "busy_thread": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation"),
     "device_throttled": ("precision",),
     "storage": ("epoch_gap", "waiting"),
     "straggler": ("communication",),
@@ -65,7 +67,7 @@ class Ceiling:
     Args:
         images_per_second: in the steady state, now.
         compute: the updates alone would do, on batches that are there; None where it is not known.
-        feed: the feed alone would make; None where it is not known.
+        feed: the data loader alone would make; None where it is not known.
         limit: what is slower of the two, ``compute`` or ``feed``.
         probed: whether the two were measured alone, or follow from the run itself.
         mfu: model FLOPs utilisation: three forward passes for each image, over what the device can do; None where
@@ -146,10 +148,10 @@ def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
 
 
 def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Put causes in order of their cost, each behind what explains it, and last what every run has."""
+    """Put causes in order of cost, each behind what explains it; unexplained time first, what every run has last."""
 
-    def rank(cause: Cause) -> tuple[bool, float]:
-        return cause.is_usual, -cause.share
+    def rank(cause: Cause) -> tuple[bool, bool, float]:
+        return cause.is_usual, cause.name != "unexplained", -cause.share
 
     def explains(root: Cause, cause: Cause) -> bool:
         return cause.name in EXPLAINS.get(root.name, ()) and root.share >= ROOT * cause.share
@@ -194,7 +196,7 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
     ledger = evidence.ledger
     if limits is None:
         return Cause(name="nothing", share=0.0, sentence="No training steps yet, so there is no verdict.")
-    limit = "computing alone" if limits.limit == "compute" else "the feed alone"
+    limit = "computing alone" if limits.limit == "compute" else "the data loader alone"
     what = "No bottleneck found" + ("" if evidence.machine is not None else " in the log")
     sentence = (
         f"{what}: {number(limits.images_per_second)} images/s in the steady state,"
@@ -202,7 +204,7 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
     )
     how = "measured" if limits.probed else "estimated from the run"
     figures = [f"{number(ledger.images_per_second)} images/s overall, in {ledger.wall_seconds:,.1f} s"]
-    for name, rate in (("computing", limits.compute), ("the feed", limits.feed)):
+    for name, rate in (("computing", limits.compute), ("the data loader", limits.feed)):
         if rate is not None:
             figures.append(f"{name} alone: {number(rate)} images/s ({how})")
     if limits.mfu is not None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
-from steadytrain.events import Ceilings, Compiled, DeviceStats, FeedStats, MachineStats, Started, StepMeasured
+from steadytrain.events import (
+    Ceilings,
+    Compiled,
+    DeviceStats,
+    FeedStats,
+    MachineStats,
+    Started,
+    StepMeasured,
+    ThreadStats,
+)
 from steadytrain.monitor.history import RunHistory, read_history
 from steadytrain.monitor.ledger import INPUT, STEADY, Ledger, empty
 from steadytrain.monitor.samples import FIRST, LATER, START
@@ -29,6 +38,7 @@ class Evidence:
         step_seconds: 5th, 50th and 95th percentile of an update's seconds, its wait included, warm-up left out; zeros
             where there was none.
         wait_seconds: the same percentiles of the wait in them.
+        fast_update: seconds without its wait of an update that a quarter of them undercut; 0 where there was none.
         step_parts: mean seconds of an update: ``input``, ``transfer``, ``host``, ``forward``, ``backward``,
             ``optimizer``, ``update`` (of unknown parts), ``communication``, ``logging``.
         slowest: the slowest updates after the warm-up: step -> seconds; at most 32.
@@ -40,7 +50,7 @@ class Evidence:
             ``available_bytes``.
         machine_first: the same of the first pass over the data.
         devices: the same of each GPU; ``energy_joules`` is a sum.
-        measured, ceilings, compiled: the newest of their kind.
+        measured, ceilings, compiled, threads: the newest of their kind.
         evaluations: how many, and their seconds in all.
         checkpoints: how many, and their seconds in all.
         ranks: rank -> shares of its wall time by bucket.
@@ -58,6 +68,7 @@ class Evidence:
     later: Mapping[str, float] | None = None
     step_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     wait_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    fast_update: float = 0.0
     step_parts: Mapping[str, float] = field(default_factory=dict)
     slowest: Mapping[int, float] = field(default_factory=dict)
     feed: FeedStats | None = None
@@ -68,6 +79,7 @@ class Evidence:
     measured: StepMeasured | None = None
     ceilings: Ceilings | None = None
     compiled: Compiled | None = None
+    threads: ThreadStats | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
     ranks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -155,6 +167,7 @@ def gather_evidence(history: RunHistory) -> Evidence:
         later=later,
         step_seconds=steps.seconds,
         wait_seconds=steps.waits,
+        fast_update=steps.fast_update,
         step_parts={name: seconds / ledger.steps for name, seconds in parts.items()},
         slowest=steps.slowest,
         feed=samples.feed(LATER, FIRST, START),
@@ -165,6 +178,7 @@ def gather_evidence(history: RunHistory) -> Evidence:
         measured=samples.measured,
         ceilings=samples.ceilings,
         compiled=samples.compiled,
+        threads=samples.threads,
         evaluations=samples.evaluations,
         checkpoints=samples.checkpoints,
         ranks={rank: other.ledger().shares for rank, other in history.ranks.items()},

@@ -214,10 +214,22 @@ class RunHistory:
         """All images that were trained on, those of repeated steps included."""
         return sum(attempt.images for attempt in self.attempts)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program trained: what its log leaves out is not a number here."""
+        return self.started is not None and not self.started.digest
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several labels: evaluations are then ranked by mAP."""
+        return self.started is not None and self.started.data.get("multi_label") is True
+
     def epoch(self, step: float) -> float:
         """Return how many times the training set has been seen after so many updates: no more than was asked for."""
         per_epoch = self.started.steps_per_epoch if self.started else 0.0
-        return min(step / per_epoch, self.recipe.budget.epochs or math.inf) if per_epoch > 0 else 0.0
+        if self.started is None or per_epoch <= 0:
+            return 0.0
+        return min(self.started.batches.progress(step) / per_epoch, self.recipe.budget.epochs or math.inf)
 
     def elapsed(self, time: float | None = None) -> float:
         """Return the run's own seconds at a moment (None: its newest event), pauses between attempts left out.
@@ -316,6 +328,8 @@ def _is_sound(event: Event) -> bool:
         value = getattr(event, name)
         if not isinstance(value, (int, float)) or not (name in MAY_BE_NAN or -1e18 < value < 1e18):
             return False
+    if isinstance(event, Evaluated):
+        return all(value is None or isinstance(value, (int, float)) for value in (event.top5, event.mean_ap))
     if isinstance(event, StepMeasured):
         passes = event.passes.values() if isinstance(event.passes, Mapping) else (None,)
         return all(isinstance(seconds, (int, float)) and -1e18 < seconds < 1e18 for seconds in passes)

@@ -18,6 +18,7 @@ from steadytrain.events import (
     MachineStats,
     Saved,
     StepMeasured,
+    ThreadStats,
 )
 from steadytrain.format import size
 
@@ -25,7 +26,7 @@ Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
 
 SUMMED = {"seconds", "throttled_seconds", "energy_joules"}
 EXTREMES = {"memory_bytes": max, "threads": max, "temperature": max, "processes": max, "available_bytes": min}
-MAX_NAMED = 3  # other processes that a mean names
+MAX_NAMED = 3  # other processes that a mean names for each of what it counts
 MAX_PROCESSES = 64  # other processes that a mean remembers
 NEWEST = {"time", "attempt", "rank", "cores", "machine_cores", "index", "name"}
 NEWEST |= {"memory_limit_bytes", "memory_total_bytes", "power_limit_watts", "clock_limit_hertz"}
@@ -83,19 +84,26 @@ class Mean(Generic[Sampled]):
                 self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def _add_processes(self, processes: Sequence[Mapping[str, Any]], seconds: float) -> None:
-        """Add up the seconds on a core of each other process, and the most memory that it held."""
+        """Add up the seconds on a core and the disk's bytes of each other process, and the most memory that it held."""
         self._seconds += seconds
         for process in processes:
             sums = self._processes.setdefault(tuple(process.get(name) for name in ("pid", "name", "user")), {})
             if (cores := process.get("cores")) is not None:
                 sums["cores"] = sums.get("cores", 0.0) + cores * seconds
+            if (moved := process.get("disk_bytes")) is not None:
+                sums["disk_bytes"] = sums.get("disk_bytes", 0.0) + moved * seconds
             if (held := process.get("memory_bytes")) is not None:
                 sums["memory_bytes"] = max(held, sums.get("memory_bytes", 0))
         if len(self._processes) > 2 * MAX_PROCESSES:
             self._processes = dict(self._busiest(MAX_PROCESSES))
 
     def _busiest(self, most: int) -> list[tuple[tuple[Any, ...], dict[str, float]]]:
-        return sorted(self._processes.items(), key=lambda item: -max(item[1].values(), default=0.0))[:most]
+        """Return those with most cores, most memory and most bytes to and from disks, ``most`` of each."""
+        named = dict[tuple[Any, ...], None]()
+        for what in ("cores", "memory_bytes", "disk_bytes"):
+            having = [key for key, sums in self._processes.items() if sums.get(what)]
+            named |= dict.fromkeys(sorted(having, key=lambda key: -self._processes[key][what])[:most])
+        return [(key, self._processes[key]) for key in named]
 
     def result(self) -> Sampled | None:
         """Return all samples as one; None where there was none."""
@@ -116,7 +124,7 @@ class Mean(Generic[Sampled]):
             changes["pressure"] = pressure
         changes["other_processes"] = tuple(
             {"pid": pid, "name": name, "user": user}
-            | {key: value / max(self._seconds, 1e-9) if key == "cores" else value for key, value in sums.items()}
+            | {key: value if key == "memory_bytes" else value / max(self._seconds, 1e-9) for key, value in sums.items()}
             for (pid, name, user), sums in self._busiest(MAX_NAMED)
         )
         return replace(newest, **changes)
@@ -191,6 +199,12 @@ class StepTimes:
         return percentiles([wait for _, wait in self._kept])
 
     @property
+    def fast_update(self) -> float:
+        """Seconds without its wait of an update that a quarter of them undercut; 0 where there was none."""
+        updates = sorted(max(0.0, seconds - wait) for seconds, wait in self._kept)
+        return updates[len(updates) // 4] if updates else 0.0
+
+    @property
     def slowest(self) -> dict[int, float]:
         """Step -> seconds of the slowest updates, in the order in which they were made."""
         return dict(sorted((step, seconds) for seconds, step in self._slowest))
@@ -219,6 +233,7 @@ class Samples:
     ceilings: Ceilings | None = None
     compiled: Compiled | None = None
     placed: FeedPlaced | None = None
+    threads: ThreadStats | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
     _feed: FeedStats | None = None
@@ -251,6 +266,8 @@ class Samples:
                 self.compiled = event
             case FeedPlaced():
                 self.placed = event
+            case ThreadStats():
+                self.threads = event
 
     def feed(self, *phases: int) -> FeedStats | None:
         """Return what the feed did in the first of these phases that has samples."""

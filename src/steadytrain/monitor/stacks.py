@@ -55,7 +55,11 @@ def where(thread: int) -> str:
     if not stack:
         return "no Python code"
     outside = (frame for frame in stack if package(frame).partition(".")[0] not in sys.stdlib_module_names)
-    frame = next(outside, stack[0])
+    return word_frame(next(outside, stack[0]))
+
+
+def word_frame(frame: FrameType) -> str:
+    """Word where a frame is: function, file and line."""
     parts = Path(frame.f_code.co_filename).parts
     near = next((at + 1 for at in range(len(parts) - 1, -1, -1) if parts[at] in ("site-packages", "src")), -2)
     return f"{frame.f_code.co_name} ({'/'.join(parts[near:])}:{frame.f_lineno})"

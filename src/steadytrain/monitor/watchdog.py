@@ -3,9 +3,10 @@
 A run stands still when its loop neither changes its bucket nor its step. How long that may be:
 
 - in an update: 60 s, or 20 times the median of the recent updates where that is more;
-- while it starts, in its first updates (up to 20: compilation), in an evaluation, in a checkpoint and while it measures
-  itself: 30 minutes, or three times the longest before. Where it tells its batches there (``since`` is renewed): 60 s,
-  or 20 times the longest of them.
+- while it measures its steps: 60 s, or 60 times that median;
+- while it starts, in its first updates (up to 20: compilation), in an evaluation and in a checkpoint: 30 minutes, or
+  three times the longest before. Where it tells its batches there (``since`` is renewed): 60 s, or 20 times the longest
+  of them.
 
 Then the stacks of all threads go to ``stacks-1.txt`` in the run's folder, a ``Stalled`` event to its log and a line to
 whoever watches. Should it move again, it goes on as if nothing had been. If it still stands after ``end_seconds`` more,
@@ -46,6 +47,7 @@ T = TypeVar("T")
 SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")  # buckets in which a loop may stand for long
 _MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
 ENOUGH_UPDATES = 20  # whose pace is known, however fast they were
+_PASSES = 3  # measuring makes some twenty passes, a few of them with four times the images
 _RENEWED = 3  # so often within a bucket: then its pauses are known
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
 
@@ -317,7 +319,10 @@ class _Pace:
         patience, longest = self._patience, self._longest.get(self._bucket, 0.0)
         if self._bucket in SLOW and self._renewed >= _RENEWED:
             return max(patience.update, patience.updates * longest)
-        if self._bucket in SLOW or (len(self._updates) < 2 and self._num_updates < ENOUGH_UPDATES):
+        is_paced = len(self._updates) > 1 or self._num_updates >= ENOUGH_UPDATES
+        if self._bucket == "measuring" and is_paced:
+            return max(patience.update, _PASSES * patience.updates * median(self._updates))
+        if self._bucket in SLOW or not is_paced:
             return max(patience.slow, 3 * longest)
         return max(update or patience.update, patience.updates * median(self._updates))
 

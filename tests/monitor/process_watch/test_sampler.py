@@ -345,11 +345,8 @@ MXNET = """
 
 
 @pytest.mark.peer
-def test_mxnet_with_slow_workers_waits_for_them() -> None:
-    python = os.environ.get("STEADYTRAIN_MXNET_PYTHON")
-    if not python:
-        pytest.skip("STEADYTRAIN_MXNET_PYTHON is not set: it names a Python that has MXNet")
-    command = [python, "-c", textwrap.dedent(MXNET)]
+def test_mxnet_with_slow_workers_waits_for_them(mxnet_python: str) -> None:
+    command = [mxnet_python, "-c", textwrap.dedent(MXNET)]
     settings = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE", "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=settings)
     assert child.stdout is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from steadytrain.config import Budget, Data, Every, Model, Optim, Precision, Recipe
-from steadytrain.events import DeviceStats, FeedStats, MachineStats, Started, StepMeasured
+from steadytrain.events import DeviceStats, FeedStats, MachineStats, Started, StepMeasured, ThreadStats
 from steadytrain.monitor import Cause, Evidence, Ledger
 from steadytrain.monitor.ledger import BUCKETS, empty
 from steadytrain.monitor.rules import find_causes
@@ -37,7 +37,13 @@ def recipe(**changes: Any) -> Recipe:
 
 
 def started(
-    *, num_train: int = NUM_TRAIN, size: int = 224, startup: dict[str, float] | None = None, **machine: Any
+    *,
+    num_train: int = NUM_TRAIN,
+    size: int = 224,
+    startup: dict[str, float] | None = None,
+    startup_waits: dict[str, float] | None = None,
+    startup_disk_bytes: int | None = None,
+    **machine: Any,
 ) -> Started:
     """On a CPU of two cores."""
     return Started(
@@ -50,6 +56,8 @@ def started(
         model={"name": "resnet20", "parameters": 272_474, "trainable": 272_474, "size": size},
         machine={"device": "cpu", "cores": 2, "compute_threads": 2, "feed_threads": 1, "precision": "fp32"} | machine,
         startup=startup or {},
+        startup_waits=startup_waits or {},
+        startup_disk_bytes=startup_disk_bytes,
     )
 
 
@@ -102,6 +110,27 @@ def measured(*, full: float = 0.06, fixed: float = 0.002, batch_size: int = BATC
     passes = {"full": full, "other": (full - fixed) / 4 + fixed} | more.pop("passes", {})
     return StepMeasured(
         step=100, batch_size=batch_size, other_batch_size=batch_size // 4, passes=passes, fixed_seconds=fixed, **more
+    )
+
+
+def threads(
+    *places: tuple[str, str, str, float],
+    ran: float = 55.0,
+    queued: float = 0.0,
+    seconds: float = 65.0,
+    compute: tuple[float, float] = (50.0, 0.0),
+    loop: dict[str, dict[str, float]] | None = None,
+    **changes: Any,
+) -> ThreadStats:
+    """Looks at the training thread of :func:`evidence`: bucket, what, place, seconds; the rest of 65 s computes."""
+    rest = seconds - sum(spent for *_, spent in places)
+    seen = [*places, ("backward", "computes", "", max(0.0, rest))]
+    usual: dict[str, Any] = {"step": UPDATES, "seconds": 100.0, "looks": 1000, "cost_seconds": 0.1, "lock_seconds": 0.1}
+    return ThreadStats(
+        **usual | changes,
+        loop={"backward": {"seconds": seconds, "ran": ran, "queued": queued}} | (loop or {}),
+        places=tuple({"bucket": b, "what": w, "place": p, "seconds": s} for b, w, p, s in seen),
+        compute={"ran": compute[0], "queued": compute[1]},
     )
 
 

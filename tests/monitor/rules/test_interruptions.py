@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import BATCH, evidence, find, ledger, recipe, started
+from tests.monitor.rules.made import BATCH, evidence, feed, find, ledger, machine, recipe, started, threads
 
 from steadytrain.events import Compiled
 
@@ -22,8 +22,16 @@ def test_one_evaluation_an_epoch_may_take_a_tenth_of_the_time() -> None:
 
 
 def test_the_one_evaluation_at_the_end_cannot_be_spared() -> None:
-    cause = find("evaluation", evidence(ledger=ledger(evaluation=30.0), evaluations=(1, 30.0)))
+    short = evidence(ledger=ledger(forward=1.0, backward=2.0, evaluation=1.05), evaluations=(1, 1.05))
+    cause = find("evaluation", short)
     assert cause is not None and cause.change == "" and cause.saves == 0 and cause.is_usual
+
+
+def test_an_evaluation_that_is_slower_than_training_is_no_usual_one() -> None:
+    # The forward passes of training take 0.8 s for as many images.
+    cause = find("evaluation", evidence(ledger=ledger(evaluation=30.0), evaluations=(1, 30.0)))
+    assert cause is not None and not cause.is_usual and cause.share == pytest.approx(28.4 / 95, abs=0.01)
+    assert "slower than training's forward passes" in cause.sentence
 
 
 def test_checkpoints_by_steps_are_left_to_the_minutes() -> None:
@@ -41,8 +49,12 @@ def test_checkpoints_that_take_a_minute_each_are_written_seldom() -> None:
 
 
 def test_the_last_checkpoint_stays() -> None:
-    cause = find("checkpoint", evidence(ledger=ledger(checkpoint=5.0), checkpoints=(1, 5.0)))
+    short = ledger(forward=2.0, backward=4.0, checkpoint=1.0)
+    cause = find("checkpoint", evidence(ledger=short, checkpoints=(2, 1.0)))
     assert cause is not None and cause.change == "" and cause.is_usual
+    # Three megabytes take five seconds: that is the disk, and not that the run is short.
+    cause = find("checkpoint", evidence(ledger=ledger(checkpoint=5.0), checkpoints=(1, 5.0)))
+    assert cause is not None and not cause.is_usual and "the disk is slow" in cause.sentence
     assert find("checkpoint", evidence(ledger=ledger(checkpoint=1.0), checkpoints=(100, 1.0))) is None
 
 
@@ -142,3 +154,67 @@ def test_code_compiled_anew_shows_in_slow_updates_all_over_the_run() -> None:
     cause = find("recompile", told)
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 0.055 / 0.115), abs=0.01)
     assert find("recompile", evidence(step_seconds=(0.05, 0.055, 1.5))) is None, "nothing is compiled"
+
+
+def test_reading_the_data_before_the_first_update_is_storage() -> None:
+    # 18 MB at 2 MB/s: half of a run of 18 s, and no part of the process's own start.
+    held = replace(ledger(forward=2.0, backward=4.0, optimizer=2.0, startup=10.0))
+    began = started(startup={"process": 1.0, "data": 9.0}, startup_waits={"data": 8.8}, startup_disk_bytes=18_000_000)
+    cause = find("storage_start", evidence(ledger=held, started=began))
+    assert cause is not None and cause.share == pytest.approx(8.8 / 18) and not cause.is_usual
+    assert "18.0 MB from a disk, 2.0 MB per second" in cause.sentence
+    packing = replace(began, startup_disk_bytes=4096)
+    assert find("storage_start", evidence(ledger=held, started=packing)) is None, "other processes were at work"
+
+
+def test_code_and_checkpoints_that_wait_for_the_disk_of_the_images_are_storage_as_well() -> None:
+    held = ledger(input_storage=100.0, checkpoint=13.0, measuring=7.0)
+    told = evidence(
+        ledger=held,
+        feed=feed(seconds=150.0, read=140.0, decode=5.0, asleep=0.92),
+        machine=machine(cpu=0.7, idle=1.0, iowait=0.3, disk_read_bytes=12e6),
+        checkpoints=(1, 13.0),
+    )
+    alone = find("storage", told)
+    looks = [("checkpoint", "disk", "", 12.5), ("measuring", "python", "<module> (triton/knobs.py:15)", 6.0)]
+    looks += [("forward", "disk", "", 1.5), ("forward", "python", "<module> (sympy/core.py:1)", 9.0)]
+    cause = find("storage", replace(told, threads=threads(*looks, ran=60.0)))
+    assert alone is not None and cause is not None
+    assert cause.share == pytest.approx(alone.share + 20.0 / held.wall_seconds, abs=0.001)
+    assert "waited another 20.0 s for it" in cause.sentence
+    assert find("checkpoint", replace(told, threads=threads(*looks, ran=60.0))) is None, "it is said already"
+    assert find("checkpoint", told) is not None
+
+
+def test_libraries_that_come_from_a_slow_disk_are_storage_as_well() -> None:
+    held = ledger(forward=2.0, backward=4.0, optimizer=2.0, startup=16.0)
+    began = started(
+        startup={"process": 1.0, "data": 5.0, "model": 9.0},
+        startup_waits={"data": 4.8, "model": 8.8},
+        startup_disk_bytes=18_000_000,
+    )
+    told = evidence(ledger=held, started=began, threads=threads(("startup", "disk", "", 8.0), ran=60.0))
+    cause = find("storage_start", told)
+    assert cause is not None and cause.share == pytest.approx(13.6 / 24) and find("startup", told) is None
+    assert "the data and the code" in cause.sentence
+    asleep = replace(told, threads=threads(("startup", "sleeps", "", 8.0), ran=60.0))
+    cause = find("startup", asleep)
+    assert cause is not None and cause.share == pytest.approx(9 / 24), "what waits for something else is no storage"
+
+
+def test_a_start_that_waits_is_no_usual_one() -> None:
+    held = ledger(forward=2.0, backward=4.0, optimizer=2.0, startup=4.0)
+    began = started(startup={"process": 1.0, "model": 3.0}, startup_waits={"model": 2.9})
+    cause = find("startup", evidence(ledger=held, started=began))
+    assert cause is not None and not cause.is_usual and cause.share == pytest.approx(2.9 / 12)
+    assert cause.sentence.startswith("Building the model waited 2.90 s")
+    cause = find("startup", evidence(ledger=held, started=replace(began, startup_waits={"model": 0.1})))
+    assert cause is not None and cause.is_usual
+
+
+def test_code_that_runs_while_the_model_is_built_is_named() -> None:
+    held = ledger(forward=2.0, backward=4.0, optimizer=2.0, startup=4.0)
+    seen = threads(("startup", "python", "make (my/net.py:3)", 2.5), ran=60.0)
+    cause = find("startup", evidence(ledger=held, started=started(startup={"model": 3.0}), threads=seen))
+    assert cause is not None and not cause.is_usual and cause.share == pytest.approx(2.5 / 12)
+    assert "make (my/net.py:3): 2.50 s" in cause.evidence

@@ -202,6 +202,18 @@ def test_reading_that_waits_in_every_epoch_is_storage() -> None:
     )
 
 
+def test_who_uses_the_disks_beside_the_run_is_named() -> None:
+    backup = {"pid": 12, "name": "rsync", "user": "root", "cores": 0.0, "disk_bytes": 90e6}
+    editor = {"pid": 77, "name": "vim", "user": "ann", "cores": 0.1, "disk_bytes": 1e6}
+    told = slow()
+    assert told.machine is not None
+    cause = find("storage", replace(told, machine=replace(told.machine, other_processes=(backup, editor))))
+    assert cause is not None
+    assert cause.sentence.endswith("rsync (pid 12, user root) uses the disks of this machine as well.")
+    assert "rsync (pid 12, user root) reads and writes 90.0 MB per second" in cause.evidence
+    assert cause.change.startswith("stop the other processes that use the disk, or copy the images to a faster disk")
+
+
 def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
     # The first of two and a half passes waits for 135 s of its 161, and its thread reads all the time.
     told = evidence(

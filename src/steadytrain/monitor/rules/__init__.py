@@ -10,20 +10,24 @@ from collections.abc import Callable, Iterator
 
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.rules.cause import LEAST as LEAST
+from steadytrain.monitor.rules.cause import LEAST_SECONDS
 from steadytrain.monitor.rules.cause import Cause as Cause
 from steadytrain.monitor.rules.devices import gpu, ranks
-from steadytrain.monitor.rules.interruptions import compilation, interruptions, starts
+from steadytrain.monitor.rules.host import host_code, unexplained
+from steadytrain.monitor.rules.interruptions import add_disk_waits, compilation, interruptions, starts
 from steadytrain.monitor.rules.loader import epoch_gap, feed
 from steadytrain.monitor.rules.processor import compute_threads, cores, memory
 from steadytrain.monitor.rules.update import fixed_costs, precision, sync
 
 RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
-    *(feed, epoch_gap, cores, compute_threads, memory, fixed_costs, precision, sync),
+    *(feed, epoch_gap, cores, compute_threads, memory, host_code, fixed_costs, precision, sync),
     *(gpu, ranks, interruptions, starts, compilation),
 )
 
 
 def find_causes(evidence: Evidence) -> list[Cause]:
     """Return all that is worth a person's time, and what would be on another device."""
-    causes = (cause for rule in RULES for cause in rule(evidence))
-    return [cause for cause in causes if cause.share >= LEAST or cause.name == "sync"]
+    causes = add_disk_waits(evidence, [cause for rule in RULES for cause in rule(evidence)])
+    causes += unexplained(evidence, causes)
+    least = max(LEAST, LEAST_SECONDS / evidence.ledger.wall_seconds if evidence.ledger.wall_seconds > 0 else LEAST)
+    return [cause for cause in causes if cause.share >= least or cause.name == "sync"]

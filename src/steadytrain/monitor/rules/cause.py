@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 LEAST = 0.03  # a cause that takes a smaller share of the wall time is not worth a person's time
+NAMED = 0.2  # of what others take: a process that takes so much is named in the sentence
+LEAST_SECONDS = 1.0  # nor is one that takes less in all: equal runs differ by as much
 TRUSTED = 0.07  # two measured passes count as different where they differ by more than this part
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from steadytrain.format import count, duration, percent
+from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 from steadytrain.monitor.rules.pace import mean_pace
@@ -15,6 +17,16 @@ WANTED = 0.05  # of the time: what evaluations are to take afterwards
 LONGEST_LINE = 0.1  # seconds that a log line may take, on any terminal
 USUAL_MINUTES = 5.0  # between two checkpoints
 LONG_SECONDS = 5.0  # for making data, model or state ready: that it takes as long is worth a word of its own
+LEAST_SLOW = 1.0  # seconds that evaluations take beyond that, in all
+LEAST_WAIT = 1.0  # seconds that a start waits, or runs code of others: less is in every start
+SLOW_EVALUATION = 2.0  # times the forward passes of as many training images
+SLOWEST_DISK = 1e5  # bytes a second
+DISK_RATE = 50e6  # bytes a second of a slow disk
+LEAST_SHOWN = 0.1  # seconds of a part that waited for a disk
+STORAGE = ("storage", "storage_first_epoch", "storage_start")
+OF_STORAGE = ("input", "startup")  # the parts of a run whose waits these have
+UPDATE = ("forward", "backward", "optimizer", "update", "host")
+SAVE_SECONDS = 1.0  # that a checkpoint takes beyond that only where something is wrong
 STARTING = {"data": "Opening the data", "model": "Building the model", "state": "Preparing the optimizer state"}
 
 
@@ -31,15 +43,27 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
         rarer = max(1, math.ceil(every.evaluate_epochs * rest * (1 - WANTED) / WANTED - 1e-9))  # whole epochs
         fewer = max(1, math.floor(num * every.evaluate_epochs / rarer))  # one always ends the run
         is_short = num <= 1 or fewer >= num
+        images = float(evidence.started.data.get("num_val") or 0) * num
+        forward = evidence.mean_seconds("forward", "host") / max(evidence.recipe.batch_size, 1)
+        excess = seconds - SLOW_EVALUATION * images * forward
+        is_slow = is_short and evidence.on_cpu and images > 0 and forward > 0 and excess >= LEAST_SLOW
+        figures += [f"{place}: {duration(took)}" for place, took in _foreign_seconds(evidence, "evaluation").items()]
+        if is_slow:
+            share = clip(excess / ledger.wall_seconds)
+            figures.append(f"the same images take {duration(images * forward)} in training's forward passes")
         short = f"The evaluation takes {percent(share)} of the time: the run is short, or the validation set is large."
         yield Cause(
             name="evaluation",
             share=share,
-            sentence=short if is_short else f"{count(num, 'evaluation')} take {percent(share)} of the time.",
+            sentence=f"Evaluation is slower than training's forward passes: that costs {percent(share)} of the time."
+            if is_slow
+            else short
+            if is_short
+            else f"{count(num, 'evaluation')} take {percent(share)} of the time.",
             evidence=tuple(figures),
             change="" if is_short else f"--set every.evaluate_epochs={rarer}",
             saves=0.0 if is_short else share * (1 - fewer / num),
-            is_usual=num <= 1,
+            is_usual=num <= 1 and not is_slow,
         )
 
     share, (num, seconds) = ledger.share("checkpoint"), evidence.checkpoints
@@ -53,7 +77,9 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
         changes = ["--set every.save_steps=none"] if every.save_steps else []
         if every.save_minutes is not None and (not changes or minutes != every.save_minutes):
             changes.append(f"--set every.save_minutes={minutes:g}")
-        why = ", because the run is short" if is_short else ""
+        bytes_each = 12.0 * float(evidence.started.model.get("parameters") or 0)  # weights, and two moments of each
+        is_slow = is_short and each >= SAVE_SECONDS + bytes_each / DISK_RATE
+        why = ": the disk is slow" if is_slow else ", because the run is short" if is_short else ""
         yield Cause(
             name="checkpoint",
             share=share,
@@ -61,7 +87,7 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
             evidence=(f"{count(num, 'checkpoint')} of {duration(each)}",),
             change="" if is_short else " ".join(changes),
             saves=0.0 if is_short else share * (1 - fewer / num),
-            is_usual=is_short,
+            is_usual=is_short and not is_slow,
         )
 
     share, steps, seconds = ledger.share("logging"), max(ledger.steps, 1), ledger.seconds["logging"]
@@ -121,20 +147,112 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
             saves=saves,
         )
 
-    share, seconds = ledger.share("startup"), ledger.seconds["startup"]
+    yield from _starting(evidence)
+
+
+def _starting(evidence: Evidence) -> Iterator[Cause]:
+    """Find a start that waited: for storage or something else; that ran code of others; or that took long at all."""
+    ledger, started = evidence.ledger, evidence.started
+    share, seconds, wall = ledger.share("startup"), ledger.seconds["startup"], ledger.wall_seconds
     if share < LEAST:
         return
-    parts = sorted(evidence.started.startup.items(), key=lambda part: -part[1])
-    parts = [(name, spent) for name, spent in parts if name != "compile"]
-    figures = tuple(f"{name}: {duration(spent)}" for name, spent in parts)
-    name, spent = next((part for part in parts if part[0] != "process"), ("", 0.0))
-    part = spent / ledger.wall_seconds
-    if spent < LONG_SECONDS or part < LEAST:
-        sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
-        yield Cause(name="startup", share=share, sentence=sentence, evidence=figures, is_usual=True)
+    parts = {name: spent for name, spent in started.startup.items() if name != "compile"}
+    ranked = sorted(parts.items(), key=lambda part: -part[1])
+    figures = [f"{name}: {duration(spent)}" for name, spent in ranked]
+    waits = dict(started.startup_waits)
+    reading, read = waits.pop("data", 0.0), started.startup_disk_bytes
+    # Where few bytes come from a disk, it waited for others: for processes that pack, for another rank.
+    is_reading = reading >= LEAST_WAIT and read is not None and read >= SLOWEST_DISK * reading
+    paged = sum(float(look["seconds"]) for look in _looks(evidence, "startup") if look["what"] == "disk")
+    also = ""
+    if is_reading and sum(waits.values()) >= LEAST_WAIT and paged >= sum(waits.values()) / 2:
+        reading, waits, also = reading + sum(waits.values()), {}, " and the code"  # libraries come from a disk as well
+    if is_reading:
+        rate = f": {size(read or 0)} from a disk"
+        if not also:
+            rate += f", {size((read or 0) / max(parts.get('data', 0.0), reading))} per second"
+        data = str(evidence.recipe.data.train)
+        files = data if data.endswith(".rec") else f"-r {data}"
+        yield Cause(
+            name="storage_start",
+            share=clip(reading / wall),
+            sentence=f"Reading the data{also} before the first update waited {duration(reading)} for storage,"
+            f" {percent(clip(reading / wall))} of the time{rate}.",
+            evidence=tuple(figures),
+            change=f"copy the images to a faster disk: cp {files} FOLDER, and train on FOLDER",
+            saves=clip(reading / wall),
+        )
+        if also:
+            return
+    waiting, code = sum(waits.values()), _foreign_seconds(evidence, "startup")
+    name, spent = next((part for part in ranked if part[0] != "process"), ("", 0.0))
+    is_long = spent >= LONG_SECONDS and spent / wall >= LEAST
+    if max(waiting, sum(code.values())) >= LEAST_WAIT or (is_long and not (name == "data" and is_reading)):
+        cost = max(waiting, sum(code.values()), spent if is_long else 0.0)
+        doing = STARTING.get(name, name)
+        sentence = f"{doing} took {duration(spent)}, {percent(clip(cost / wall))} of the time."
+        if waiting >= LEAST_WAIT:
+            longest = max(waits, key=lambda part: waits[part])
+            doing = STARTING.get(longest, longest)
+            part = percent(clip(cost / wall))
+            sentence = f"{doing} waited {duration(waiting)}, {part} of the time, for a network, a disk or a lock."
+        figures += [f"{place}: {duration(took)}" for place, took in code.items()]
+        yield Cause(name="startup", share=clip(cost / wall), sentence=sentence, evidence=tuple(figures))
     else:
-        sentence = f"{STARTING.get(name, name)} took {duration(spent)}, {percent(part)} of the time."
-        yield Cause(name="startup", share=clip(part), sentence=sentence, evidence=figures)
+        sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
+        yield Cause(name="startup", share=share, sentence=sentence, evidence=tuple(figures), is_usual=True)
+
+
+def _foreign_seconds(evidence: Evidence, bucket: str) -> dict[str, float]:
+    """Return place -> seconds of code that is neither ours nor torch's, as looks at the training thread saw it."""
+    places: dict[str, float] = {}
+    for look in _looks(evidence, bucket):
+        if look["place"]:
+            places[look["place"]] = places.get(look["place"], 0.0) + float(look["seconds"])
+    return places
+
+
+def add_disk_waits(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
+    """Add to the cause that names storage what the run's code and files waited for the same disk.
+
+    Libraries are read where they are first used, in the middle of updates as well. What another cause said of these
+    seconds (a checkpoint, a warm-up) is then said.
+    """
+    wall, stored = evidence.ledger.wall_seconds, [cause for cause in causes if cause.name in STORAGE]
+    waits = {bucket: _disk_seconds(evidence, bucket) for bucket in evidence.ledger.seconds if bucket not in OF_STORAGE}
+    waited = sum(waits.values())
+    if not stored or waited < LEAST_WAIT:
+        return list(causes)
+    first, more = max(stored, key=lambda cause: cause.share), clip(waited / wall)
+    parts = ", ".join(f"{bucket} {duration(took)}" for bucket, took in waits.items() if took >= LEAST_SHOWN)
+    whole = replace(
+        first,
+        share=clip(first.share + more),
+        saves=clip(first.saves + more) if first.saves else 0.0,
+        sentence=f"{first.sentence} Code and files of the run waited another {duration(waited)} for it,"
+        f" {percent(more)} of the time.",
+        evidence=(*first.evidence, f"other waits for the disk: {parts}"),
+    )
+    explained = {"checkpoint": waits.get("checkpoint", 0.0), "warmup": sum(waits.get(part, 0.0) for part in UPDATE)}
+    return [
+        whole if cause is first else cause
+        for cause in causes
+        if cause is first or explained.get(cause.name, 0.0) < cause.share * wall / 2
+    ]
+
+
+def _disk_seconds(evidence: Evidence, bucket: str) -> float:
+    """Return the seconds of a bucket that waited for a disk; of measuring, those that imported code as well."""
+    return sum(
+        float(look["seconds"])
+        for look in _looks(evidence, bucket)
+        if look["what"] == "disk" or (bucket == "measuring" and str(look["place"]).startswith("<module>"))
+    )
+
+
+def _looks(evidence: Evidence, bucket: str) -> list[Mapping[str, Any]]:
+    """Return what looks at the training thread saw in a bucket."""
+    return [] if evidence.threads is None else [look for look in evidence.threads.places if look["bucket"] == bucket]
 
 
 def compilation(evidence: Evidence) -> Iterator[Cause]:
@@ -145,7 +263,7 @@ def compilation(evidence: Evidence) -> Iterator[Cause]:
         sentence = f"Warming up took {duration(seconds)}, {percent(share)} of the time, because the run is short."
         yield Cause(name="warmup", share=share, sentence=sentence, is_usual=True)
     else:
-        wall, images = ledger.wall_seconds, max(0, started.steps - started.step) * started.batch_size
+        wall, images = ledger.wall_seconds, max(0, started.batches.images - int(started.batches.position(started.step)))
         gain = (compiled.eager_seconds - compiled.compiled_seconds) * images / max(compiled.images, 1)
         if gain < compiled.seconds and wall > 0:
             paid = compiled.images_until_paid

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from steadytrain.events import MachineStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
-from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, NAMED, Cause, clip, name_process
 from steadytrain.monitor.rules.pace import STAGES, WAITS, Pace, gap_share, paces
 
 DOING = {
@@ -149,6 +150,10 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
             figures.append(f"{machine.iowait:.1f} cores wait for a disk")
         if (pressure := machine.pressure.get("io", 0.0)) >= LEAST:
             figures.append(f"processes wait for a disk {percent(pressure)} of the time (pressure)")
+    beside, own = _disk_neighbours(machine)
+    figures += [f"{name} reads and writes {size(moved)} per second" for name, moved in beside]
+    most = [name for name, moved in beside if moved >= NAMED * (own + sum(moved for _, moved in beside))]
+    also = f" {', '.join(most)} {'use' if len(most) > 1 else 'uses'} the disks of this machine as well." if most else ""
     waits = [(stretch, stretch.without(stretch.waits("read"))) for stretch in stretches]
     lost = [stretch.saved(step) / stretch.loop if stretch.loop > 0 else 0.0 for stretch, step in waits]
     if len(lost) == 2 and lost[1] <= FIRST_ONLY * lost[0]:
@@ -156,7 +161,7 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
             name="storage_first_epoch",
             share=share,
             sentence="In the first epoch the loop waits for storage "
-            f"for {percent(share)} of the run's time; afterwards the images are in memory.",
+            f"for {percent(share)} of the run's time; afterwards the images are in memory.{also}",
             evidence=tuple(figures),
             change=f"read the files into memory before training: cat {files} > /dev/null",
             saves=share,
@@ -164,8 +169,19 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
     change, saves = f"copy the images to a faster disk: cp {files} FOLDER, and train on FOLDER", share
     if blame.change and not pace.is_from_disk:  # each image is far away, and several can be on their way at once
         change, saves = blame.change, min(share, blame.saves)
-    sentence = f"The loop waits for storage {percent(share)} of the time, in every epoch."
+    if most and sum(moved for _, moved in beside) >= own:
+        change = f"stop the other processes that use the disk, or {change}"
+    sentence = f"The loop waits for storage {percent(share)} of the time, in every epoch.{also}"
     return Cause(name="storage", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
+
+
+def _disk_neighbours(machine: MachineStats | None) -> tuple[list[tuple[str, float]], float]:
+    """Return other processes that use disks, with the bytes per second of each, and the bytes per second of the run."""
+    if machine is None:
+        return [], 0.0
+    beside = [(name_process(process), process.get("disk_bytes", 0.0)) for process in machine.other_processes]
+    own = (machine.disk_read_bytes or 0.0) + (machine.disk_write_bytes or 0.0)
+    return [(name, moved) for name, moved in beside if moved > 0], own
 
 
 def epoch_gap(evidence: Evidence) -> Iterator[Cause]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from steadytrain.events import FeedStats, MachineStats
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
+from steadytrain.monitor.rules.host import THROTTLED, loop_time, rivals
 
 # Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit.
 IDLE = 0.10
 WAITS = 0.15  # a stage that waits for less than this part of the busy time of all does not count as waiting
-THROTTLED = 0.03  # of the time: where a quota holds the process back for longer, it is what bounds it
 FROM_DISK = 0.3  # images are read from a disk where at least this part of their bytes is
 # Of the cores: what an update's threads use of them alone, since they wait for each other after each operation.
 FULL = 0.87
@@ -42,6 +42,8 @@ class Pace:
         machine: what the processors did; None where they were not sampled.
         cores: that this process may use.
         compute_threads: that compute the updates; 0 where a device does.
+        queued: share of an update without its wait in which its threads wait for a processor; None: not looked at.
+        others: cores that other processes, and threads that are neither the update's nor the feed's, take.
     """
 
     loop: float
@@ -52,6 +54,8 @@ class Pace:
     machine: MachineStats | None
     cores: int
     compute_threads: int
+    queued: float | None = None
+    others: float = 0.0
 
     @property
     def exposed(self) -> float:
@@ -154,15 +158,24 @@ class Pace:
         """Seconds of an update in which its threads wait for processors that the feed's threads have.
 
         By processor time: what is not the feed's would take an update of its own so long on these cores. No more than
-        something waited for a core, where the kernel tells (pressure: the mean of the cores).
+        its threads were queued for a core, by the feed's part of those who have the cores; where nobody looked, no more
+        than something waited for a core (pressure: the mean of the cores).
         """
         if not self.compute_threads or self.machine is None or not self.used or self.is_by_loop:
             return 0.0
         computing = max(0.0, self.step * self.used - self.busy * self.on_processor)
         full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
         alone = computing / (min(self.compute_threads, self.granted) * full)
-        waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
+        if self.queued is not None:
+            waited = self.queued * self.update * self.feed_cores / max(self.feed_cores + self.others, 1e-9)
+        else:
+            waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
         return min(max(0.0, self.update - alone), waited)
+
+    @property
+    def feed_cores(self) -> float:
+        """Cores that the feed's threads use."""
+        return self.busy * self.on_processor / self.step if self.step > 0 else 0.0
 
     def with_threads(self, threads: int) -> float:
         """Seconds of an update with so many threads in the feed."""
@@ -176,7 +189,10 @@ class Pace:
             return max(self.step - seconds, self.update)
         computing = seconds * on_processor
         update = self.update - self.held_up * min(1.0, computing / max(self.busy * self.on_processor, 1e-12))
-        bound = max(0.0, self.processors - computing / self.granted) if computing > 0 else 0.0
+        if computing > 0:
+            bound = max(0.0, self.processors - computing / self.granted)
+        else:  # what computes still shares the cores: with each other, whatever others leave of them today
+            bound = self.step * self.used / self.cores
         stays = self.wait if self.is_unexplained else 0.0
         paced = max((self.busy - seconds) / self.threads, update) + stays
         return min(self.step, max(paced, bound, self.step - seconds))
@@ -270,7 +286,7 @@ def gap_share(evidence: Evidence) -> float:
         return 0.0
     late = 0.0
     for step, seconds in evidence.slowest.items():
-        epochs = step * batch / num_train
+        epochs = evidence.started.batches.position(step) / num_train
         is_near = round(epochs) >= 1 and abs(epochs - round(epochs)) <= NEAR * batch / num_train
         late += seconds - usual if seconds >= STANDS_OUT * usual and is_near else 0.0
     return min(late / wall, evidence.ledger.share(*INPUT))
@@ -280,6 +296,7 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
     feed, other = (evidence.feed_first, evidence.feed) if is_first else (evidence.feed, evidence.feed_first)
     if feed is None or (feed.images <= 0 and other is not None):
         feed = other
+    thread = loop_time(evidence)
     return Pace(
         loop=loop,
         step=step,
@@ -289,4 +306,6 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         machine=(evidence.machine_first if is_first else None) or evidence.machine,
         cores=evidence.cores,
         compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
+        queued=None if thread is None else thread.queued / thread.passes,
+        others=sum(rivals(evidence).values()),
     )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from steadytrain.events import MachineStats
 from steadytrain.format import count, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
-from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip, name_process
+from steadytrain.monitor.rules.cause import LEAST, NAMED, TRUSTED, Cause, clip, name_process
+from steadytrain.monitor.rules.host import disturbed, loop_time, rivals
 from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
 
 PARALLEL = 0.88  # share of the work of training on a CPU that more cores divide among them (Amdahl's law)
 WORKING = (*PASSES, "optimizer", "evaluation", "warmup", "startup")
 
-NAMED = 0.2  # of what others take: a process that takes so much is named in the sentence
+TURNS = 0.2  # of an update: threads that take turns wait for a core for as long
 MAJOR_FAULT_SECONDS = 200e-6  # what a page that comes back from a fast disk costs whoever waits for it, at least
 MEMORY_FULL = 0.92  # of what a process may have: above this the kernel takes pages away to give others
 USUAL_KERNEL = 0.04  # of the processor time of training on a CPU that the kernel takes where nothing is wrong
+TOUCHED = 1.4  # times the kernel's time: a page that is new is slow to touch as well (measured in a virtual machine)
 MINOR_FAULTS = 20_000  # a second: fewer do not matter
 
 
@@ -57,17 +60,33 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
             "CPUQuota",
             saves=share,
         )
-    if by_quota or machine.cpu is None or pace.idle is None or pace.idle > 2 * IDLE * pace.cores:
+    if by_quota or machine.cpu is None or pace.idle is None:
         return
-    steal = machine.steal or 0.0
+    steal, is_full = machine.steal or 0.0, pace.idle <= 2 * IDLE * pace.cores
     taken = steal + (machine.others or 0.0)
-    share = clip(bound * taken / max(taken + machine.cpu + machine.ranks, 1e-9))  # all ranks here are hindered
+    part = taken / max(taken + machine.cpu + machine.ranks, 1e-9)  # all ranks here are hindered
+    loop = loop_time(evidence)
+    if loop is None or evidence.threads is None:
+        share = clip(bound * part) if is_full else 0.0
+    else:  # no more than the run's own threads waited for a core
+        spare = max(0.0, 1 - pace.cores / max(pace.compute_threads, pace.cores))  # threads that take turns
+        own = pace.feed_cores + rivals(evidence)["thread"] + spare * machine.cpu
+        queued = loop.queued * taken / max(taken + own, 1e-9)
+        for bucket in ("startup", "warmup", "evaluation"):
+            if (at := evidence.threads.loop.get(bucket)) and at["seconds"] > 0:
+                queued += evidence.ledger.share(bucket) * min(1.0, at.get("queued", 0.0) / at["seconds"])
+        stolen = bound * steal / max(steal + machine.cpu + machine.ranks, 1e-9)
+        late = (evidence.threads.feed or {}).get("queued", 0.0) / max(evidence.threads.seconds, 1e-9)
+        fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
+        share = clip(queued + (stolen + pace.exposed * fed * part if is_full else 0.0))
+        figures += (f"the training thread waited for a core {percent(loop.queued)} of the time",)
     sentence = f"take {count(taken, 'core')} that this run needs: that costs {percent(share)} of the time."
     if steal > taken / 2:
         sentence = f"Other virtual machines on this host {sentence}"
         change = "choose a machine type with dedicated cores, or another host"
     else:
-        named = [(name_process(process), process.get("cores", 0.0)) for process in machine.other_processes]
+        busy = [process for process in machine.other_processes if process.get("cores", 0.0) >= 0.05]
+        named = [(name_process(process), process["cores"]) for process in busy]
         most = ", ".join(name for name, cores in named if cores >= NAMED * taken)
         sentence = f"Other processes{f', mostly {most},' if most else ''} {sentence}"
         figures += tuple(f"{name} used {cores:.1f} of {count(machine.cores, 'core')}" for name, cores in named)
@@ -92,10 +111,11 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     how = "measured" if left <= 1 - TRUSTED else "estimated"
     if turns:
         if how == "estimated":
-            # Those that wait for each other go on when the last of them has had its turn: it takes as many times as
-            # long as there are threads for each core. Nothing is said where the cores are not full of it.
-            is_full = not passes and pace is not None and pace.is_saturated and threads > 2 * evidence.cores
-            num, left = evidence.cores, evidence.cores / threads if is_full else 1.0
+            # Measured on two cores: 4 threads took 1.4 times as long as 2, 8 threads twice. Nothing is said where the
+            # cores are not full of it, and no thread waits for its turn.
+            is_full = (pace is not None and pace.is_saturated) or disturbed(evidence) >= TURNS
+            is_full = is_full and not passes and threads >= max(4, 2 * evidence.cores)
+            num, left = evidence.cores, math.sqrt(evidence.cores / threads) if is_full else 1.0
         share = clip(evidence.ledger.share(*PASSES) * (1 - left))
         figures = [f"a pass takes {1 / left:.1f} times as long with {threads} threads as with {num} ({how})"]
         if machine is not None and machine.involuntary_switches is not None:
@@ -161,7 +181,8 @@ def memory(evidence: Evidence) -> Iterator[Cause]:
     faults = machine.minor_faults or 0.0
     if not evidence.on_cpu or machine.system_share is None or faults < MINOR_FAULTS:
         return
-    share = clip(evidence.ledger.share(*PASSES, "optimizer") * max(0.0, machine.system_share - USUAL_KERNEL))
+    each = TOUCHED * max(0.0, machine.system_share - USUAL_KERNEL)
+    share = clip(evidence.ledger.share(*PASSES, "optimizer") * each)
     yield Cause(
         name="allocator",
         share=share,

@@ -1,4 +1,4 @@
-"""The update itself: what does not shrink with the batch, number formats, the optimizer, waits in the model's code."""
+"""The update itself: what does not shrink with the batch, number formats, the optimizer, waits for a device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
+from steadytrain.monitor.rules.host import disturbed, loop_time
 from steadytrain.monitor.rules.pace import Pace, mean_pace
 
-OPERATION_SECONDS = 50e-6  # what the host needs for one tensor operation, at most, on a slow core
 ENOUGH = 64  # images: where a batch of so many is still more fixed cost than work, it is the model that is small
 WORTH_ANOTHER_BATCH = 0.1  # of the time: with less to gain nobody changes the batch, and the learning rate with it
 LARGEST_BATCH = 1024
@@ -21,42 +21,26 @@ FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
 WITHOUT_16_BITS = ("DEFAULT", "AVX2")
 # Of a pass that computes 16 bits so: what it takes longer than in 32, for small convolutions; others lose less.
 EMULATION = 0.85
-# Of what does not shrink with the batch: where operations account for the rest, they may account for all of it.
-MOST = 0.5
-# Of the compute threads: where more of them are busy in the passes, nothing but a measured pass shows waiting.
-IN_USE = 0.65
 
 
 def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
-    """Find what does not shrink with the batch: code that waits, a small model or a small batch, the optimizer."""
+    """Find what does not shrink with the batch: a small model or a small batch, the optimizer."""
     pace, measured, recipe = mean_pace(evidence), evidence.measured, evidence.recipe
     if pace is None:
         return
-    waiting = _share_waiting(evidence, pace)
-    figures = []
-    if measured is not None and measured.operations:
-        figures.append(
-            f"{duration(measured.fixed_seconds)} of a pass do not shrink with the batch, far more than its"
-            f" {measured.operations:,} operations need"
-        )
-    if evidence.machine is not None and evidence.machine.cpu is not None:
-        figures.append(f"the run uses {evidence.machine.cpu:.2f} cores")
-    yield Cause(
-        name="model_waits",
-        share=waiting,
-        sentence=f"The model's code waits {percent(waiting)} of the time: the processors are idle during its passes.",
-        evidence=tuple(figures),
-        change="remove the waits from the model's code: time.sleep, a lock, a file, a request",
-        saves=waiting,
-    )
-
     batch, calling, optimizing = recipe.batch_size, evidence.ledger.share("host"), evidence.ledger.share("optimizer")
-    host, is_small = calling - waiting, False
+    loop = loop_time(evidence)
+    if loop is not None:  # code of others is no call of an operation, nor is waiting for a processor
+        optimizing = max(0.0, optimizing * (1 - loop.queued / loop.passes) - loop.optimizer)
+        calling = max(0.0, calling - loop.foreign + loop.optimizer) * (1 - loop.queued / loop.passes)
+    host, is_small = calling, False
     if measured is not None and measured.passes.get("full", 0.0) > 0 and host >= LEAST:
         each = (measured.passes["full"] - measured.fixed_seconds) / max(measured.batch_size, 1)
         is_small = measured.batch_size < ENOUGH and measured.fixed_seconds <= each * ENOUGH
-        share = clip(host + optimizing if is_small and optimizing <= host else host)
         figures = [f"{duration(measured.fixed_seconds)} of a pass over {batch} images do not shrink with the batch"]
+        if is_small:
+            host += _idle_cores(evidence, each)
+        share = clip(host + optimizing if is_small and optimizing <= host else host)
         if measured.operations:
             figures.append(f"a step has {count(measured.operations, 'tensor operation')}")
         if is_small:
@@ -79,7 +63,7 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
         saves = min(share, clip((host + optimizing) * (1 - batch / larger)))
         name = "batch_size" if is_small else "launch"
         # Where more threads compute than there are cores, what does not shrink are threads that wait for each other.
-        if share >= WORTH_ANOTHER_BATCH and not evidence.takes_turns:
+        if share >= WORTH_ANOTHER_BATCH * (1 + disturbed(evidence)) and not evidence.takes_turns:
             yield Cause(name=name, share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
 
     if optimizing < max(LEAST, 0.15 * pace.loop) or (is_small and optimizing <= calling):
@@ -115,7 +99,7 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
         rest = 1.0 if turns is None else min(1.0, turns / max(evidence.mean_seconds(*PASSES), 1e-9))
         left = tried[best] / full
         share = clip(computing * rest * (1 - left))
-        if left > 1 - TRUSTED:
+        if left > 1 - TRUSTED - disturbed(evidence):
             return
         sentence = f"{name} is slower here than {best}, which would save {percent(share)} of the time."
         if name != "fp32":
@@ -161,6 +145,21 @@ def sync(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
+def _idle_cores(evidence: Evidence, each: float) -> float:
+    """Return the share of the time that a larger batch saves since more threads than this one's can compute it.
+
+    ``each``: seconds that an image adds to a pass with the threads of the run, which are the fastest for its batch.
+    """
+    measured = evidence.measured
+    if measured is None or "threads_seconds" not in evidence.started.machine or each <= 0:
+        return 0.0
+    for name, seconds in measured.passes.items():
+        if name.startswith("other threads="):
+            then = max(0.0, seconds - measured.fixed_seconds) / measured.other_batch_size
+            return evidence.ledger.share("forward", "backward") * clip(1 - then / each)
+    return 0.0
+
+
 def _larger_batch(evidence: Evidence, fixed: float, pace: Pace) -> tuple[int, str]:
     """Return the batch of which a ``fixed`` share is a tenth, as far as data and device have room, and its flags.
 
@@ -178,29 +177,3 @@ def _larger_batch(evidence: Evidence, fixed: float, pace: Pace) -> tuple[int, st
     if larger <= batch:
         return batch, ""
     return larger, f"--batch-size {larger}, with a learning rate to match (--lr)"
-
-
-def _share_waiting(evidence: Evidence, pace: Pace) -> float:
-    """Return the share of the wall time that the model's code waits, on a CPU.
-
-    Processor time bounds it from both sides: while it computes, the run uses a core at least and all of its compute
-    threads at most. In between it is what no operation accounts for where the passes were measured, and else what the
-    forward pass takes beyond half of the backward one, as it does where nothing waits.
-    """
-    measured, machine = evidence.measured, evidence.machine
-    if not evidence.on_cpu or machine is None or machine.cpu is None or pace.is_saturated or evidence.takes_turns:
-        return 0.0
-    ledger, passes = evidence.ledger, evidence.ledger.share(*PASSES)
-    fed = 0.0 if pace.feed is None else pace.busy * pace.on_processor / pace.step * pace.loop
-    used = max(0.0, machine.cpu * pace.loop - fed)  # cores of the passes, as if they lasted all the time
-    threads = max(1, min(pace.compute_threads, pace.cores))
-    least, most = max(0.0, passes - used), max(0.0, passes - used / threads)
-    if measured is not None and measured.operations:
-        excess = measured.fixed_seconds - measured.operations * OPERATION_SECONDS
-        waits = pace.loop * excess / pace.step if excess > MOST * measured.fixed_seconds else 0.0
-    elif used > IN_USE * threads * passes:
-        return 0.0  # threads that wait for each other at the end of each small operation, and no more than that
-    else:
-        waits = ledger.share("forward") - ledger.share("backward") / 2
-    share = clip(min(max(waits, least), most))
-    return share if share >= 0.1 * passes else 0.0

@@ -1,0 +1,273 @@
+"""What the loop's thread does in an update: whose code it is in, what it waits for, and who takes its processor.
+
+Time of that thread is either run, queued for a processor, or waited. The kernel counts the first two exactly; looks at
+the thread tell what it waits for and where (:class:`~steadytrain.events.ThreadStats`). What looks cannot tell apart,
+Python code that runs from code that waits for a lock, the exact sums do: what is left of the waiting is for locks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steadytrain.format import count, duration, percent
+from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.ledger import PASSES
+from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+
+COMPUTING = ("transfer", "host", "forward", "backward", "optimizer")
+BATCHES = ("input", "epoch_gap", "communication")
+KNOWN = ("sleeps", "waits", "disk", "computing threads")
+THROTTLED = 0.03  # of the time: where a quota holds the process back for longer, it is what bounds it
+AT_WORK = 0.1  # of a core: another Python thread that uses more is one to speak of
+EXPLAINED = 2 / 3  # of what updates take too long: where the causes explain less, the rest is told first
+MUCH_LONGER = 0.25  # of an update: what it has to take longer than alone, on a machine that is never quite still
+LEAST_UNEXPLAINED = 0.1  # of the time
+EXPLAIN = frozenset(
+    {"model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather", "affinity"}
+    | {"quota", "oversubscription", "memory", "allocator", "recompile", "device_throttled", "device_shared", "sync"}
+)
+"""Causes that make an update take longer than the same passes alone."""
+# Of looks during a backward pass: that find Python's lock kept where nothing is wrong, and beyond that where hooks run.
+USUALLY_HELD, HELD_BY_HOOKS = 0.25, 0.15
+LEAST_CODE = 0.05  # of the time: lines of a network that call torch run Python as well, and stay below it
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopTime:
+    """Shares of the run's wall time that the loop's thread spends in updates, without what it waits for batches.
+
+    Args:
+        passes: all of it.
+        queued: waiting for a processor: itself, or a computing thread that it waits for.
+        waits: place -> waiting in code of others: asleep, for a lock, for a file.
+        runs: place -> running code of others, and nothing of torch.
+        lock: waiting for Python's lock, which another thread of this process holds; in whatever the loop does.
+        unknown: waiting, and nothing tells for what.
+        optimizer: of ``waits`` and ``runs``, what lies in the optimizer's part of updates.
+    """
+
+    passes: float
+    queued: float
+    waits: Mapping[str, float]
+    runs: Mapping[str, float]
+    lock: float
+    unknown: float
+    optimizer: float
+
+    @property
+    def foreign(self) -> float:
+        """What is not torch's: code of others, and the wait for a lock that others hold."""
+        return sum(self.waits.values()) + sum(self.runs.values()) + self.lock
+
+
+def busy_thread(evidence: Evidence) -> Mapping[str, Any] | None:
+    """Return the other Python thread of this process that uses a processor most, if one does."""
+    threads = evidence.threads
+    if threads is None or not threads.others or threads.seconds <= 0:
+        return None
+    busiest = max(threads.others, key=lambda thread: float(thread["ran"]))
+    return busiest if busiest["ran"] >= AT_WORK * threads.seconds else None
+
+
+def loop_time(evidence: Evidence) -> LoopTime | None:
+    """Return what the loop's thread does in updates; None where the run was not looked at, or made no updates."""
+    threads, passes = evidence.threads, evidence.ledger.share(*PASSES, "optimizer")
+    if not evidence.on_cpu:  # where a device computes, the host's time counts while the device waits for it
+        passes = evidence.ledger.share("host", "transfer")
+    if threads is None:
+        return None
+    updating = [threads.loop[bucket] for bucket in (*COMPUTING, *BATCHES) if bucket in threads.loop]
+    total, ran, queued = (sum(b.get(name, 0.0) for b in updating) for name in ("seconds", "ran", "queued"))
+    computing = sum(threads.loop[bucket]["seconds"] for bucket in COMPUTING if bucket in threads.loop)
+    if computing <= 0 or passes <= 0:
+        return None
+    by_what: defaultdict[str, float] = defaultdict(float)
+    waits: defaultdict[str, float] = defaultdict(float)
+    python: defaultdict[str, float] = defaultdict(float)
+    runs: defaultdict[str, float] = defaultdict(float)
+    optimizer, is_kept = 0.0, busy_thread(evidence) is not None
+    for seen in threads.places:
+        bucket, what, place, seconds = seen["bucket"], seen["what"], seen["place"], float(seen["seconds"])
+        if bucket in BATCHES and what not in ("computes", "runs"):
+            by_what["batches"] += seconds
+        elif bucket in COMPUTING:
+            if what == "holds" and not place and bucket == "backward":
+                # It runs without the lock there, and another of our threads may have had it for a moment.
+                often = seconds - USUALLY_HELD * threads.loop[bucket]["seconds"]
+                is_hook = not is_kept and often > HELD_BY_HOOKS * threads.loop[bucket]["seconds"]
+                what, place = ("holds", "a hook or a backward() in Python") if is_hook else ("computes", "")
+                seconds = often if is_hook else seconds
+            if what == "holds":
+                # Whoever is queued in the midst of a line keeps the lock meanwhile: that time is the neighbours'.
+                seconds *= 1 - min(1.0, queued / max(total, 1e-9))
+                what, place = ("python", "") if is_kept else ("runs", place or f"Python code of the {bucket} part")
+            by_what[what] += seconds
+            kind = {"python": python, "runs": runs}.get(what, waits if what in KNOWN[:3] else None)
+            if kind is not None:
+                kind[place] += seconds
+                optimizer += seconds if place and bucket == "optimizer" else 0.0
+    scale, is_counted = passes / computing, ran > 0 or queued > 0
+    blocked = max(0.0, total - ran - queued - by_what["batches"]) if is_counted else 0.0
+    locked = max(0.0, blocked - sum(by_what[what] for what in KNOWN))
+    if (machine := evidence.machine) is not None and (machine.throttled_seconds or 0.0) > THROTTLED * machine.seconds:
+        locked = 0.0  # a quota stops threads, and the kernel counts that nowhere
+    part = min(1.0, locked / by_what["python"]) if by_what["python"] > 0 else 0.0
+    for place, seconds in python.items():
+        runs[place] += seconds * (1 - part)
+        if not is_kept:
+            waits[place] += seconds * part
+    # A pass waits for the last of its threads: it is late where one or the other is queued, each by itself.
+    late = threads.compute["queued"] / computing if threads.compute is not None else 0.0
+    queueing = 1 - (1 - min(1.0, queued / computing)) * (1 - min(1.0, late))
+    lock = by_what["python"] * part * scale if is_kept else 0.0
+    for bucket in ("evaluation", "logging", "checkpoint", "startup") if is_kept else ():
+        lock += _locked(evidence, bucket)
+    runs.pop("", None)
+    unknown = waits.pop("", 0.0)
+    return LoopTime(
+        passes=passes,
+        queued=passes * queueing,
+        waits={place: seconds * scale for place, seconds in waits.items()},
+        runs={place: seconds * scale for place, seconds in runs.items()},
+        lock=lock,
+        unknown=unknown * scale,
+        optimizer=optimizer * scale,
+    )
+
+
+def disturbed(evidence: Evidence) -> float:
+    """Return the part of an update in which its threads wait for a core: what single passes then take proves little."""
+    loop = loop_time(evidence)
+    return 0.0 if loop is None else loop.queued / loop.passes
+
+
+def _locked(evidence: Evidence, bucket: str) -> float:
+    """Return the share of the run that the loop's thread waits for a lock in a bucket that is no update."""
+    threads = evidence.threads
+    if threads is None or (totals := threads.loop.get(bucket)) is None or totals["seconds"] <= 0:
+        return 0.0
+    seen = [place for place in threads.places if place["bucket"] == bucket and place["what"] in ("python", "holds")]
+    waited = totals["seconds"] - totals.get("ran", 0.0) - totals.get("queued", 0.0)
+    locked = min(max(0.0, waited), sum(float(place["seconds"]) for place in seen))
+    return evidence.ledger.share(bucket) * min(1.0, locked / totals["seconds"])
+
+
+def rivals(evidence: Evidence) -> dict[str, float]:
+    """Return the cores that ``others`` take from this process, and a busy ``thread`` of its own beside the training."""
+    machine, thread = evidence.machine, busy_thread(evidence)
+    others = (machine.others or 0.0) if machine is not None else 0.0
+    seconds = evidence.threads.seconds if evidence.threads is not None else 0.0
+    return {"others": others, "thread": float(thread["ran"]) / seconds if thread else 0.0}
+
+
+def host_code(evidence: Evidence) -> Iterator[Cause]:
+    """Find code that is neither ours nor torch's and holds the loop up: it sleeps, runs, or keeps Python's lock."""
+    loop = loop_time(evidence)
+    if loop is None or evidence.threads is None:
+        return
+    looks = count(evidence.threads.looks, "look")
+    figures = [f"{looks} at the training thread, one in {duration(evidence.threads.seconds / evidence.threads.looks)}"]
+    waits, runs = sum(loop.waits.values()), sum(loop.runs.values())
+    places = {place: loop.waits.get(place, 0.0) + loop.runs.get(place, 0.0) for place in (*loop.waits, *loop.runs)}
+    # Where code waits, it also runs a little; where it only runs, lines that call torch are among it.
+    least = LEAST_CODE * (1 + 2 * loop.queued / loop.passes)  # whoever loses its core in between keeps the lock longer
+    share = clip(waits + (runs if runs >= least or waits > runs else 0.0))
+    if share > 0:
+        where = max(places, key=lambda place: places[place])
+        ranked = sorted(places.items(), key=lambda item: -item[1])[:3]
+        figures[:0] = [f"{place}: {percent(part)} of the time" for place, part in ranked if part >= LEAST / 3]
+        if is_wait := waits >= runs:
+            sentence = f"Code on the training thread waits for {percent(share)} of the time, mostly in {where}."
+            change = f"remove the wait (a sleep, a lock, a file, a request) from {where}"
+        else:
+            sentence = f"Code outside of torch runs on the training thread for {percent(share)} of the time, mostly in"
+            sentence += f" {where}."
+            change = f"make {where} faster, call it less often, or move it to another process"
+        yield Cause(
+            name="model_waits" if is_wait else "host_code",
+            share=share,
+            sentence=sentence,
+            evidence=tuple(figures),
+            change=change,
+            saves=share,
+        )
+    thread = busy_thread(evidence)
+    if thread is not None:
+        taken = rivals(evidence)
+        share = clip(loop.lock + loop.queued * taken["thread"] / max(taken["thread"] + taken["others"], 1e-9))
+        lock = evidence.threads.lock_seconds / max(1, evidence.threads.looks)
+        at = f", in {thread['place']}," if thread["place"] else ""
+        yield Cause(
+            name="busy_thread",
+            share=share,
+            sentence=f"Thread {thread['name']} of this process{at} keeps Python's lock or a core from the training "
+            f"thread for {percent(share)} of the time.",
+            evidence=(
+                f"it used a processor {percent(thread['ran'] / evidence.threads.seconds)} of the time",
+                f"the training thread waited for a lock {percent(loop.lock)} of the time",
+                f"a look waited {duration(lock)} for Python's lock on the average",
+            ),
+            change="let it do less, sleep in between, or move it to another process",
+            saves=share,
+        )
+
+
+def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
+    """Find time of updates that no cause explains: more than the same passes need alone, or a wait for the unknown."""
+    loop, mean = loop_time(evidence), evidence.mean_seconds(*PASSES, "optimizer")
+    references = dict(_references(evidence))
+    name = min(references, key=lambda name: references[name], default="")
+    excess, passes = 0.0, evidence.ledger.share(*PASSES, "optimizer")
+    if name and mean > 0 and evidence.on_cpu:
+        excess = passes * max(0.0, 1 - references[name] / mean)
+    # Waiting for a processor is explained, even where nothing can be done about what has it.
+    queued = 0.0 if loop is None else loop.queued
+    explained = max(queued, sum(cause.share for cause in causes if cause.name in EXPLAIN))
+    share = 0.0
+    if excess >= MUCH_LONGER * passes and explained < EXPLAINED * excess:
+        share = excess - explained
+    if loop is not None and evidence.on_cpu and not evidence.takes_turns:  # threads that take turns wait for each other
+        share = max(share, loop.unknown)
+    if share < LEAST_UNEXPLAINED:
+        return
+    figures = []
+    if excess > 0:
+        figures.append(f"an update takes {duration(mean)}, {name} {duration(references[name])}")
+    figures.append(f"the causes that were found explain {percent(explained)} of the time")
+    threads, machine = evidence.threads, evidence.machine
+    if loop is not None and threads is not None:
+        figures.append(f"the training thread waited {percent(loop.unknown)} of the time, and nothing tells for what")
+        figures.append(f"a look waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
+        figures += [
+            f"thread {other['name']} ran for {duration(other['ran'])}, in {other['place']}" for other in threads.others
+        ]
+    if machine is not None and machine.involuntary_switches is not None:
+        figures.append(f"threads were preempted {machine.involuntary_switches:,.0f} times per second")
+    if machine is not None and machine.minor_faults is not None:
+        figures.append(f"{machine.minor_faults + (machine.major_faults or 0.0):,.0f} page faults per second")
+    yield Cause(
+        name="unexplained",
+        share=clip(share),
+        sentence=f"{percent(clip(share))} of the time is unexplained: updates take longer than they need, and"
+        " nothing that was measured says why.",
+        evidence=tuple(figures),
+        change="py-spy dump --pid PID while it runs, or steady watch -- and the training command",
+    )
+
+
+def _references(evidence: Evidence) -> Iterator[tuple[str, float]]:
+    """Yield how long an update would take without its wait, by what was measured: words, seconds."""
+    optimizer, machine = evidence.mean_seconds("optimizer"), evidence.started.machine
+    if evidence.measured is not None and evidence.measured.passes.get("full", 0.0) > 0:
+        yield "measured alone", evidence.measured.passes["full"] + optimizer
+    if evidence.ceilings is not None and evidence.ceilings.compute_images_per_second > 0:
+        yield "in the probe", evidence.recipe.batch_size / evidence.ceilings.compute_images_per_second
+    trials = machine.get("threads_seconds")
+    alone = trials.get(str(evidence.compute_threads), 0.0) if isinstance(trials, Mapping) else 0.0
+    if alone > 0:
+        yield "alone before the run", alone * int(machine.get("micro_batches", 1) or 1) + optimizer
+    if evidence.fast_update > 0:
+        yield "the fastest quarter", evidence.fast_update
