@@ -89,6 +89,19 @@ def test_compiled_code_trains_the_same_network(train: Train, tmp_path: Path) -> 
 
 
 @needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw", "muon", "lbsgd", "timm/lamb"])
+def test_any_optimizer_updates_what_was_compiled(train: Train, tmp_path: Path, name: str) -> None:
+    """Compiled is the network alone, once for all optimizers: its code is found in the cache."""
+    words = ["--optimizer", name, "--lr", "0.001"]
+    train("compiled", "--compile", *words, dropped=0.0)
+    train("eager", *words, dropped=0.0)
+    one, other = (checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("compiled", "eager"))
+    for key, value in one.items():
+        torch.testing.assert_close(value, other[key], rtol=1e-3, atol=1e-4)
+
+
+@needs_compiler
 def test_what_compiling_made_and_cost_is_told_and_its_code_is_kept(train: Train, kept: Path) -> None:
     told = train("run", "--compile")
     [made] = [event for event in told if isinstance(event, Compiled)]

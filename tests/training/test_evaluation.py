@@ -11,20 +11,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from sklearn.metrics import accuracy_score, average_precision_score
 
 import steadytrain as st
+from steadytrain.cli import main
 from steadytrain.config import Model, Precision, Recipe
 from steadytrain.data.loader import Batch
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.predictions import read_predictions
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.scores import average_precisions
 from steadytrain.errors import DataError, FeedError, ModelError, RecipeError, RunError, SteadyError
-from steadytrain.events import Evaluated
+from steadytrain.events import Evaluated, Step
 from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, predict, restore, steps, train
 from steadytrain.training.compute.precision import Policy
-from steadytrain.training.evaluation import evaluate_module
+from steadytrain.training.evaluation import Evaluation, evaluate_module
 from steadytrain.training.inference import Files
 
 
@@ -62,6 +65,26 @@ def test_counts_are_exact_whatever_the_batch_size(size: int) -> None:
     assert module.training
 
 
+class Narrow(Given):
+    """Has memory for so many images at a time."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if len(images) > 5:
+            raise RuntimeError("CUDA error: out of memory")
+        return super().forward(images)
+
+
+def test_memory_that_runs_out_is_said_once_and_changes_nothing() -> None:
+    draw, notes = np.random.default_rng(3), list[str]()
+    logits, labels = torch.tensor(draw.normal(size=(50, 8)), dtype=torch.float32), draw.integers(0, 8, 50)
+    on_cpu, input = Policy(Precision(), torch.device("cpu")), Input(mean=(0.0,) * 3, std=(1.0,) * 3)
+    whole = evaluate_module(Given(logits), _batches(labels, 10), on_cpu, input, 8)
+    assert evaluate_module(Narrow(logits), _batches(labels, 10), on_cpu, input, 8, say=notes.append) == whole
+    assert notes == [
+        "memory ran out in an evaluation (CUDA error: out of memory): 5 instead of 10 images at a time from here on"
+    ]
+
+
 def test_the_output_for_each_image_adds_up_to_what_is_counted() -> None:
     draw = np.random.default_rng(4)
     logits, labels = draw.normal(size=(50, 8)).astype(np.float32), draw.integers(0, 8, 50)
@@ -76,6 +99,65 @@ def test_the_output_for_each_image_adds_up_to_what_is_counted() -> None:
     assert np.exp(-loss) == pytest.approx(softmax[np.arange(50), labels], rel=1e-5)
     assert loss.mean(dtype=np.float64) == pytest.approx(told.loss, rel=1e-6)
     assert (rank[5:] == 1 + (softmax > np.exp(-loss)[:, None] * (1 + 1e-6)).sum(1)[5:]).all()
+
+
+def _labelled(logits: np.ndarray, labels: np.ndarray, size: int) -> Evaluation:
+    on_cpu, input = Policy(Precision(), torch.device("cpu")), Input(mean=(0.0,) * 3, std=(1.0,) * 3)
+    module, (n, num_labels) = Given(torch.from_numpy(logits)), labels.shape
+    batches = _batches(labels.astype(np.float32), size)
+    return evaluate_module(module, batches, on_cpu, input, num_labels, num_outputs=n, is_multi_label=True)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_labels_are_counted_and_ranked_as_by_scikit_learn_whatever_the_batch_size(size: int) -> None:
+    draw = np.random.default_rng(5)
+    logits, labels = (
+        draw.normal(size=(50, 6)).astype(np.float32).round(1),
+        draw.random((50, 6)) < 0.3,
+    )  # with equal ones
+    labels[:, 4] = False  # no image has it
+    told = _labelled(logits, labels, size)
+    present = [0, 1, 2, 3, 5]
+    expected = [average_precision_score(labels[:, k], logits[:, k]) for k in present]
+    aps = average_precisions(logits, labels)
+    assert aps[4] is None and [aps[k] for k in present] == pytest.approx(expected, abs=1e-12)
+    assert told.mean_ap == pytest.approx(np.mean(expected), abs=1e-12) and told.score == told.mean_ap
+    assert (told.n, told.top5) == (50, None)
+    assert told.top1 == accuracy_score(labels, logits > 0)
+    assert told.total == tuple(labels.sum(0)) and told.right == tuple((labels & (logits > 0)).sum(0))
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert told.loss == pytest.approx(-np.log(np.where(labels, p, 1 - p)).mean(), rel=1e-6)
+
+
+def test_ranks_have_the_average_precision_of_one_process() -> None:
+    draw = np.random.default_rng(6)
+    logits, labels = draw.normal(size=(41, 5)).astype(np.float32), (draw.random((41, 5)) < 0.4).astype(np.float32)
+    whole = _labelled(logits, labels, 8)
+    on_cpu, input = Policy(Precision(), torch.device("cpu")), Input(mean=(0.0,) * 3, std=(1.0,) * 3)
+    parts: list[list[torch.Tensor]] = []
+    for rank in (0, 1):  # what each of two ranks would add up
+        rows = np.arange(rank, 41, 2)
+        batch = Batch(np.zeros((len(rows), 2, 2, 3), np.uint8), labels[rows], rows, rows)
+        summed: list[torch.Tensor] = []
+
+        def keep(count: torch.Tensor, summed: list[torch.Tensor] = summed) -> torch.Tensor:
+            summed.append(count.clone())
+            return count
+
+        module = Given(torch.from_numpy(logits[rows]))
+        evaluate_module(module, [batch], on_cpu, input, 5, num_outputs=41, is_multi_label=True, sum_ranks=keep)
+        parts.append(summed)
+    table = (parts[0][-1] + parts[1][-1]).numpy()
+    assert np.array_equal(table[:, :5], logits) and np.array_equal(table[:, 5:], labels)
+    aps = [ap for ap in average_precisions(table[:, :5], table[:, 5:]) if ap is not None]
+    assert sum(aps) / len(aps) == whole.mean_ap
+
+
+def test_an_average_precision_of_outputs_that_are_no_numbers_is_none() -> None:
+    logits, labels = np.zeros((4, 2), np.float32), np.ones((4, 2))
+    logits[1, 0] = np.nan
+    told = _labelled(logits, labels, 4)
+    assert np.isnan(told.score) and np.isnan(told.loss)
 
 
 def test_a_finished_run_tells_of_each_validation_image(recipe: Recipe, tmp_path: Path) -> None:
@@ -146,6 +228,24 @@ def test_weights_from_elsewhere_need_the_models_name(recipe: Recipe, digits: Pat
 def test_a_run_without_weights_says_when_there_will_be_some(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="written at its first evaluation and at its end"):
         restore(Run.create(tmp_path / "run", recipe).directory)
+
+
+def test_a_run_begun_with_a_relative_path_is_evaluated_and_resumed_from_any_folder(
+    recipe: Recipe, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in digits.parent.glob(f"{digits.stem}.*"):
+        shutil.copy(path, tmp_path / path.name)
+    monkeypatch.chdir(tmp_path)
+    run = Run.create("runs/a", recipe.with_({"budget.epochs": 1, "data.train": digits.name}))
+    train(run)
+    here = evaluate("runs/a")
+    monkeypatch.chdir("/")
+    assert evaluate(tmp_path / "runs/a").loss == here.loss
+    for event in steps(Run.create(tmp_path / "runs/b", run.recipe)):
+        if isinstance(event, Step) and event.step == 2:
+            break
+    assert main(["resume", str(tmp_path / "runs/b")]) == 0
+    assert evaluate(tmp_path / "runs/b").loss == here.loss
 
 
 def test_labels_that_the_model_lacks_are_refused(recipe: Recipe, data_folder: Path, tmp_path: Path) -> None:
@@ -274,7 +374,7 @@ def test_a_programming_error_is_no_bad_image(
     assert missing.error == "cannot read gone.png: No such file or directory" and good.error is None
 
     def misspelt(files: Files, i: int) -> bytes:
-        return files.paths[i].raed_bytes()  # type: ignore[attr-defined, no-any-return]
+        return files.path(i).raed_bytes()  # type: ignore[attr-defined, no-any-return]
 
     monkeypatch.setattr(Files, "image", misspelt)
     with pytest.raises(FeedError, match="raed_bytes"):

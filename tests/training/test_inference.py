@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,64 @@ def test_a_run_without_validation_has_its_last_weights(recipe: Recipe, digits: P
     alone = shutil.copy(run.weights, tmp_path / "alone.safetensors")
     with pytest.raises(DataError, match=r"alone\.safetensors belongs to no run: name the data"):
         open_evaluation_data(st.restore(alone), None)
+
+
+def write_photos(folder: Path, count: int) -> list[Path]:
+    """So many different images, in colour."""
+    folder.mkdir()
+    for number in range(count):
+        Image.new("RGB", (40 + number, 50), (7 * number, 255 - 9 * number, 90)).save(folder / f"{number:02}.png")
+    return sorted(folder.iterdir())
+
+
+def test_many_images_are_predicted_in_batches_as_each_alone(tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "stock.pth")
+    trained = st.restore(tmp_path / "stock.pth", model="timm/test_resnet", device="cpu")
+    files = write_photos(tmp_path / "photos", 20)
+    for number in (0, 7, 8, 19):
+        files[number].write_bytes(b"no image")
+    files.insert(3, tmp_path / "nowhere.png")
+    alone = [prediction for path in files for prediction in st.predict(trained, path)]
+    together = list(st.predict(trained, files, batch_size=8))
+    assert [one.path for one in together] == files
+    for one, other in zip(alone, together, strict=True):
+        assert (one.path, one.classes, one.error) == (other.path, other.classes, other.error)
+        assert one.probabilities == pytest.approx(other.probabilities, rel=1e-4)
+    bad = {files.index(one.path): one.error for one in together if one.error is not None}
+    assert sorted(bad) == [0, 3, 8, 9, 20] and bad[3] == f"cannot read {files[3]}: No such file or directory"
+    assert all(not one.classes for one in together if one.error)
+
+
+def test_images_come_from_patterns_record_files_and_bytes(fetched: str, photo: Path, tmp_path: Path) -> None:
+    trained = st.restore(fetched, device="cpu")
+    folder = write_classes(tmp_path / "photos", cat=2, dog=1)
+    st.pack(folder, tmp_path / "packed")
+    found = list(st.predict(trained, [str(folder / "*" / "0.png"), tmp_path / "packed.rec", photo.read_bytes()], top=1))
+    names = ["photos/cat/0.png", "photos/dog/0.png", *(f"packed.rec:{number}" for number in range(3)), "-"]
+    assert [str(one.path).removeprefix(f"{tmp_path}/") for one in found] == names
+    assert {one.classes for one in found} == {("Egyptian cat",)}
+    with pytest.raises(DataError, match="no file for 1 of its names"):
+        next(st.predict(trained, str(tmp_path / "*.gif")))
+
+
+def test_predicting_goes_on_with_fewer_images_where_memory_runs_out(fetched: str, tmp_path: Path) -> None:
+    class Small(torch.nn.Module):
+        """A network with memory for three images."""
+
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            if len(images) > 3:
+                raise torch.OutOfMemoryError("no room")
+            logits: torch.Tensor = self.module(images)
+            return logits
+
+    trained = st.restore(fetched, device="cpu")
+    files = write_photos(tmp_path / "photos", 10)
+    found = list(st.predict(replace(trained, module=Small(trained.module)), files, top=1))
+    assert [one.path for one in found] == files and {one.classes for one in found} == {("Egyptian cat",)}

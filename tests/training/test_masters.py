@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from tests.optim.test_conformance import NAMES
 from torch import nn
 from torch.nn import functional
 
@@ -39,7 +40,7 @@ def made(numbers: str = "pure-bf16", **more: object) -> tuple[Policy, nn.Sequent
     assert isinstance(module, nn.Sequential)
     spec = Optim(**{"lr": 0.1, "weight_decay": 0.0, **more})  # type: ignore[arg-type]
     groups = [{"params": [policy.master(one) for one in module.parameters()]}]
-    return policy, module, optim.build(spec, groups, lr=spec.lr, device=CPU)
+    return policy, module, optim.build(spec, groups, lr=spec.lr, device=CPU, allow_import=True)
 
 
 def update(policy: Policy, module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -87,7 +88,7 @@ def test_updates_too_small_for_16_bits_add_up() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("kind", NAMES)
 def test_masters_are_updated_as_fp32_parameters_are_by_the_same_gradients(kind: str, clip: float | None) -> None:
     policy, module, optimizer = made(name=kind)
     plain = copy.deepcopy(module).float()
@@ -95,7 +96,7 @@ def test_masters_are_updated_as_fp32_parameters_are_by_the_same_gradients(kind: 
         for own, theirs in zip(plain.parameters(), module.parameters(), strict=True):
             own.copy_(policy.master(theirs))
     spec = Optim(kind, lr=0.1, weight_decay=0.0)
-    expected = optim.build(spec, [{"params": list(plain.parameters())}], lr=0.1, device=CPU)
+    expected = optim.build(spec, [{"params": list(plain.parameters())}], lr=0.1, device=CPU, allow_import=True)
     draw = torch.Generator().manual_seed(1)
     for _ in range(3):
         for own, theirs in zip(plain.parameters(), module.parameters(), strict=True):

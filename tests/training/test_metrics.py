@@ -9,10 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    hamming_loss,
+    precision_recall_fscore_support,
+)
 
 from steadytrain.training.evaluation import Evaluation
-from steadytrain.training.metrics import calibration, class_scores, macro
+from steadytrain.training.metrics import calibration, class_scores, label_metrics, macro
 
 
 def evaluation_of(p: NDArray[np.floating], labels: NDArray[np.int64]) -> Evaluation:
@@ -22,8 +27,15 @@ def evaluation_of(p: NDArray[np.floating], labels: NDArray[np.int64]) -> Evaluat
     outputs = np.stack([predicted, p.max(1), np.zeros(len(p)), rank], 1).astype(np.float32)
     right, total = np.bincount(labels[rank == 1], minlength=classes), np.bincount(labels, minlength=classes)
     top1 = float((rank == 1).mean())
-    counts = {"right": tuple(right.tolist()), "total": tuple(total.tolist())}
-    return Evaluation(n=len(p), loss=0.0, top1=top1, top5=1.0, outputs=outputs, **counts)
+    return Evaluation(
+        n=len(p),
+        loss=0.0,
+        top1=top1,
+        top5=1.0,
+        right=tuple(right.tolist()),
+        total=tuple(total.tolist()),
+        outputs=outputs,
+    )
 
 
 def test_scores_are_those_of_scikit_learn() -> None:
@@ -70,3 +82,52 @@ def test_the_calibration_error_is_that_of_its_definition() -> None:
 def test_what_is_not_finite_has_no_calibration() -> None:
     told = calibration(evaluation_of(np.array([[np.nan, 0.5]]), np.array([0])))
     assert math.isnan(told.ece) and math.isnan(told.confidence)
+
+
+def labelled(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> Evaluation:
+    """What an evaluation counts of logits and labels [N, L]."""
+    return Evaluation(
+        n=len(logits),
+        loss=0.0,
+        top1=0.0,
+        top5=None,
+        right=(),
+        total=(),
+        mean_ap=0.5,
+        logits=logits,
+        labels=labels.astype(np.float32),
+    )
+
+
+@pytest.mark.parametrize(("threshold", "temperature"), [(0.5, 1.0), (0.3, 1.0), (0.3, 2.5), (0.9, 0.5)])
+def test_scores_of_labels_are_those_of_scikit_learn(threshold: float, temperature: float) -> None:
+    draw = np.random.default_rng(7)
+    logits, labels = draw.normal(size=(200, 6)).astype(np.float32), draw.random((200, 6)) < 0.3
+    labels[:, 2] = False  # no image has it
+    logits[:, 4] = -20  # never predicted
+    told = label_metrics(labelled(logits, labels), threshold=threshold, temperature=temperature)
+    predicted = 1 / (1 + np.exp(-logits / temperature)) > threshold
+    present = [0, 1, 3, 4, 5]
+    wanted = precision_recall_fscore_support(labels, predicted, labels=present, zero_division=0)
+    for k, precision, recall, f1, n in zip(present, *wanted, strict=True):
+        score = told.labels[k]
+        assert (score.precision or 0, score.recall, score.f1) == pytest.approx((precision, recall, f1))
+        assert (score.n, score.predicted) == (n, predicted[:, k].sum())
+        assert score.ap == pytest.approx(average_precision_score(labels[:, k], logits[:, k]))
+    assert told.labels[2].recall is told.labels[2].ap is None and told.labels[4].precision is None
+    for mean, values in (("macro", told.macro), ("micro", told.micro)):
+        chosen = present if mean == "macro" else None
+        expected = precision_recall_fscore_support(labels, predicted, labels=chosen, average=mean, zero_division=0)
+        assert (values.precision, values.recall, values.f1) == pytest.approx(expected[:3])
+    assert told.exact_match == accuracy_score(labels, predicted)
+    assert told.hamming_loss == pytest.approx(hamming_loss(labels, predicted))
+
+
+def test_the_calibration_error_of_labels_is_of_each_label_of_each_image() -> None:
+    p = np.array([[0.95, 0.05], [0.95, 0.05], [0.95, 0.95]])
+    logits = np.log(p / (1 - p)).astype(np.float32)
+    labels = np.array([[1, 0], [1, 0], [0, 1]], np.bool_)
+    told = calibration(labelled(logits, labels))
+    assert [(row.n, row.top1) for row in told.bins if row.n] == [(2, 0.0), (4, 0.75)]
+    assert told.ece == pytest.approx((2 * 0.05 + 4 * 0.2) / 6, rel=1e-6)
+    assert told.confidence == pytest.approx(p.mean(), rel=1e-6)

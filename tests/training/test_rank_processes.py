@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import signal
@@ -108,6 +109,21 @@ def test_an_evaluation_by_ranks_counts_every_image_once(whole: Path, tmp_path: P
     rows = list(read_predictions(whole / "predictions.csv"))
     assert len({row.record for row in rows}) == len(rows) == 80
     assert sum(row.rank == 1 for row in rows) / 80 == max(event.top1 for event in told)
+
+
+def test_two_ranks_rank_all_images_for_the_average_precision_of_labels(labelled_digits: Path, tmp_path: Path) -> None:
+    from sklearn.metrics import average_precision_score
+
+    trained(labelled_digits, tmp_path / "run", "--procs", "2", "--epochs", "2")
+    told = [event for event in of_kind(tmp_path / "run", events.Evaluated) if isinstance(event, events.Evaluated)]
+    best = max(told, key=lambda event: event.score)
+    assert [event.n for event in told] == [80, 80] and best.mean_ap is not None
+    with (tmp_path / "run" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    labels = [[name in row["true"].split(";") for name in ("even", "large", "round")] for row in rows]
+    scores = [[float(row[name]) for name in ("even", "large", "round")] for row in rows]
+    assert len({row["record"] for row in rows}) == 80
+    assert average_precision_score(labels, scores) == pytest.approx(best.mean_ap, abs=1e-9)
 
 
 def test_each_rank_has_a_log_of_its_own_and_the_steps_are_the_same(whole: Path) -> None:
@@ -217,7 +233,8 @@ def _as_two(words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 def test_two_ranks_and_two_micro_batches_of_one_process_augment_to_the_same_bits(digits: Path, tmp_path: Path) -> None:
-    words = ["--transforms", "rotate:10,randaugment:2,9,color:0.4,erase:0.25,mixup:0.2,cutmix:1"]
+    own = "tests.data.transforms.test_augment:blur_or_flip"
+    words = ["--transforms", f"rotate:10,randaugment:2,9,color:0.4,{own},erase:0.25,mixup:0.2,cutmix:1"]
     trained(digits, tmp_path / "ranks", "--procs", "2", *words)
     trained(digits, tmp_path / "alone", "--set", "optim.accumulate=2", *words)
     assert same(tmp_path / "ranks", tmp_path / "alone")

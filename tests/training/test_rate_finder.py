@@ -40,9 +40,19 @@ def test_the_suggestion_is_at_most_a_tenth_of_the_rate_that_diverged() -> None:
     for curve in (losses, steep):
         found = read_curve(rates, curve, diverged=True)
         assert found.diverged == rates[-1]
-        assert found.suggestion == pytest.approx(min(found.steepest, rates[-1] / 10), rel=0.05)
+        assert found.suggestion == pytest.approx(min(found.slowed, rates[-1] / 10), rel=0.05)
     assert found.steepest > rates[-1] / 10
     assert len(found.smoothed) == 59 and all(map(math.isfinite, found.smoothed))
+
+
+def test_the_suggestion_is_where_the_fall_slows_down_and_not_where_it_is_steepest() -> None:
+    """As of pretrained weights: fitted by 1e-3, which harms nothing, and worse only above 1e-2."""
+    rates = [1e-6 * 10 ** (k / 20) for k in range(100)]
+    fall = [1.5 / (1 + (2e-4 / rate) ** 1.5) for rate in rates]
+    losses = [2.5 - part + 40 * rate for part, rate in zip(fall, rates, strict=True)]
+    found = read_curve(rates, losses, diverged=False)
+    assert found.steepest == pytest.approx(2e-4, rel=0.5)
+    assert 6e-4 < found.suggestion < 2e-3
 
 
 def test_a_loss_that_never_falls_says_so() -> None:

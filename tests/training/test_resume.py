@@ -108,6 +108,15 @@ def test_the_order_by_blocks_goes_on_too_and_trains_something_else(
     assert first == second != other
 
 
+def test_repeated_augmentation_goes_on_with_the_same_bits(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
+    recipe = recipe.with_({"data.repeats": 3, "data.transforms": ["erase:0.5", "mixup:0.2"]})
+    whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
+    train(whole)
+    _stop_after(parts, 7)
+    train(parts)
+    assert weights(whole.directory) == weights(parts.directory)
+
+
 def test_16_bit_parameters_and_their_average_go_on_with_the_same_bits(
     recipe: Recipe, tmp_path: Path, weights: Weights
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Container, Mapping
 from typing import Any
 
-from steadytrain.config.losses import FACTORY, parse_loss
+from steadytrain.config.factories import FACTORY
+from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
+from steadytrain.config.plain import leaves, to_toml
 from steadytrain.config.recipe import OPTIMIZERS, Budget, Data, Model, Optim, Recipe
 from steadytrain.config.stages import RISING, parse_schedule
 from steadytrain.errors import RecipeError
@@ -43,6 +46,12 @@ AFTER_PROBE_LR = 3e-4
 
 The first epoch undoes some of the fit: less at this rate than at 1e-3, but still some.
 """
+
+ALWAYS_WRITTEN = ("data.train", "model.name", "batch_size", "seed", "precision.name", "precision.channels_last")
+"""Keys that a recipe file has although they may be the defaults: these depend on the machine, or say what it is for."""
+
+COMMENT_WIDTH = 100
+"""Columns of a comment in a recipe file."""
 
 USUAL_VALUES: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-3, "base_batch_size": None, "weight_decay": 0.05},
@@ -129,6 +138,43 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
         values[part] = {**values[part], **value} if is_table else value
     return Recipe.from_dict(values).with_(changes)
+
+
+def write_toml(recipe: Recipe, usual: Recipe, reasons: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Write as TOML what a recipe has otherwise than the usual one, with the reason above a value.
+
+    Args:
+        recipe: to be written.
+        usual: what holds for keys that the file does not have, as of :func:`usual_recipe`.
+        reasons: key -> why; these keys are always written, and those of :data:`ALWAYS_WRITTEN`.
+
+    Returns:
+        The lines, and the keys that are nothing here and something by default, for which TOML has no word.
+
+    >>> usual = usual_recipe("a.rec", finetune=False, small=True)
+    >>> lines, _ = write_toml(usual.with_({"optim.lr": 0.2, "optim.clip_norm": 1.0}), usual, {"optim.lr": "found"})
+    >>> lines[lines.index("[optim]") :][:4]
+    ['[optim]', '# found', 'lr = 0.2', 'clip_norm = 1.0']
+    """
+    defaults = dict(leaves(usual.to_dict()))
+    tables: dict[str, list[str]] = {"": []}
+    unwritten = []
+    for part, value in recipe.to_dict().items():
+        place, table = (part, value) if isinstance(value, dict) else ("", {part: value})
+        for field, setting in table.items():
+            key = f"{place}.{field}".lstrip(".")
+            default = defaults.get(key, {} if isinstance(setting, dict) else None)
+            if key == "optim.base_batch_size" and setting is None and default is not None:
+                tables.setdefault(place, []).extend(["# the rate is for this batch", f"{field} = {recipe.batch_size}"])
+            elif setting is None:
+                unwritten += [] if default is None or part == "budget" else [key]
+            elif key in reasons or key in ALWAYS_WRITTEN or setting != default:
+                comments = [f"# {line}" for line in textwrap.wrap(reasons.get(key, ""), COMMENT_WIDTH)]
+                tables.setdefault(place, []).extend([*comments, f"{field} = {to_toml(setting)}"])
+    lines = tables.pop("")
+    for part, entries in tables.items():
+        lines += ["", f"[{part}]", *entries]
+    return lines, unwritten
 
 
 def _train(file_values: Mapping[str, Any], changes: Mapping[str, Any]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from steadytrain.config.factories import FACTORY
 from steadytrain.errors import RecipeError, did_you_mean
 
 PARAMETERS: dict[str, tuple[str, float] | None] = {
@@ -21,8 +21,6 @@ PARAMETERS: dict[str, tuple[str, float] | None] = {
 
 SOFTMAX = ("auto", "cross-entropy", "focal")
 """Losses of one distribution over all classes; the others judge each class by itself, so an image may have several."""
-
-FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)

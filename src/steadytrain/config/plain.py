@@ -6,6 +6,7 @@ with its name, and an unknown key with the nearest known one. JSON's lists becom
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -22,7 +23,7 @@ PLAIN = "plain"
 _WORDS = {
     float: "a number",
     int: "a whole number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     NoneType: "nothing",
     Path: "a path",
@@ -49,6 +50,24 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
+
+
+def to_toml(value: object) -> str:
+    """Write a value as TOML, which has no word for nothing: that is left out of tables and lists.
+
+    >>> to_toml({"width": 64, "name": "a", "depth": None}), to_toml([0.5, True]), to_toml(1e-05)
+    ('{ width = 64, name = "a" }', '[0.5, true]', '1e-05')
+    """
+    if isinstance(value, Mapping):
+        entries = [f"{_toml_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None]
+        return f"{{ {', '.join(entries)} }}" if entries else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(to_toml(item) for item in value if item is not None)}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
 
 
 def build(
@@ -90,7 +109,7 @@ def build(
 def check_types(part: Any, where: str) -> None:
     """Refuse a dataclass instance whose values do not fit their annotations (for ``__post_init__``).
 
-    A whole number given for a float becomes one, and a path a text, so that what is equal is also written alike.
+    A whole number given for a float becomes one, and a path a string, so that what is equal is also written alike.
 
     Raises:
         RecipeError: names the field, its value and what it must be.
@@ -129,8 +148,8 @@ def fits(value: object, hint: Any) -> bool:
 def type_words(hint: Any) -> str:
     """Word an annotation for a user.
 
-    >>> type_words(int | None)
-    'a whole number or nothing'
+    >>> type_words(int | None), type_words(tuple[float, float])
+    ('a whole number or nothing', 'a list of 2 numbers')
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -138,7 +157,7 @@ def type_words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(repr(option) for option in args)
     if origin is tuple:
-        return f"a list of {type_words(args[0])}" + ("" if args[-1] is Ellipsis else f" ({len(args)} of them)")
+        return f"a list of {'' if args[-1] is Ellipsis else f'{len(args)} '}{type_words(args[0]).removeprefix('a ')}s"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a table whose values are {type_words(args[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steadytrain.config.losses import FACTORY, SOFTMAX, parse_loss
+from steadytrain.config.batches import (
+    MOST_IMAGES,
+    Batches,
+    SizeStage,
+    lay_out,
+    lay_out_sizes,
+    parse_growth,
+    parse_sizes,
+)
+from steadytrain.config.factories import FACTORY
+from steadytrain.config.losses import SOFTMAX, parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
 from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
@@ -29,6 +40,9 @@ OPTIMIZERS = (
     *("muon", "signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
 )
 """Names of the optimizers that are built in; those of timm are ``timm/NAME``, the user's own ``pkg.mod:factory``."""
+
+ASIDE = ("sweep", "tuning")
+"""Tables of a recipe file that are no part of the recipe: what steady sweep varies, and what steady tune measured."""
 
 CODE_KEYS = ("name", "loss")
 """Keys of ``optim`` that may be a ``pkg.mod:factory``."""
@@ -57,6 +71,8 @@ class Data:
         classes: a card (``.json``) whose class names, in their order, are used as the class list.
         size: side of the square input in pixels, 1 to 4096. None uses the model's own size, or the images' if they are
             small.
+        grow_size: side of training images from some epochs on, such as ``["128@0", "160@6", "192@12"]`` (progressive
+            resizing; page augmentation). Before the first, and in evaluation always, it is ``size``.
         augment: random cropping of training images: ``resized-crop`` (random area and aspect ratio), ``pad-crop`` (pad
             with zeros, then crop) or ``none`` (crop as in evaluation). ``auto`` is ``pad-crop`` for images of up to 64
             pixels and ``resized-crop`` for larger ones.
@@ -67,7 +83,8 @@ class Data:
             in every other epoch. None flips colour images and leaves grey ones (digits, letters) alone.
         transforms: further augmentation of training batches, such as ``["randaugment:2,9", "mixup:0.2"]`` (page
             augmentation): ``vflip``, ``rotate``, ``shear``, ``randaugment``, ``trivialaugment``, ``autoaugment``,
-            ``augmix``, ``color``, ``grey``, ``erase``, ``mixup``, ``cutmix``, applied in this order.
+            ``augmix``, ``color``, ``grey``, ``pkg.mod:factory``, ``erase``, ``mixup``, ``cutmix``, applied in this
+            order.
         crop: share of the shorter side that the centre crop of evaluation takes, above 0, up to 1. None uses the
             model's own, else 0.875, or 1 for images of up to 64 pixels.
         interpolation: used for every resize, always antialiased. None uses the model's own, else bilinear.
@@ -80,6 +97,11 @@ class Data:
             one go, for disks that are slow at random reads.
         balance: ``classes`` shows all classes equally often: an epoch has as many images as without, but those of rare
             classes several times and only some of frequent ones. ``none`` shows each image once an epoch.
+        repeats: show each image so many times in a row, each time cropped, flipped and transformed anew (repeated
+            augmentation), 1 to 16. An epoch has as many images as without, so that ``3`` shows a third of them, and
+            three epochs show each.
+        from_file: not part of a recipe file: whether the transforms were read from a file rather than written in code.
+            A ``pkg.mod:factory`` is imported only if they were not.
     """
 
     train: str | Path
@@ -87,6 +109,7 @@ class Data:
     holdout: float = 0.1
     classes: str | Path | None = None
     size: int | None = None
+    grow_size: tuple[str, ...] = ()
     augment: Literal["auto", "resized-crop", "pad-crop", "none"] = "auto"
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 4 / 3)
@@ -101,15 +124,20 @@ class Data:
     labels: str | Path | None = None
     order: Literal["global", "blocks"] = "global"
     balance: Literal["none", "classes"] = "none"
+    repeats: int = 1
+    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         check_types(self, "data")
         require(bool(self.train), "data.train", self.train, "a .rec file or a folder of classes")
         require(0 <= self.holdout < 1, "data.holdout", self.holdout, "a fraction from 0 up to, not including, 1")
         require(self.size is None or 1 <= self.size <= 4096, "data.size", self.size, "from 1 to 4096 pixels")
+        sizes = tuple(f"{size}@{epoch:g}" for size, epoch in parse_sizes(self.grow_size))
+        object.__setattr__(self, "grow_size", sizes)
         require(0 < self.area[0] <= self.area[1] <= 1, "data.area", self.area, "two rising fractions up to 1")
         require(0 < self.ratio[0] <= self.ratio[1], "data.ratio", self.ratio, "two rising numbers above 0")
         require(0 <= self.pad <= 512, "data.pad", self.pad, "from 0 to 512 pixels")
+        require(1 <= self.repeats <= 16, "data.repeats", self.repeats, "from 1 to 16")
         object.__setattr__(self, "transforms", tuple(map(str, parse_transforms(self.transforms))))
         require(self.crop is None or 0 < self.crop <= 1, "data.crop", self.crop, "a fraction above 0, up to 1")
         require(self.mean is None or len(self.mean) in (1, 3), "data.mean", self.mean, "1 or 3 numbers, one a channel")
@@ -122,9 +150,10 @@ class Model:
     """The network and its initial weights.
 
     Args:
-        name: ``timm/NAME``, a built-in model (``resnet20``, ``mlp``, ...), a plain timm name, or ``pkg.mod:factory``.
+        name: ``timm/NAME``, a built-in model (``resnet20``, ``mlp``, ...), a plain timm name, ``torchvision/NAME``,
+            ``mxnet:FILE`` (an MXNet checkpoint), or ``pkg.mod:factory``.
         pretrained: start from the pretrained weights of the Hugging Face hub, which are downloaded once.
-        weights: start from this ``.safetensors`` or ``.pth`` file instead.
+        weights: start from this ``.safetensors``, ``.pth`` or ``.params`` file instead.
         train: what is trained: ``full`` (every parameter), ``head`` (only the classifier), ``discriminative`` (every
             parameter, with a learning rate that falls by the factor ``decay`` from each layer to the one below),
             ``gradual`` (so too, and layers join one by one from the top down, over half of the run; ``gradual:0.5``:
@@ -191,10 +220,11 @@ class Optim:
         final: where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.
         loss: ``cross-entropy``, ``focal`` (``focal:2`` sets gamma), ``binary`` (each label by itself),
             ``binary-focal``, ``hinge`` (``hinge:1`` sets the margin), ``l1``, ``l2`` or ``pkg.mod:factory``; ``auto``
-            is ``cross-entropy``.
+            is ``cross-entropy``, and ``binary`` where images may have several labels.
         class_weights: ``balanced`` lets an image weigh N / (K n) in the loss, where n of N images have its class, one
-            of K. ``none`` weighs all alike.
-        label_smoothing: share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016).
+            of K; of several labels, those that have one weigh (N - n) / n. ``none`` weighs all alike.
+        label_smoothing: share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016);
+            of several labels, that is drawn towards 1/2.
         clip_norm: clip the gradient to this global norm, above 0. None does not clip.
         ema: decay per update of an exponential moving average of the weights, which is evaluated and exported, between
             0 and 1. None keeps no average.
@@ -202,6 +232,8 @@ class Optim:
             from 0 to below 1, such as 0.75; until then the weights are evaluated as they are. None keeps no average.
         accumulate: compute each batch in this many equal parts: less memory, same update, but batch norms see one part
             at a time.
+        grow_batch: multiply the batch after so many epochs, such as ``["2@30", "2@60"]`` (page schedules); it is made
+            of more micro-batches of the same size, so that memory does not grow. The learning rate is not scaled to it.
         options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
         from_file: not part of a recipe file: the keys that may name code and were read from a file. A
             ``pkg.mod:factory`` is imported only if its key is not among them.
@@ -230,6 +262,7 @@ class Optim:
     ema: float | None = None
     swa: float | None = None
     accumulate: int = 1
+    grow_batch: tuple[str, ...] = ()
     options: Mapping[str, Scalar] = field(default_factory=dict)
     from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
@@ -278,6 +311,13 @@ class Optim:
         if self.swa is not None and self.ema is not None:
             raise RecipeError(f"optim.swa={self.swa:g} and optim.ema={self.ema:g} exclude each other: give --ema 0")
         require(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
+        growths = parse_growth(self.grow_batch)
+        object.__setattr__(self, "grow_batch", tuple(f"{growth.times}@{growth.epoch:g}" for growth in growths))
+        if growths and (counts := [stage.law for stage in stages if stage.law.startswith("mxnet/")]):
+            raise RecipeError(
+                f"optim.grow_batch={','.join(self.grow_batch)} and optim.schedule={self.schedule!r} exclude each other:"
+                f" {counts[0]} counts updates, whatever their size; use another law"
+            )
 
     def scaled_lr(self, batch_size: int) -> float:
         """The peak learning rate for this many images an update."""
@@ -366,6 +406,8 @@ class Parallel:
         recompute: recompute activations in the backward pass: less memory, more time, same bits.
         compress: format in which ranks exchange gradients: ``none``, ``fp16``, ``bf16`` or ``2bit``.
         threshold: threshold of ``2bit``, above 0, in units of the summed gradient of a rank's images, as in MXNet.
+        price: price of an hour of each machine, such as ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W`` or an instance:
+            ``p3.2xlarge@us-east-1:spot``. None: what the variable STEADYTRAIN_PRICE says, if anything.
     """
 
     device: str = "auto"
@@ -378,8 +420,11 @@ class Parallel:
     recompute: bool = False
     compress: Literal["none", "fp16", "bf16", "2bit"] = "none"
     threshold: float = 0.5
+    price: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.price, int | float) and not isinstance(self.price, bool):  # price = 2.40 in a recipe file
+            object.__setattr__(self, "price", f"{self.price:g}")
         check_types(self, "parallel")
         procs = self.procs
         require(not isinstance(procs, int) or 1 <= procs <= 256, "parallel.procs", procs, "1 to 256, or auto")
@@ -442,6 +487,8 @@ class Every:
 LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
     ("data", "balance", "none"),
+    ("data", "repeats", 1),
+    ("data", "grow_size", []),
     ("data", "root", None),
     ("data", "labels", None),
     ("data", "transforms", []),
@@ -452,6 +499,7 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("optim", "warmup", "linear"),
     ("model", "freeze", []),
     ("optim", "swa", None),
+    ("optim", "grow_batch", []),
     ("budget", "patience", None),
     ("budget", "minutes", None),
 )
@@ -486,7 +534,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_types(self, "")
-        require(1 <= self.batch_size <= 2**20, "batch_size", self.batch_size, f"1 to {2**20}")
+        require(1 <= self.batch_size <= MOST_IMAGES, "batch_size", self.batch_size, f"1 to {MOST_IMAGES}")
+        largest = self.batch_size * math.prod(growth.times for growth in parse_growth(self.optim.grow_batch))
+        require(largest <= MOST_IMAGES, "batch_size x optim.grow_batch", largest, f"up to {MOST_IMAGES}")
         require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
         is_probe, epochs = parse_train(self.model.train).main == "probe", self.budget.epochs
         require(is_probe or epochs != 0, "budget.epochs", epochs, f"above 0, up to {MOST_EPOCHS:,}")
@@ -519,6 +569,17 @@ class Recipe:
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
+        if self.data.grow_size and self.records_graphs:
+            sizes, graph = f"data.grow_size={','.join(self.data.grow_size)}", "parallel.graph=True"
+            why = "a graph is recorded at one size of images; leave one of them out"
+            yield sizes, graph if self.parallel.graph else compiled, why
+        if self.optim.grow_batch:
+            grown, why = f"optim.grow_batch={','.join(self.optim.grow_batch)}", "it records one size of batch"
+            if self.records_graphs:
+                graph = "parallel.graph=True" if self.parallel.graph else compiled
+                yield grown, graph, f"{why}; leave one of them out"
+            if compress == "2bit":
+                yield grown, compressed, "its threshold is that of one size of batch; use compress=fp16"
         if self.budget.patience is not None and self.data.val is None and self.data.holdout == 0:
             why = "without validation images nothing says when to end"
             yield f"budget.patience={self.budget.patience}", "data.holdout=0", why
@@ -528,6 +589,12 @@ class Recipe:
         if self.data.balance != "none" and parse_train(self.model.train).probe_passes:
             why = "a probe sees each image once; leave one of them out"
             yield balanced, f"model.train={self.model.train!r}", why
+        if self.data.repeats > 1 and self.data.flip == "alternating":
+            why = "alternating flips count the times that an image was seen; leave one of them out"
+            yield f"data.repeats={self.data.repeats}", "data.flip='alternating'", why
+        if self.data.repeats > 1 and parse_train(self.model.train).probe_passes:
+            why = "a probe sees each image once; leave one of them out"
+            yield f"data.repeats={self.data.repeats}", f"model.train={self.model.train!r}", why
         if parse_train(self.model.train).main == "probe" and parse_loss(self.optim.loss).name not in SOFTMAX[:2]:
             why = "a probe is fitted by cross-entropy; --train probe+head trains on from it by any loss"
             yield f"model.train={self.model.train!r}", f"optim.loss={self.optim.loss!r}", why
@@ -551,13 +618,25 @@ class Recipe:
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
 
-    def num_steps(self, num_train: int) -> int:
-        """Updates in the whole run on ``num_train`` images: enough for every epoch of the budget to be complete."""
-        if self.budget.steps is not None:
-            return self.budget.steps
-        if self.budget.epochs == 0:  # a probe alone
-            return 0
-        return max(1, -(-round((self.budget.epochs or 0) * num_train) // self.batch_size))
+    def batches(self, num_train: int) -> Batches:
+        """Lay out the updates of the whole run on ``num_train`` images: enough to complete each epoch of the budget.
+
+        Raises:
+            RecipeError: the batch is to grow after the end of the run.
+        """
+        epochs, steps = self.budget.epochs or 0, self.budget.steps
+        growths = parse_growth(self.optim.grow_batch)
+        return lay_out(growths, batch_size=self.batch_size, num_train=num_train, epochs=epochs, steps=steps)
+
+    def sizes(self, num_train: int, *, usual: int) -> tuple[SizeStage, ...]:
+        """Lay out the sizes of training images in the whole run; before the first stage, they are ``usual``.
+
+        Raises:
+            RecipeError: a size is due after the end of the run.
+        """
+        return lay_out_sizes(
+            parse_sizes(self.data.grow_size), self.batches(num_train), num_train=num_train, usual=usual
+        )
 
     @property
     def waits_for_evaluations(self) -> bool:
@@ -612,7 +691,14 @@ class Recipe:
             recipe,
             model=replace(recipe.model, from_file=from_file),
             optim=replace(recipe.optim, from_file=self._optim_from_file(recipe.optim, all_changes)),
+            data=replace(recipe.data, from_file=self._data_from_file(recipe.data, all_changes)),
         )
+
+    def _data_from_file(self, data: Data, changes: Mapping[str, object]) -> bool:
+        """Say whether the transforms of ``data``, made by ``changes``, are a file's."""
+        if isinstance(given := changes.get("data"), Data):
+            return given.from_file
+        return "data.transforms" not in changes and (self.data.from_file or data.transforms != self.data.transforms)
 
     def _optim_from_file(self, optim: Optim, changes: Mapping[str, object]) -> frozenset[str]:
         """Return the keys of ``optim``, made by ``changes``, that may name code and whose values are a file's."""
@@ -640,7 +726,8 @@ class Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
         recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
         optim = replace(recipe.optim, from_file=frozenset(CODE_KEYS))
-        return replace(recipe, model=replace(recipe.model, from_file=True), optim=optim)
+        data = replace(recipe.data, from_file=True)
+        return replace(recipe, model=replace(recipe.model, from_file=True), optim=optim, data=data)
 
     @staticmethod
     def from_json(text: str) -> Recipe:
@@ -654,7 +741,8 @@ class Recipe:
     def from_toml(text: str) -> Recipe:
         """Read TOML; raises RecipeError where it is not a recipe."""
         try:
-            return Recipe.from_dict(tomllib.loads(text))
+            values = tomllib.loads(text)
+            return Recipe.from_dict({name: part for name, part in values.items() if name not in ASIDE})
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"the recipe is not TOML: {error}") from None
 

@@ -22,8 +22,9 @@ from steadytrain.config.recipe import ADAMS, Optim
 from steadytrain.config.stages import Stage, Warmup, parse_schedule, parse_warmup
 from steadytrain.errors import RecipeError
 
-Schedule = Callable[[int], float]
-"""From an update's number, 0 or more, to the share of the peak rate, or to the momentum."""
+Schedule = Callable[[float], float]
+"""From an update's number, 0 or more, to the share of the peak rate, or to the momentum. Where batches grow, it is the
+number of batches of the first size before the update."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ LAW: dict[str, Callable[[Span, float], float]] = {
 """The laws of :data:`steadytrain.config.stages.LAWS`: from a stage's place and an update to the share of the peak."""
 
 
-def spans(spec: Optim, *, steps: int, steps_per_epoch: float) -> tuple[Span, ...]:
+def spans(spec: Optim, *, steps: float, steps_per_epoch: float) -> tuple[Span, ...]:
     """Put the stages of a schedule in their places, after the warm-up; the one without epochs takes what is left.
 
     A stage begins at the level where the one before it ended, the first at the peak.
@@ -241,7 +242,7 @@ def spans(spec: Optim, *, steps: int, steps_per_epoch: float) -> tuple[Span, ...
     return tuple(placed)
 
 
-def schedule(spec: Optim, *, steps: int, steps_per_epoch: float) -> Schedule:
+def schedule(spec: Optim, *, steps: float, steps_per_epoch: float) -> Schedule:
     """Make the recipe's schedule: the warm-up, then the stages of ``spec.schedule`` over the updates that are left.
 
     Args:
@@ -259,7 +260,7 @@ def schedule(spec: Optim, *, steps: int, steps_per_epoch: float) -> Schedule:
     if placed[0].stage.law.startswith("mxnet/"):
         warmup = round(warmup)
 
-    def rate(step: int) -> float:
+    def rate(step: float) -> float:
         if step + 1 < warmup:
             return _warm(rises, (step + 1) / warmup)
         span = placed[max(0, bisect_right(begins, step) - 1)]
@@ -274,7 +275,7 @@ def _warm(warmup: Warmup, passed: float) -> float:
     return warmup.share + (1 - warmup.share) * float(passed**warmup.power)
 
 
-def momentum(spec: Optim, *, steps: int, steps_per_epoch: float) -> Schedule | None:
+def momentum(spec: Optim, *, steps: float, steps_per_epoch: float) -> Schedule | None:
     """Make the schedule of the momentum, or of Adam's first beta; None where it stays as it is.
 
     Only ``one-cycle`` moves it, against the rate: from the recipe's own down to its ``momentum`` (0.85) at the peak,

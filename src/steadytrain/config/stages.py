@@ -77,7 +77,7 @@ class Stage:
         epochs: how long it lasts; None: what the others leave of the run.
         numbers: values of its parameters.
         updates: those of ``step`` in MXNet's laws.
-        on: what ``plateau`` looks at, ``top1`` or ``loss``.
+        on: what ``plateau`` looks at, ``top1`` (of several labels: mAP) or ``loss``.
     """
 
     law: str

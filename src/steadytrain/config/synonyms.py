@@ -29,6 +29,7 @@ SAME = {
     **dict.fromkeys(("log-interval", "log-every-n-steps", "disp-batches"), "every.log_steps"),
     **dict.fromkeys(("check-val-every-n-epoch", "val-interval"), "every.evaluate_epochs"),
     **dict.fromkeys(("checkpoint-hist",), "every.keep"),
+    **dict.fromkeys(("layer-before-fullc",), "model.options.layer_before_fullc"),
 }
 """Word -> the key that is exactly the same: on the command line it works as an alias."""
 
@@ -100,6 +101,7 @@ OTHERWISE = {
         ("max-update", "lr-step", "stop-factor-lr", "pwr"), "--schedule mxnet/poly,max_update=1000 (docs: schedules)"
     ),
     "augment": "--set data.augment=resized-crop, pad-crop or none",
+    **dict.fromkeys(("train-size-schedule", "progressive-resizing"), "--grow-size 128@0,160@6,192@12"),
     "nesterov": "--set optim.nesterov=true, which is usual",
     "betas": "--set optim.betas=[0.9,0.999]",
 }
@@ -110,8 +112,6 @@ NOT_YET = {
     **dict.fromkeys(("log-wandb", "wandb", "logger", "tensorboard", "mlflow"), _TRACKED),
     **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),
     "aug-splits": "splitting a batch by augmentation (AugMix's loss)",
-    **dict.fromkeys(("aug-repeats", "repeated-aug", "ra-sampler"), "repeated augmentation"),
-    **dict.fromkeys(("train-size-schedule", "progressive-resizing"), "training at sizes that change"),
     **dict.fromkeys(("drop-block", "jsd-loss", "bn-momentum", "bn-eps"), "this"),
 }
 """Word -> what it asks for, which is not there."""

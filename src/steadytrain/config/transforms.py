@@ -1,7 +1,8 @@
 """The transforms that a recipe names, such as ``randaugment:2,9``: their words, parameters and one order.
 
 Whatever order they are written in, they are applied in the order of :data:`KINDS`, after the loader's crop and
-horizontal flip and before images are normalised. What each computes is in :mod:`steadytrain.data.transforms`.
+horizontal flip and before images are normalised. What each computes is in :mod:`steadytrain.data.transforms`. Those of
+the user's own, ``pkg.mod:factory``, come before ``erase``, in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from steadytrain.config.factories import FACTORY
 from steadytrain.errors import RecipeError, did_you_mean
 
 
@@ -118,6 +120,8 @@ KINDS: dict[str, Kind] = {
 }
 """Every transform, in the order in which they are applied."""
 
+OWN = Kind(12, "a transform of your own, such as one of torchvision.transforms.v2", "-")
+"""Of any ``pkg.mod:factory``."""
 POLICIES = ("randaugment", "trivialaugment", "autoaugment", "augmix")
 """Of these a recipe has one at most."""
 MIXING = ("mixup", "cutmix")
@@ -147,8 +151,13 @@ class Transform:
     values: tuple[float | str, ...] = ()
 
     @property
+    def is_own(self) -> bool:
+        """Whether the name is the path of a factory of the user's own."""
+        return ":" in self.name
+
+    @property
     def kind(self) -> Kind:
-        return KINDS[self.name]
+        return OWN if self.is_own else KINDS[self.name]
 
     def number(self, name: str) -> float:
         """Return the value of a parameter."""
@@ -167,7 +176,7 @@ class Transform:
 
     @staticmethod
     def parse(text: str) -> Transform:
-        """Read ``NAME`` or ``NAME:VALUE,VALUE``.
+        """Read ``NAME``, ``NAME:VALUE,VALUE`` or ``pkg.mod:factory``.
 
         Raises:
             RecipeError: no such transform, or a value that it cannot have.
@@ -176,9 +185,11 @@ class Transform:
         name = name.strip().lower().replace("_", "-")
         name = SAME_NAMES.get(name, name)
         if name not in KINDS:
-            known = (*KINDS, *SAME_NAMES)
+            if FACTORY.fullmatch(text.strip()):
+                return Transform(text.strip())
             raise RecipeError(
-                f"data.transforms has {text!r}; the transforms are {', '.join(KINDS)}.{did_you_mean(name, known)}"
+                f"data.transforms has {text!r}; the transforms are {', '.join(KINDS)} and pkg.mod:factory."
+                f"{did_you_mean(name, (*KINDS, *SAME_NAMES))}"
             )
         kind = KINDS[name]
         words = [word.strip() for word in rest.split(",")] if colon else []
@@ -228,7 +239,9 @@ def parse_transforms(texts: Iterable[str]) -> tuple[Transform, ...]:
     ['randaugment:2,9', 'mixup:0.2']
     """
     order = list(KINDS)
-    transforms = sorted(map(Transform.parse, texts), key=lambda transform: order.index(transform.name))
+    order.insert(order.index("erase"), "")
+    parsed = map(Transform.parse, texts)
+    transforms = sorted(parsed, key=lambda transform: order.index("" if transform.is_own else transform.name))
     names = [transform.name for transform in transforms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RecipeError(f"data.transforms has {twice} twice: each is applied once; keep one of them")

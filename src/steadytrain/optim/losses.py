@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from steadytrain.config import Optim
+from steadytrain.config.factories import import_factory
 from steadytrain.config.losses import SOFTMAX, parse_loss
 from steadytrain.errors import RecipeError, first_line
 
@@ -157,17 +155,10 @@ def make_loss(
 
 def _own_loss(path: str, num_classes: int, *, is_multi_label: bool, allow_import: bool) -> Loss:
     """Call the user's factory, and what it makes with two images: it has to give one number."""
-    if not allow_import:
-        raise RecipeError(
-            f"{path} would import code, which is only done for a loss that you name yourself: if you trust it, add"
-            f" --loss {path} (in Python: allow_import=True)"
-        )
-    module, _, name = path.partition(":")
-    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)  # a script's path is that of the script; last, so that nothing installed is hidden
+    make = import_factory(path, key="optim.loss", flag="--loss", what="a loss", allow_import=allow_import)
     logits, targets = torch.zeros(2, num_classes), torch.zeros(2, dtype=torch.int64)
     try:
-        loss: Loss = getattr(importlib.import_module(module), name)()
+        loss: Loss = make()
         value = loss(logits, torch.zeros_like(logits) if is_multi_label else targets)
     except Exception as error:
         raise RecipeError(f"optim.loss={path} failed: {type(error).__name__}: {first_line(error)}") from error

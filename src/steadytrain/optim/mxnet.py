@@ -367,7 +367,10 @@ class SGLD(_Rule):
 
     def noise(self, group: dict[str, Any], weight: Tensor, step: int, number: int) -> Tensor:
         """Draw standard normal numbers for a tensor, by its number in the group and that of the update."""
-        key = (group["seed"] * 1_000_003 + step) * 1_000_003 + number + 7 * self.param_groups.index(group)
+        place = next(k for k, other in enumerate(self.param_groups) if other is group)
+        key = 0
+        for part in (group["seed"], step, place, number):  # all four, so that no two tensors draw the same
+            key = key * 1_000_003 + part
         generator = torch.Generator(weight.device).manual_seed(key % 2**63)
         noise = torch.empty(weight.shape, device=weight.device, dtype=weight.dtype)
         return noise.normal_(generator=generator)

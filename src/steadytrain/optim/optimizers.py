@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -18,7 +15,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from steadytrain.config import Optim
-from steadytrain.config.losses import FACTORY
+from steadytrain.config.factories import FACTORY, import_factory
 from steadytrain.errors import RecipeError, did_you_mean, first_line
 from steadytrain.optim import mxnet
 
@@ -43,8 +40,8 @@ def eager(kind: type[Class]) -> type[Class]:
     """
     wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    plain: Callable[..., Any] = torch.no_grad()(inspect.unwrap(kind.step))
-    observed: Callable[..., Any] = Optimizer.profile_hook_step(plain)
+    unwrapped: Callable[..., Any] = inspect.unwrap(kind.step)
+    observed: Callable[..., Any] = Optimizer.profile_hook_step(torch.no_grad()(unwrapped))
     zero_grad = methods["zero_grad"]
 
     def step(self: Class, closure: Callable[[], float] | None = None) -> Any:
@@ -54,7 +51,10 @@ def eager(kind: type[Class]) -> type[Class]:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-        return (observed if hooks or torch._C._autograd._profiler_enabled() else plain)(self, closure)
+        if hooks or torch._C._autograd._profiler_enabled():
+            return observed(self, closure)
+        with torch.no_grad():
+            return unwrapped(self, closure)
 
     def drop_gradients(self: Class, set_to_none: bool = True) -> None:
         if not set_to_none:
@@ -68,7 +68,15 @@ def eager(kind: type[Class]) -> type[Class]:
     return type(kind.__name__, (kind,), methods | {"step": step, "zero_grad": drop_gradients})
 
 
-def sgd(groups: Groups, *, lr: float, momentum: float, nesterov: bool, fused: bool | None) -> SGD:
+def sgd(
+    groups: Groups,
+    *,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    fused: bool | None = None,
+    foreach: bool | None = None,
+) -> SGD:
     """Stochastic gradient descent with (Nesterov) momentum: ``m = momentum * m + g``, ``w -= lr * (g + momentum * m)``.
 
     Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", in the form of
@@ -78,7 +86,8 @@ def sgd(groups: Groups, *, lr: float, momentum: float, nesterov: bool, fused: bo
     The momentum starts as zeros rather than at the first step, which comes to the same: torch's fused kernel
     allocates it uninitialised at the first step, and leaves it so if fp16's loss scaling skips that step.
     """
-    optimizer = eager(SGD)(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused)
+    nesterov = nesterov and momentum > 0
+    optimizer = eager(SGD)(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused, foreach=foreach)
     if momentum > 0:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -172,19 +181,13 @@ def check_name(name: str) -> None:
         raise RecipeError(f"optim.name is {name!r}, which needs second derivatives: choose another one")
 
 
-def imported_factory(path: str) -> Callable[..., Optimizer]:
-    """Import a ``pkg.mod:factory`` that the user named, also from the working folder.
+def imported_factory(path: str, *, allow_import: bool) -> Callable[..., Optimizer]:
+    """Import a ``pkg.mod:factory`` that the user named.
 
     Raises:
-        RecipeError: there is no such module or factory, or it makes no optimizer of all the parameters.
+        RecipeError: it may not be imported, or cannot be, or makes no optimizer of all the parameters.
     """
-    place, _, name = path.partition(":")
-    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)  # last, so that nothing installed is hidden
-    try:
-        factory = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(f"optim.name={path} cannot be imported: {first_line(error)}") from error
+    factory = import_factory(path, key="optim.name", flag="--optimizer", what="an optimizer", allow_import=allow_import)
 
     def make(groups: Groups, *, lr: float, **options: Any) -> Optimizer:
         wanted = {id(parameter) for group in groups for parameter in group["params"]}
@@ -232,12 +235,7 @@ def build(
     make: Callable[..., Optimizer]
     kind = OPTIMIZERS.get(spec.name)
     if FACTORY.fullmatch(spec.name):
-        if not allow_import:
-            raise RecipeError(
-                f"{spec.name} would import code, which is only done for an optimizer that you name yourself: if you"
-                f" trust it, add --optimizer {spec.name} (in Python: allow_import=True)"
-            )
-        make = imported_factory(spec.name)
+        make = imported_factory(spec.name, allow_import=allow_import)
     elif kind is None:
         from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 
@@ -245,7 +243,8 @@ def build(
     else:
         make = kind.make
         constants = {name: getattr(spec, name) for name in kind.constants} | constants
-        constants |= {"fused": True} if kind.has_fused and device.type in _FUSED else {}
+        is_fused = kind.has_fused and device.type in _FUSED and not constants.get("foreach")
+        constants |= {"fused": True} if is_fused else {}
         constants |= {"seed": seed} if kind.takes_seed and "seed" not in constants else {}
     try:
         optimizer = make(groups, lr=lr, **constants)

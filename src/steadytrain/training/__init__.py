@@ -2,6 +2,7 @@
 
 from steadytrain.distributed.process_group import Group as Group
 from steadytrain.distributed.process_group import init_group as init_group
+from steadytrain.training.calibration import calibrate as calibrate
 from steadytrain.training.defaults import default_recipe as default_recipe
 from steadytrain.training.defaults import finetune as finetune
 from steadytrain.training.evaluation import Evaluation as Evaluation
@@ -11,5 +12,6 @@ from steadytrain.training.inference import evaluate as evaluate
 from steadytrain.training.inference import predict as predict
 from steadytrain.training.inference import restore as restore
 from steadytrain.training.loop import Outcome as Outcome
+from steadytrain.training.loop import repeat as repeat
 from steadytrain.training.loop import steps as steps
 from steadytrain.training.loop import train as train

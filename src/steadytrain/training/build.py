@@ -14,7 +14,9 @@ import torch
 
 from steadytrain import models, optim
 from steadytrain.config import Recipe
+from steadytrain.config.batches import parse_sizes
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
+from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
 from steadytrain.config.schedules import momentum, usual_momentum
 from steadytrain.config.transforms import parse_transforms
@@ -28,11 +30,11 @@ from steadytrain.data.loader import (
     default_threads,
 )
 from steadytrain.data.sources.filenames import few
-from steadytrain.data.transforms import Augmentation
+from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
-from steadytrain.errors import RecipeError
+from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Started
 from steadytrain.format import count
 from steadytrain.machine import cgroups, facts, process
@@ -41,6 +43,7 @@ from steadytrain.training.compute import precision
 from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
+from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock, DeviceClock
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Objective, Share, Update, share_of
@@ -50,11 +53,6 @@ RARE_SHARE = 0.2
 """Of the median class's images: a class with fewer is called rare."""
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet: for files without a card, as the field does."""
-
-
-def num_steps(recipe: Recipe, num_train: int) -> int:
-    """Updates in the whole run: enough for every epoch of the budget to be complete."""
-    return recipe.num_steps(num_train)
 
 
 def choose_device(name: str, world: World = ALONE) -> torch.device:
@@ -190,7 +188,11 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     """Build the model for the data's classes, and its input: size, mean, standard deviation, crop and channels.
 
     Each value of the input is what the recipe says, else the weights' own configuration, else what the data measure.
+
+    Raises:
+        RecipeError: the recipe asks for what does not go with several labels for each image.
     """
+    _require_suits_labels(recipe, data)
     has_weights = recipe.model.pretrained or recipe.model.weights is not None
     channels = 3 if has_weights and recipe.model.name not in models.BUILT_IN else data.train.channels
     size = recipe.data.size
@@ -204,6 +206,14 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     if mean is None and card is not None and len(card.mean) == channels:
         mean, std = card.mean, tuple(max(s, 1e-3) for s in card.std)
     size = size or default.size or 224
+    for side, _ in parse_sizes(recipe.data.grow_size):
+        try:
+            models.try_forward(
+                built.module, name=built.name, channels=channels, size=side, num_classes=len(data.classes)
+            )
+        except ModelError as error:
+            sizes = ",".join(recipe.data.grow_size)
+            raise RecipeError(f"data.grow_size={sizes} does not suit {built.name}: {error}; leave it out") from error
     return built, replace(
         default,
         size=size,
@@ -215,22 +225,47 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     )
 
 
+def training_input(recipe: Recipe, input: Input, num_train: int, position: int = 0) -> Input:
+    """Return the input with the size that training images have at a position."""
+    assert input.size is not None
+    stages = recipe.sizes(num_train, usual=input.size)
+    return replace(input, size=next(stage.size for stage in reversed(stages) if stage.position <= position))
+
+
+def _require_suits_labels(recipe: Recipe, data: DataSets) -> None:
+    """Refuse what needs one class for each image, where an image may have several labels. Raises RecipeError."""
+    if data.num_labels is None:
+        return
+    if recipe.data.balance != "none":
+        raise RecipeError(
+            f"data.balance={recipe.data.balance!r} shows classes equally often, and these images may have several"
+            " labels: leave --balance out; --class-weights balanced weighs rare labels in the loss"
+        )
+    if parse_train(recipe.model.train).probe_passes:
+        raise RecipeError(
+            f"model.train={recipe.model.train!r} fits one class for each image, and these may have several labels: use"
+            " --train head, head:1+full or discriminative"
+        )
+
+
 def require_schedule(recipe: Recipe, num_train: int) -> None:
     """Refuse a warm-up or stages that are longer than the run, and a momentum that a graph cannot follow.
 
     Raises:
         RecipeError: says which, and what to change.
     """
-    steps = num_steps(recipe, num_train)
-    epochs = steps * recipe.batch_size / num_train
+    batches = recipe.batches(num_train)
+    recipe.sizes(num_train, usual=1)  # none is due after the end
+    steps, epochs = batches.steps, batches.images / num_train
     if epochs and recipe.optim.warmup_epochs > epochs:
+        asked = recipe.budget.epochs or round(epochs, 2)
         raise RecipeError(
-            f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
+            f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {asked:g}: the learning"
             " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
         )
     if not steps:
         return
-    moves = momentum(recipe.optim, steps=steps, steps_per_epoch=num_train / recipe.batch_size)
+    moves = momentum(recipe.optim, steps=batches.first, steps_per_epoch=num_train / recipe.batch_size)
     if moves is not None and recipe.parallel.graph:
         raise RecipeError(
             f"optim.schedule={recipe.optim.schedule!r} moves the momentum, which a recorded graph cannot follow: leave"
@@ -240,7 +275,7 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
 
 def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Iterator[str]:
     """What a user should know of weights, images and schedule before hours are spent on them."""
-    steps, fitting = num_steps(recipe, data.num_train), max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
+    steps, fitting = recipe.batches(data.num_train).steps, max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
     if recipe.batch_size > fitting and steps:
         yield (
             f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} training images, so the"
@@ -268,9 +303,11 @@ def rare_class_remark(data: DataSets) -> Iterator[str]:
     rare = [k for k in np.argsort(counts, kind="stable").tolist() if 0 < counts[k] < RARE_SHARE * usual]
     if rare:
         named = few([f"{data.classes[k]} {counts[k]:,}" for k in rare])
+        what = ("class is", "classes are") if data.num_labels is None else ("label is", "labels are")
+        remedy = "--balance classes shows all classes equally often, " if data.num_labels is None else ""
         yield (
-            f"{count(len(rare), 'class is', 'classes are')} rare ({named}; the median is {usual:,.0f} training images):"
-            " --balance classes shows all classes equally often, --class-weights balanced weighs their losses"
+            f"{count(len(rare), *what)} rare ({named}; the median is {usual:,.0f} training images): {remedy}"
+            "--class-weights balanced weighs their losses"
         )
 
 
@@ -278,8 +315,8 @@ def scaling_remark(built: Built, input: Input, mean: str, std: str) -> str:
     """Word that a weights file has no mean and standard deviation; ``mean`` and ``std``: whose are used instead."""
     values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
     return (
-        f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
-        f" {std} std ({values[1]})"
+        f"{built.weights} does not say how its images were scaled: {mean} mean ({values[0]}) and {std} std"
+        f" ({values[1]}) are used"
     )
 
 
@@ -292,15 +329,20 @@ def started(
     *,
     step: int = 0,
     startup: Mapping[str, float] | None = None,
+    startup_waits: Mapping[str, float] | None = None,
+    startup_disk_bytes: int | None = None,
+    began: float = 0.0,
+    price: Mapping[str, Any] | None = None,
 ) -> Started:
     """Make an attempt's first event: what is trained, on what, and where."""
-    parameters = list(built.module.parameters())
+    parameters, batches = list(built.module.parameters()), recipe.batches(data.num_train)
     return Started(
         digest=recipe.digest,
         step=step,
-        steps=num_steps(recipe, data.num_train),
+        steps=batches.steps,
         steps_per_epoch=data.num_train / recipe.batch_size,
         batch_size=recipe.batch_size,
+        growth=[list(stage) for stage in batches.stages[1:]],
         data=data.about(),
         model={
             "name": built.name,
@@ -313,6 +355,10 @@ def started(
         },
         machine=machine,
         startup=startup or {},
+        startup_waits=startup_waits or {},
+        startup_disk_bytes=startup_disk_bytes,
+        began=began,
+        price=price,
     )
 
 
@@ -349,7 +395,8 @@ def state(
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
     if recipe.optim.swa is not None:
-        ema = Ema(module, None, sources, start=round(recipe.optim.swa * num_steps(recipe, num_train)))
+        batches = recipe.batches(num_train)
+        ema = Ema(module, None, sources, start=round(batches.step(recipe.optim.swa * batches.images)))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
@@ -371,11 +418,12 @@ def loss(recipe: Recipe, data: DataSets, device: torch.device, *, allow_import: 
     weights = None
     if recipe.optim.class_weights == "balanced":
         counts = torch.from_numpy(data.class_counts)
-        weights = optim.balanced_weights(counts, data.num_train).to(device)
+        weights = optim.balanced_weights(counts, data.num_train, is_multi_label=data.num_labels is not None).to(device)
     named = "loss" not in recipe.optim.from_file
     return optim.make_loss(
         recipe.optim,
         weights=weights,
+        is_multi_label=data.num_labels is not None,
         num_classes=len(data.classes),
         allow_import=named if allow_import is None else allow_import,
     )
@@ -390,18 +438,28 @@ def update(
     share: Share | None = None,
     *,
     num_classes: int | None = None,
+    num_labels: int | None = None,
     loss: optim.Loss | None = None,
+    allow_import: bool | None = None,
+    limit: PassLimit | None = None,
 ) -> Update:
     """Make the function of one update: untimed, and of whole batches, where ``clock`` and ``share`` are left out.
 
-    ``num_classes``: of the labels; None: the recipe's transforms are left out. ``loss``: of :func:`loss`; None: the
-    recipe's, without weights of classes.
+    ``num_classes``: of the labels; None: the recipe's transforms are left out. ``num_labels``: of which an image may
+    have several; None: it has one class. ``loss``: of :func:`loss`; None: the recipe's, without weights of classes.
+    ``allow_import``: import the recipe's own transforms; None: if the user's code or command line named them.
+    ``limit``: what is done where memory runs out; None: nothing.
     """
     share = share or share_of(ALONE, recipe.batch_size, recipe.optim.accumulate)
     clock = clock or Clock(time.perf_counter())
     state.engine.on_exposed = lambda: clock.to("communication")
-    loss = loss or optim.make_loss(recipe.optim, allow_import="loss" not in recipe.optim.from_file)
-    objective = Objective(state.policy, input.mean, input.std, loss)
+    loss = loss or optim.make_loss(
+        recipe.optim,
+        is_multi_label=num_labels is not None,
+        num_classes=num_labels or 2,
+        allow_import="loss" not in recipe.optim.from_file,
+    )
+    objective = Objective(state.policy, input.mean, input.std, loss, num_labels)
     assert input.size is not None
     updated = {id(p) for group in state.optimizer.param_groups for p in group["params"]}  # some may wait
     return Update(
@@ -413,16 +471,31 @@ def update(
         share=share,
         clock=clock,
         image_shape=(input.size, input.size, input.channels),
-        augmentation=None if num_classes is None else augmentation(recipe, input, num_classes, share.size),
+        augmentation=None
+        if num_classes is None
+        else augmentation(recipe, input, num_classes, share.size, state.engine.device, allow_import=allow_import),
+        limit=limit,
     )
 
 
-def augmentation(recipe: Recipe, input: Input, num_classes: int, group: int) -> Augmentation | None:
+def augmentation(
+    recipe: Recipe,
+    input: Input,
+    num_classes: int,
+    group: int,
+    device: torch.device,
+    *,
+    allow_import: bool | None = None,
+) -> Augmentation | None:
     """Make the recipe's transforms of micro-batches of ``group`` images; None where it has none."""
     if not recipe.data.transforms:
         return None
     fill = input.mean or (0.5,) * input.channels  # what becomes 0 for the network
-    return Augmentation(parse_transforms(recipe.data.transforms), recipe.seed, fill, num_classes, group)
+    transforms, named = parse_transforms(recipe.data.transforms), not recipe.data.from_file
+    assert input.size is not None
+    shape = (input.size, input.size, input.channels)
+    own = make_own(transforms, device, shape, allow_import=named if allow_import is None else allow_import)
+    return Augmentation(transforms, recipe.seed, fill, num_classes, group, own)
 
 
 def feeds(
@@ -452,8 +525,9 @@ def feeds(
         device,
         batch_size=share.images,
         start=state.cursor.position,
-        stop=num_steps(recipe, data.num_train) * recipe.batch_size,
+        stop=recipe.batches(data.num_train).images,
         share=(share.offset, recipe.batch_size),
+        sizes=recipe.sizes(data.num_train, usual=input.size or 0) if recipe.data.grow_size else (),
         threads=threads,
         on_bad=lambda bad: notice(str(bad)),
         place="auto",
@@ -486,6 +560,7 @@ def training_feed(
         ids=data.train_ids,
         blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
         balance=recipe.data.balance == "classes",
+        repeats=recipe.data.repeats,
         pin=device.type == "cuda",
         device=device if device.type == "cuda" else None,
         **options,

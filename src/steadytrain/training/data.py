@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,19 @@ import torch
 from numpy.typing import NDArray
 
 from steadytrain.config import Data
+from steadytrain.config.batches import Batches
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import record_files
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import few
+from steadytrain.data.sources.labels import require_zero_or_one
+from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError
+from steadytrain.format import count
+from steadytrain.machine.process import opening_data
 from steadytrain.training.profile.clock import Clock
 
 LISTS = (".lst", ".csv", ".tsv", ".txt")
@@ -37,7 +44,7 @@ class DataSets:
     Args:
         train, val: opened record files; ``val`` is None without validation.
         train_ids, val_ids: int64 record numbers to use; None uses all.
-        classes: names, in the order of the labels.
+        classes: names, in the order of the labels; of images with several labels, the names of these.
         held_out: whether ``val_ids`` were held out of the training file.
     """
 
@@ -48,7 +55,7 @@ class DataSets:
     classes: tuple[str, ...]
     held_out: bool
 
-    @property
+    @cached_property
     def num_train(self) -> int:
         return len(self.train) if self.train_ids is None else len(self.train_ids)
 
@@ -59,9 +66,16 @@ class DataSets:
         return len(self.val) if self.val_ids is None else len(self.val_ids)
 
     @property
+    def num_labels(self) -> int | None:
+        """Labels that an image may have several of; None where each has one class."""
+        return len(self.classes) if self.train.labels.ndim > 1 else None
+
+    @property
     def class_counts(self) -> NDArray[np.int64]:
-        """Training images of each class, int64[K]."""
+        """Training images of each class, or with each label: int64[K]."""
         labels = self.train.labels if self.train_ids is None else self.train.labels[self.train_ids]
+        if labels.ndim > 1:
+            return np.asarray((labels > 0).sum(0), np.int64)
         return np.bincount(labels, minlength=len(self.classes)).astype(np.int64)
 
     @property
@@ -82,6 +96,7 @@ class DataSets:
             "num_val": self.num_val,
             "held_out": self.held_out,
             "classes": list(self.classes),
+            "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
             "largest_side": self.train.largest_side,
             "num_rejected": len(rejected),
@@ -111,49 +126,67 @@ def look(
     progress: Callable[[int, int], None] | None = None,
 ) -> Facts:
     """Open what a recipe names, packing it if need be, and return the facts of the training data. Raises DataError."""
-    prepare = partial(prepare_records, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
-    train = _prepare_train(data, prepare).train
-    if data.val is not None:
-        _prepare_val(data, data.val, train, prepare)
-    with open_records(train) as opened:
+    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, progress=progress)
+    with ExitStack() as stack:
+        stack.enter_context(opening_data())
+        train = _prepare_train(data, prepare).train
+        if data.val is not None:
+            _prepare_val(data, data.val, train, prepare)
+        opened = stack.enter_context(open_records(train))
         _require_classes(opened)
-        return Facts(len(opened), len(opened.classes), opened.channels, opened.largest_side)
+        return Facts(len(opened), len(opened.class_list), opened.channels, opened.largest_side)
 
 
 def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda message: None) -> DataSets:
     """Open what a recipe names; all but record files is packed once into the cache, and ``say`` is told so.
 
     Raises:
-        DataError: nothing there, class lists that differ, fewer than two classes, label vectors.
+        DataError: nothing there, class lists that differ, fewer than two classes, labels that nothing can learn.
     """
     # That an earlier copy is used is no news to a run, whose first event names it.
-    prepare = partial(prepare_records, one_class=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
+    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = _prepare_train(data, prepare)
     train = open_records(prepared.train)
     _require_classes(train)
-    require_outputs(train, len(train.classes), of="its card")
-    counts = np.bincount(train.labels, minlength=len(train.classes))
-    if empty := [train.classes[number] for number in np.flatnonzero(counts == 0).tolist()]:
+    classes = train.class_list
+    require_outputs(train, len(classes), of="its card")
+    counts = DataSets(train, None, None, None, classes, held_out=False).class_counts
+    if empty := [classes[number] for number in np.flatnonzero(counts == 0).tolist()]:
         subject = f"class {empty[0]} has" if len(empty) == 1 else f"{len(empty):,} classes ({few(empty)}) have"
         say(f"{subject} no training images: the model cannot learn to name them")
+    if train.labels.ndim > 1 and bool((train.labels.sum(1) == 1).all()):
+        say(
+            f"each image has exactly one of the {len(classes):,} labels, which are learned one by one all the same: a"
+            " table with one column 'label' makes them classes, of which one is chosen"
+        )
     val_path = prepared.val
     if data.val is not None:
         val_path = _prepare_val(data, data.val, train.path, prepare).only("val")
     if val_path is not None:
         val = open_records(val_path)
         _require_same_classes(train, val)
-        require_outputs(val, len(train.classes), of=str(train.path))
-        return DataSets(train, val, None, None, train.classes, held_out=False)
+        require_outputs(val, len(classes), of=str(train.path))
+        _say_unseen(val.labels, classes, say)
+        return DataSets(train, val, None, None, classes, held_out=False)
     if data.holdout == 0:
-        return DataSets(train, None, None, None, train.classes, held_out=False)
+        return DataSets(train, None, None, None, classes, held_out=False)
     train_ids, val_ids = split_by_fraction(train.labels, fraction=data.holdout, seed=seed)
     if not len(val_ids):
         raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
+    share = f"{data.holdout:.0%}{' of each class' * (train.labels.ndim == 1)}"
     say(
-        f"no validation data given: {len(val_ids):,} of {len(train):,} images ({data.holdout:.0%} of each class)"
-        " are held out (--val DATA to choose your own)"
+        f"no validation data given: {len(val_ids):,} of {len(train):,} images ({share}) are held out (--val DATA to"
+        " choose your own)"
     )
-    return DataSets(train, train, train_ids, val_ids, train.classes, held_out=True)
+    _say_unseen(train.labels[val_ids], classes, say)
+    return DataSets(train, train, train_ids, val_ids, classes, held_out=True)
+
+
+def _say_unseen(labels: Labels, classes: tuple[str, ...], say: Callable[[str], None]) -> None:
+    """Say which labels no validation image has, where an image may have several: mAP is without them."""
+    if labels.ndim > 1 and (unseen := np.flatnonzero(~(labels > 0).any(0)).tolist()):
+        subject = count(len(unseen), "label has", "labels have")
+        say(f"{subject} no validation image, and no part in mAP: {few([classes[number] for number in unseen])}")
 
 
 def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
@@ -169,41 +202,44 @@ def _prepare_val(data: Data, val: str | Path, train: Path, prepare: Callable[...
 
 
 def open_records(path: Path) -> Records:
-    """Open one record file whose images have one class each. Raises DataError."""
+    """Open record files whose images have one class each, or several labels of 0 or 1. Raises DataError."""
     opened = Records.open(path)
     try:
         opened.require_images()
+        require_zero_or_one(opened.labels, where=str(path))
     except DataError:
         opened.close()
         raise
-    if opened.labels.ndim != 1:
-        shape = "x".join(str(n) for n in opened.labels.shape)
-        opened.close()
-        raise DataError(f"{path} has label vectors ({shape}): training and evaluation need one class for each image")
     return opened
 
 
 def _require_classes(train: Records) -> None:
-    if len(train.classes) < 2:
-        named = ", ".join(train.classes) or "none"
-        raise DataError(f"{train.path} has {len(train.classes)} class ({named}): a classifier needs at least two")
+    if len(train.class_list) < 2:
+        named = ", ".join(train.class_list) or "none"
+        raise DataError(f"{train.path} has {len(train.class_list)} class ({named}): a classifier needs at least two")
 
 
 def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:
     """Refuse labels for which a model of ``num_classes``, those ``of`` something, has no output. Raises DataError."""
-    largest = int(opened.labels.max(initial=0))
+    largest = int(opened.labels.max(initial=0)) if opened.labels.ndim == 1 else opened.labels.shape[1] - 1
     if largest >= num_classes:
         raise DataError(f"{opened.path} has label {largest}, and {of} has {num_classes} classes (from 0 on)")
 
 
 def _require_same_classes(train: Records, val: Records) -> None:
-    if train.card is None or val.card is None or train.classes == val.classes:
+    kinds = [
+        "several labels for each image" if opened.labels.ndim > 1 else "one class for each image"
+        for opened in (train, val)
+    ]
+    if kinds[0] != kinds[1]:
+        raise DataError(f"{train.path} has {kinds[0]} and {val.path} {kinds[1]}: give both of one kind")
+    if train.card is None or val.card is None or train.class_list == val.class_list:
         return
 
     def few(names: set[str]) -> str:
         return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
-    in_train, in_val = set(train.classes), set(val.classes)
+    in_train, in_val = set(train.class_list), set(val.class_list)
     differences = [f"only in training: {few(in_train - in_val)}"] if in_train - in_val else []
     differences += [f"only in validation: {few(in_val - in_train)}"] if in_val - in_train else []
     raise DataError(
@@ -215,18 +251,33 @@ def _require_same_classes(train: Records, val: Records) -> None:
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A batch on the device: images uint8 [B, H, W, C], labels int64 [B]; and the host's wait for the loader."""
+    """A batch on the device: images uint8 [B, H, W, C], labels int64 [B], or float32 [B, L] of several for each image;
+    and the host's wait for the loader.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor
     wait_seconds: float
 
 
-def random_batch(n: int, shape: tuple[int, int, int], device: torch.device, *, num_classes: int = 1) -> DeviceBatch:
-    """Draw a batch of ``n`` random images of height, width and channels, the same each time, and their labels."""
+def random_batch(
+    n: int,
+    shape: tuple[int, int, int],
+    device: torch.device,
+    *,
+    num_classes: int = 1,
+    num_labels: int | None = None,
+) -> DeviceBatch:
+    """Draw a batch of ``n`` random images of height, width and channels, the same each time, and their labels.
+
+    ``num_labels``: of which each image has some; None: it has one of ``num_classes``.
+    """
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, num_classes, (n,), generator=generator)
+    if num_labels is None:
+        labels = torch.randint(0, num_classes, (n,), generator=generator)
+    else:
+        labels = torch.randint(0, 2, (n, num_labels), generator=generator).float()
     return DeviceBatch(images.to(device), labels.to(device), 0.0)
 
 
@@ -245,10 +296,28 @@ def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = N
         yield DeviceBatch(_images(batch, device), torch.from_numpy(batch.labels), seconds)
 
 
+def join_batches(batches: Iterator[DeviceBatch], plan: Batches, step: int) -> Iterator[DeviceBatch]:
+    """Make the batches of updates from ``step`` on of those of the first size: one, or several in a row joined."""
+    return _joined(batches, plan, step) if plan.is_growing else batches
+
+
+def _joined(batches: Iterator[DeviceBatch], plan: Batches, step: int) -> Iterator[DeviceBatch]:
+    for update in itertools.count(step):
+        parts = list(itertools.islice(batches, plan.size(update) // plan.stages[0].images))
+        if not parts:
+            return
+        images, labels = [part.images for part in parts], [part.labels for part in parts]
+        waited = sum(part.wait_seconds for part in parts)
+        del parts
+        yield DeviceBatch(torch.cat(images), torch.cat(labels), waited)
+        del images, labels
+
+
 def _images(batch: Batch, device: torch.device) -> torch.Tensor:
     if isinstance(batch, ResidentBatch):
         return batch.gather()
-    return torch.from_numpy(batch.images).to(device, non_blocking=True)
+    images = torch.from_numpy(batch.images)
+    return images if device.type == "cpu" else images.to(device, non_blocking=True)
 
 
 def _wait_for_each(batches: Iterable[Batch], clock: Clock) -> Iterator[tuple[Batch, float]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,13 +16,16 @@ from torch import nn
 from torch.nn import functional
 
 from steadytrain.data.loader import Batch, ImageLoader
-from steadytrain.data.predictions import write_predictions
+from steadytrain.data.predictions import write_label_predictions, write_predictions
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.scores import average_precisions
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
 from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.ema import Ema
+from steadytrain.training.memory import PassLimit
 from steadytrain.training.session import Session
 
 STATISTICS_BATCHES = 8
@@ -35,15 +39,48 @@ class Evaluation:
     ``n`` images; mean cross-entropy ``loss``; ``top1`` and ``top5`` as fractions (top5 is 1 for five classes or
     fewer); ``right`` and ``total`` for each class. ``outputs``, if it was asked for, float32[n, 4] by position:
     predicted class, its probability, loss, and rank of the true class (1 where it is predicted).
+
+    Where an image may have several labels, a label is predicted if its probability is above 0.5; ``loss`` is the
+    binary cross-entropy, the mean over images and labels; ``top1`` the images of which every label is right (exact
+    match), and ``top5`` None; ``right`` and ``total``: of the images that have a label, those for which it is
+    predicted; ``mean_ap``: the mean over the labels that any image has of their average precisions
+    (:mod:`steadytrain.data.scores`).
+
+    ``logits`` float32[n, K], and ``labels`` int64[n] or float32[n, K], by position: of several labels, or if they were
+    asked for.
     """
 
     n: int
     loss: float
     top1: float
-    top5: float
+    top5: float | None
     right: tuple[int, ...]
     total: tuple[int, ...]
     outputs: NDArray[np.float32] | None = field(default=None, compare=False)
+    mean_ap: float | None = None
+    logits: NDArray[np.float32] | None = field(default=None, compare=False)
+    labels: NDArray[np.int64] | NDArray[np.float32] | None = field(default=None, compare=False)
+
+    @property
+    def score(self) -> float:
+        """What evaluations are ranked by: top-1; of several labels, mAP."""
+        return self.top1 if self.mean_ap is None else self.mean_ap
+
+
+def logits_of(
+    module: nn.Module, images_BHWC: torch.Tensor, policy: Policy, input: Input, limit: PassLimit
+) -> torch.Tensor:
+    """Run images, uint8 [B, H, W, C], through a network, as many at a time as memory allows: float32 logits [B, K]."""
+
+    def forward(at_once: int) -> torch.Tensor:
+        with policy.autocast():
+            parts = [
+                module(policy.images(part, input.mean, input.std)).float()
+                for part in images_BHWC.tensor_split(-(-len(images_BHWC) // at_once))
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    return limit.fit(forward, len(images_BHWC))
 
 
 def evaluate_module(
@@ -55,6 +92,11 @@ def evaluate_module(
     *,
     sum_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda count: count,
     num_outputs: int | None = None,
+    is_multi_label: bool = False,
+    keep_logits: bool = False,
+    temperature: float = 1.0,
+    limit: PassLimit | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Evaluation:
     """Run ``module`` over ``batches`` in evaluation mode and count; its training mode is restored afterwards.
 
@@ -66,12 +108,21 @@ def evaluate_module(
         num_classes: of the data and the module's outputs.
         sum_ranks: sums a count over all ranks that evaluate together, each on other batches.
         num_outputs: images of all ranks, to return the outputs for each as well; None: only what is counted.
+        is_multi_label: an image may have several labels; needs ``num_outputs``.
+        keep_logits: return the logits and labels of each image, too; needs ``num_outputs``.
+        temperature: logits are divided by it before probabilities and losses are computed of them.
+        limit: how many images of a batch go through the network at a time; None: all, and fewer where memory runs out.
+        say: takes a line where that happens, and no ``limit`` was given.
     """
     device = policy.device
+    limit = limit or PassLimit("evaluation", on_halved=lambda halved: say(halved.message))
+    keep_logits = keep_logits or is_multi_label
+    assert num_outputs is not None or not keep_logits
     loss = torch.zeros((), dtype=torch.float64, device=device)
     top5 = torch.zeros((), dtype=torch.int64, device=device)
     right = torch.zeros(num_classes, dtype=torch.int64, device=device)
     total = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    counts = torch.zeros(2, dtype=torch.int64, device=device)  # images, and those with every label right
     outputs: list[torch.Tensor] = []
     positions: list[NDArray[np.int64]] = []
 
@@ -85,38 +136,60 @@ def evaluate_module(
     try:
         with torch.no_grad():
             for batch in load(batches if num_outputs is None else keep_positions(), device):
-                with policy.autocast():
-                    logits = module(policy.images(batch.images, input.mean, input.std)).float()
-                labels = batch.labels
-                loss += functional.cross_entropy(logits, labels, reduction="sum").double()
+                logits = logits_of(module, batch.images, policy, input, limit)
+                labels, scaled = batch.labels, logits if temperature == 1 else logits / temperature
+                counts[0] += len(labels)
+                if is_multi_label:
+                    losses = functional.binary_cross_entropy_with_logits(scaled, labels, reduction="none")
+                    loss += losses.double().mean(1).sum()
+                    predicted, has_label = logits > 0, labels > 0.5
+                    counts[1] += (predicted == has_label).all(1).sum()
+                    right += (predicted & has_label).sum(0)
+                    total += has_label.sum(0)
+                    outputs.append(torch.cat([logits, labels], 1))
+                    continue
+                loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
                 likely = logits.topk(min(5, num_classes), dim=1).indices
                 best = likely == labels[:, None]
                 top5 += best.sum()
+                counts[1] += best[:, 0].sum()
                 right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
                 total.index_add_(0, labels, torch.ones_like(labels))
                 if num_outputs is not None:
-                    outputs.append(_outputs(logits, likely[:, 0], labels))
+                    parts = [_outputs(scaled, likely[:, 0], labels)]
+                    parts += [logits, labels[:, None].float()] if keep_logits else []
+                    outputs.append(torch.cat(parts, 1))
     finally:
         for part, mode in modes:
             part.training = mode
-    loss, top5, right, total = (sum_ranks(count) for count in (loss, top5, right, total))
+    loss, top5, right, total, counts = (sum_ranks(count) for count in (loss, top5, right, total, counts))
     table = None
     if num_outputs is not None:  # an image is one rank's, and 0 in the tables of the others: their sum is exact
-        table = torch.zeros(num_outputs, 4, device=device)
+        columns = 2 * num_classes if is_multi_label else 4 + (num_classes + 1 if keep_logits else 0)
+        rows = torch.zeros(num_outputs, columns, device=device)
         if outputs:
-            table[torch.from_numpy(np.concatenate(positions)).to(device)] = torch.cat(outputs)
-        table = sum_ranks(table)
-    n = int(total.sum())
+            rows[torch.from_numpy(np.concatenate(positions)).to(device)] = torch.cat(outputs)
+        table = sum_ranks(rows).cpu().numpy()
+    n, num_right = counts.tolist()
     divisor = max(1, n)  # an evaluation may be stopped before its first batch
-    return Evaluation(
+    evaluation = Evaluation(
         n=n,
         loss=float(loss) / divisor,
-        top1=int(right.sum()) / divisor,
-        top5=int(top5) / divisor,
+        top1=num_right / divisor,
+        top5=None if is_multi_label else int(top5) / divisor,
         right=tuple(right.tolist()),
         total=tuple(total.tolist()),
-        outputs=None if table is None else table.cpu().numpy(),
     )
+    if is_multi_label:
+        assert table is not None
+        values = [ap for ap in average_precisions(table[:, :num_classes], table[:, num_classes:]) if ap is not None]
+        mean_ap = sum(values) / len(values) if values else float("nan")
+        return replace(evaluation, mean_ap=mean_ap, logits=table[:, :num_classes], labels=table[:, num_classes:])
+    if table is not None:
+        evaluation = replace(evaluation, outputs=table[:, :4])
+        if keep_logits:
+            evaluation = replace(evaluation, logits=table[:, 4:-1], labels=table[:, -1].astype(np.int64))
+    return evaluation
 
 
 def _outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -126,6 +199,33 @@ def _outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor
     rank = torch.where(predicted == labels, 1, rank.clamp(min=2))  # of equal logits one is predicted
     p_predicted = log_p.gather(1, predicted[:, None])[:, 0].exp()
     return torch.stack([predicted.float(), p_predicted, -log_p.gather(1, true)[:, 0], rank.float()], 1)
+
+
+def write_per_image(
+    path: Path,
+    records: Records,
+    ids: NDArray[np.int64],
+    classes: Sequence[str],
+    evaluation: Evaluation,
+    *,
+    labels: NDArray[np.int64] | None = None,
+    threshold: float = 0.5,
+    temperature: float = 1.0,
+) -> None:
+    """Write what was predicted for each image, as :mod:`steadytrain.data.predictions` does.
+
+    Args:
+        path, records, ids, classes, labels, threshold: as of it.
+        evaluation: with the outputs for each image.
+        temperature: of the probabilities of several labels.
+    """
+    if evaluation.mean_ap is None:
+        assert evaluation.outputs is not None
+        write_predictions(path, records, ids, classes, evaluation.outputs, labels=labels)
+        return
+    assert evaluation.logits is not None and evaluation.labels is not None
+    p = (torch.from_numpy(evaluation.logits).double() / temperature).sigmoid().numpy()
+    write_label_predictions(path, records, ids, classes, p, evaluation.labels, threshold=threshold)
 
 
 def is_due(session: Session) -> bool:
@@ -154,14 +254,18 @@ def settle_average(session: Session, ema: Ema, batch: DeviceBatch) -> Iterator[N
     if session.val_feed is not None:
         period = session.recipe.every.evaluate_epochs
         until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
-        left = min(left, math.ceil((until - state.cursor.position) / session.recipe.batch_size - 1e-9))
+        left = min(left, math.ceil(session.batches.step(until) - state.cursor.step - 1e-9))
     is_due = ema.is_average and left <= STATISTICS_BATCHES
     ema.keeps_statistics = settles = is_due and ema.has_statistics(state.module)
     yield
     if settles:
         with session.clock.within("evaluation"), torch.no_grad(), state.policy.autocast():
-            images = state.policy.images(batch.images, session.input.mean, session.input.std)
-            ema.settle(state.module, images, share=1 / (STATISTICS_BATCHES + 1 - left))
+            n, number = len(batch.images), STATISTICS_BATCHES - left  # of the batches before it
+            limit = session.update.limit
+            parts = batch.images.tensor_split(-(-n // (n if limit is None else limit.at_once(n))))
+            for k, part in enumerate(parts):
+                images = state.policy.images(part, session.input.mean, session.input.std)
+                ema.settle(state.module, images, share=1 / (number * len(parts) + k + 1))
 
 
 def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
@@ -199,6 +303,8 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
                 num_classes,
                 sum_ranks=engine.sum,
                 num_outputs=session.data.num_val,
+                is_multi_label=session.data.num_labels is not None,
+                limit=session.val_limit,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
     except Exception:
@@ -217,19 +323,20 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
             loss=evaluation.loss,
             top1=evaluation.top1,
             top5=evaluation.top5,
+            mean_ap=evaluation.mean_ap,
             seconds=session.evaluate_seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
-        if (span := session.plateau) is not None and state.cursor.step > span.begin:
-            state.plateau = state.plateau.after(span.stage, top1=evaluation.top1, loss=evaluation.loss)
+        if (span := session.plateau) is not None and session.batches.progress(state.cursor.step) > span.begin:
+            state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
         is_finite = math.isfinite(evaluation.loss)
         state.misses += 1
-        if evaluation.top1 > state.best and is_finite:
-            state.best, state.misses = evaluation.top1, 0
+        if evaluation.score > state.best and is_finite:
+            state.best, state.misses = evaluation.score, 0
             session.export("best.safetensors")
-            if evaluation.outputs is not None and session.is_first:
+            if session.is_first:
                 with session.clock.within("evaluation"):
-                    write_predictions(session.run.predictions, *session.data.validated, evaluation.outputs)
+                    write_per_image(session.run.predictions, *session.data.validated, evaluation)
         if is_last and not is_finite:
             raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
     session.laps.restart()

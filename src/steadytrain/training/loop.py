@@ -6,15 +6,16 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from steadytrain.config import Recipe
 from steadytrain.config.phases import parse_train
 from steadytrain.distributed.process_group import Group
-from steadytrain.errors import FailedError, StalledError, SteadyError
+from steadytrain.errors import FailedError, RankLostError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,
     EpochTrained,
@@ -29,18 +30,20 @@ from steadytrain.events import (
     Resumed,
     Step,
 )
-from steadytrain.format import count
+from steadytrain.format import count, score_name
 from steadytrain.machine.process import StopRequest
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
 from steadytrain.monitor.samples import memory_words
+from steadytrain.monitor.threads import looking
 from steadytrain.monitor.watchdog import Patience, Watchdog
 from steadytrain.run import Progress, Run
 from steadytrain.training import checkpoints
 from steadytrain.training.consensus import Wish
-from steadytrain.training.data import load
+from steadytrain.training.data import join_batches, load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
 from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
+from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
@@ -80,6 +83,28 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome
     return Outcome(now.ended.status, now.ended.step, now.evaluated, run)
 
 
+def repeat(
+    recipe: Recipe, number: int = 5, /, *, run: str | Path, allow_import: bool | None = None
+) -> tuple[Outcome, ...]:
+    """Train a recipe with several seeds, one run after another, and return how each came out.
+
+    What a seed decides: initial weights, order, augmentation and, without validation data, which images are held out.
+    The same call resumes: finished runs are left as they are. ``st.report(run, "report.html")`` shows all of them and
+    the mean with its 95 % interval; :func:`steadytrain.reports.spread` computes those of any figure.
+
+    Args:
+        recipe: with the first seed.
+        number: of seeds, from 2 to 1000.
+        run: the folder of the runs, which are called ``seed-0``, ``seed-1``, ...
+        allow_import: as of :func:`train`.
+
+    Raises:
+        SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
+    """
+    runs = Run.create_repeats(run, recipe, number)
+    return tuple(train(one, allow_import=allow_import) for one in runs)
+
+
 def steps(
     run: Run | str | Path,
     *,
@@ -114,13 +139,17 @@ def steps(
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
         try:
+            looks, starting = ExitStack(), Clock(began)
+            look = looks.enter_context(looking(log, starting))
             with (
-                _watch_start(run, log) as start,
+                looks,
+                _watch_start(run, log, starting) as start,
                 open_session(run, log, allow_import=allow_import, began=began, group=group) as session,
             ):
                 start.close()
+                look.attach(session.clock)
                 cursor, first = session.state.cursor, session.state.cursor.position
-                with _start_monitors(session, group, stop):
+                with _start_monitors(session, group, stop), looks:
                     signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
                 ended = Ended(
                     status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
@@ -136,10 +165,14 @@ def steps(
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             if group is not None:
+                if isinstance(error, RankLostError) and session is not None and not session.halved.empty():
+                    group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
                 error = group.blame(error)
             step = 0 if session is None else session.state.cursor.step
             with contextlib.suppress(SteadyError):
                 if session is not None:
+                    for event in _notices(session):
+                        log.append(event)
                     log.append(session.clock.account())
                 log.append(Failed(error=type(error).__name__, message=str(error), step=step))
             if error is caught:
@@ -158,7 +191,6 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     """Train to the end, or until somebody asks to stop; return the signal that did."""
     state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
     waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
-    batch_size = session.recipe.batch_size
     laps.restart()
     yield session.started()
     if session.compiled is not None:
@@ -174,7 +206,9 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     signal = consensus.ask_now(Wish(stop=stop())).stop
     if session.is_out_of_patience:
         session.end_here(_patience_words(session))
-    for batch in () if signal or session.is_done else load(session.feed, state.engine.device, clock):
+    batches = join_batches(load(session.feed, state.engine.device, clock), session.batches, state.cursor.step)
+    for batch in () if signal or session.is_done else batches:
+        batch_size = session.batches.size(state.cursor.step)
         waits.sort(batch.wait_seconds, state.cursor.position, batch_size)
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
@@ -244,7 +278,8 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
 def _patience_words(session: Session) -> str:
     state = session.state
     times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
-    return f"validation top-1 has not risen above {state.best:.4f} in {times}; the best weights are kept"
+    name = score_name(session.data.num_labels is not None)
+    return f"validation {name} has not risen above {state.best:.4f} in {times}; the best weights are kept"
 
 
 def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
@@ -286,11 +321,11 @@ def _locked(run: Run, group: Group | None) -> Iterator[EventLog]:
         yield first or stack.enter_context(run.log(group.world.rank, attempt))
 
 
-def _watch_start(run: Run, log: EventLog) -> ExitStack:
+def _watch_start(run: Run, log: EventLog, clock: Clock) -> ExitStack:
     """Watch this thread until what this returns is closed; of the progress of a start nothing is known."""
     watch = ExitStack()
     patience = Patience(slow=START_SECONDS, end=None)
-    watch.enter_context(Watchdog(Clock(time.perf_counter()), log=log, folder=run.directory, patience=patience))
+    watch.enter_context(Watchdog(clock, log=log, folder=run.directory, patience=patience))
     return watch
 
 
@@ -345,11 +380,11 @@ def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
 
 def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
     """Make the error that says what to do where memory ran out; None for any other error."""
-    cpu = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
-    if not cpu and not isinstance(error, torch.OutOfMemoryError):
+    if not is_out_of_memory(error):
         return None
+    memory = "the memory of the GPU" if isinstance(error, torch.OutOfMemoryError) else "the memory"
     return FailedError(
-        f"{'the memory' if cpu else 'the memory of the GPU'} is not enough for batch_size={run.recipe.batch_size}"
+        f"{memory} is not enough for batch_size={run.recipe.batch_size}"
         f" ({str(error).splitlines()[0]}): lower --batch-size, split each batch with --set optim.accumulate=..., or"
         " give --recompute, which keeps every bit and takes more time"
     )
@@ -386,7 +421,7 @@ def _end_epoch(session: Session, *, is_last: bool = False) -> None:
     An update belongs to the epoch of its first image.
     """
     cursor, num_train = session.state.cursor, session.data.num_train
-    epoch = (cursor.position - session.recipe.batch_size) // num_train
+    epoch = (cursor.position - session.batches.size(cursor.step - 1)) // num_train
     is_whole = cursor.position // num_train > epoch
     if is_whole != is_last:
         session.state.meters.end_epoch(epoch + 1, cursor.step, is_whole=is_whole)
@@ -433,6 +468,8 @@ def _killed_words(before: Progress, machine: Mapping[str, Any]) -> str:
 
 
 def _notices(session: Session) -> Iterator[Event]:
+    while not session.halved.empty():
+        yield replace(session.halved.get(), step=session.state.cursor.step)
     while not session.notices.empty():
         yield Noticed(message=session.notices.get(), step=session.state.cursor.step)
     while not session.choices.empty():

@@ -1,4 +1,5 @@
-"""Metrics of an evaluation: precision, recall and F1 of each class and their means, and how far probabilities are true.
+"""Metrics of an evaluation: precision, recall and F1 of each class and their means, the same of several labels for each
+image with their average precision, and how far probabilities are true.
 
 They are computed from exact counts over the whole data set, never as a mean over batches.
 """
@@ -8,24 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from steadytrain.data.scores import LabelScore, Score, label_scores, score_of
+from steadytrain.data.scores import macro as macro
 from steadytrain.training.evaluation import Evaluation
 
 BINS = 15
 """Equal-width bins of the top-1 probability (Guo et al. 2017, "On Calibration of Modern Neural Networks")."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """Precision, recall and F1 as fractions; None where there is nothing to divide by.
-
-    ``precision``: of the images predicted as a class, those that are of it. ``recall``: of the images of a class, those
-    predicted as it. ``f1``: their harmonic mean.
-    """
-
-    precision: float | None
-    recall: float | None
-    f1: float | None
 
 
 @dataclass(frozen=True)
@@ -41,10 +32,11 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far top-1 probabilities are true.
+    """How far top-1 probabilities are true; of several labels, those of each label for each image.
 
     ``ece``: the expected calibration error, the mean over images of the difference between probability and accuracy in
-    their bin. ``confidence``: the mean top-1 probability. Both are NaN where a probability is not finite.
+    their bin; of several labels, over images and labels, between probability and the share that has the label.
+    ``confidence``: the mean probability. Both are NaN where a probability is not finite.
     """
 
     ece: float
@@ -67,39 +59,82 @@ def class_scores(evaluation: Evaluation) -> tuple[Score, ...]:
     """
     assert evaluation.outputs is not None
     predicted = np.bincount(evaluation.outputs[:, 0].astype(np.int64), minlength=len(evaluation.total)).tolist()
-    return tuple(
-        Score(
-            precision=right / guesses if guesses else None,
-            recall=right / n if n else None,
-            f1=2 * right / (n + guesses) if n else None,
-        )
-        for right, n, guesses in zip(evaluation.right, evaluation.total, predicted, strict=True)
+    return tuple(map(score_of, evaluation.right, evaluation.total, predicted))
+
+
+@dataclass(frozen=True)
+class LabelMetrics:
+    """Metrics where an image may have several labels, those with a probability above ``threshold`` being predicted.
+
+    ``micro``: of all pairs of an image and a label, in one count. ``macro``: means over the labels that any image has.
+    ``mean_ap``: the mean of their average precisions, which no threshold changes. ``exact_match``: images of which
+    every label is right. ``hamming_loss``: pairs of an image and a label that are wrong.
+    """
+
+    threshold: float
+    labels: tuple[LabelScore, ...]
+    micro: Score
+    macro: Score
+    mean_ap: float
+    exact_match: float
+    hamming_loss: float
+
+
+def label_metrics(evaluation: Evaluation, *, threshold: float = 0.5, temperature: float = 1.0) -> LabelMetrics:
+    """Compute the metrics of several labels for each image.
+
+    Args:
+        evaluation: with logits and labels.
+        threshold: a label with a probability above it is predicted.
+        temperature: of the probabilities.
+    """
+    assert evaluation.logits is not None and evaluation.labels is not None and evaluation.mean_ap is not None
+    predicted = probabilities(evaluation.logits, temperature) > threshold
+    has_label = evaluation.labels > 0
+    labels = label_scores(evaluation.logits, predicted, has_label)
+    wrong = predicted != has_label
+    n = max(1, len(wrong))
+    return LabelMetrics(
+        threshold=threshold,
+        labels=labels,
+        micro=score_of(*(sum(getattr(label, name) for label in labels) for name in ("right", "n", "predicted"))),
+        macro=macro(labels),
+        mean_ap=evaluation.mean_ap,
+        exact_match=int((~wrong).all(1).sum()) / n,
+        hamming_loss=int(wrong.sum()) / max(1, wrong.size),
     )
 
 
-def macro(scores: tuple[Score, ...]) -> Score:
-    """Average scores over the classes that have images, all weighing the same; a precision of None counts as 0."""
-    present = [score for score in scores if score.recall is not None]
-    if not present:
-        return Score(None, None, None)
-    columns = zip(*((score.precision or 0.0, score.recall or 0.0, score.f1 or 0.0) for score in present), strict=True)
-    return Score(*(sum(column) / len(present) for column in columns))
+def probabilities(logits: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
+    """Turn logits [n, L] of several labels into their probabilities."""
+    scaled = logits.astype(np.float64) / temperature
+    return np.exp(-np.logaddexp(0, -scaled))
 
 
-def calibration(evaluation: Evaluation, bins: int = BINS) -> Calibration:
+def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float = 1.0) -> Calibration:
     """Compute the expected calibration error (Guo et al. 2017, equation 3).
 
     Args:
-        evaluation: with the outputs for each image.
+        evaluation: with the outputs for each image; or with logits and labels, of several.
         bins: of equal width, between 0 and 1.
+        temperature: of the probabilities of several labels; those of outputs have theirs.
 
     >>> outputs = np.array([[0, 0.9, 0.1, 1], [0, 0.9, 2.3, 2]], np.float32)
     >>> told = Evaluation(n=2, loss=1.2, top1=0.5, top5=1.0, right=(1, 0), total=(1, 1), outputs=outputs)
     >>> round(calibration(told).ece, 6)
     0.4
     """
+    if evaluation.mean_ap is not None:
+        assert evaluation.logits is not None and evaluation.labels is not None
+        return calibration_of(
+            probabilities(evaluation.logits, temperature).ravel(), evaluation.labels.ravel() > 0, bins
+        )
     assert evaluation.outputs is not None
-    p, right = evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1
+    return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, bins)
+
+
+def calibration_of(p: NDArray[np.float64], right: NDArray[np.bool_], bins: int = BINS) -> Calibration:
+    """Compute the expected calibration error of probabilities float64[n] of what is ``right``, bool[n], or not."""
     is_finite = bool(np.isfinite(p).all()) and len(p) > 0
     at = np.clip(np.ceil(p * bins) - 1, 0, bins - 1).astype(np.int64) if is_finite else np.zeros(0, np.int64)
     counts = np.bincount(at, minlength=bins)

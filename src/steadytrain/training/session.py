@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import time
@@ -15,12 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain.config import Recipe, schedules
+from steadytrain.config import Data, Recipe, schedules
+from steadytrain.config.batches import Batches
+from steadytrain.cost.bill import Part, make_bill, merge_parts, part_of, parts_from
+from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import DivergedError, RunError
-from steadytrain.events import Compiled, EventLog, Saved, Started
+from steadytrain.events import Compiled, EventLog, Halved, Saved, Started
+from steadytrain.machine.process import StartPart, StartTimer, opened_data
 from steadytrain.models import Built, Input, first_epochs, set_train_mode
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
@@ -28,9 +33,10 @@ from steadytrain.training.compute.compile import compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.consensus import Alone, Together
 from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock
-from steadytrain.training.profile.timing import use_fastest_threads
-from steadytrain.training.state import State, preserve_process
+from steadytrain.training.profile.timing import pass_of, use_fastest_threads
+from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Share, Update, share_of
 
 
@@ -51,10 +57,11 @@ class Laps:
 
     def lap(self) -> float:
         """Return the seconds since the lap began, and begin the next one."""
-        seconds = time.perf_counter() - self._began
+        now = time.perf_counter()
+        seconds = now - self._began
         self.seconds += seconds
         self.epoch_seconds += seconds
-        self.restart()
+        self._began = now
         return seconds
 
 
@@ -62,11 +69,14 @@ class Laps:
 class Session:
     """One attempt at a run: its parts, ready to step.
 
-    ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events;
+    ``notices`` are lines for the user, ``halved`` tells where memory ran out, ``choices`` the places of the loader's
+    threads, all still to be written; ``val_limit``: how many images are evaluated at a time;
     ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
     took; ``save_cost``: their median, which every update asks for; ``first_epochs``: of parameters that are not trained
     from the beginning, by name; ``deadline``: when the time of the run is over, by ``time.perf_counter()``;
-    ``evaluate_seconds``: of the last evaluation; ``last_step``: where the run ends early, if it does.
+    ``began``: when the process started, seconds since 1970; ``price``: of an hour of each machine, if it is known;
+    ``earlier``: what the attempts before used. ``evaluate_seconds``: of the last evaluation; ``last_step``: where the
+    run ends early, if it does.
     """
 
     run: Run
@@ -80,13 +90,20 @@ class Session:
     compiled: Compiled | None
     feed: ImageLoader
     val_feed: ImageLoader | None
+    val_limit: PassLimit
     notices: queue.SimpleQueue[str]
+    halved: queue.SimpleQueue[Halved]
     choices: queue.SimpleQueue[Placement]
     machine: dict[str, Any]
     clock: Clock
     startup: dict[str, float]
+    startup_waits: dict[str, float]
+    startup_disk_bytes: int | None
     laps: Laps
     first_epochs: Mapping[str, float]
+    began: float
+    price: Price | None
+    earlier: list[Part]
     saved: float
     save_seconds: list[float] = field(default_factory=list)
     save_cost: float = 0.0
@@ -94,35 +111,47 @@ class Session:
     evaluate_seconds: float = 0.0
     last_step: int | None = None
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         return self.run.recipe
 
     @cached_property
-    def steps(self) -> int:
-        """Updates in the whole run."""
-        return build.num_steps(self.recipe, self.data.num_train)
+    def batches(self) -> Batches:
+        """The images of each update."""
+        return self.recipe.batches(self.data.num_train)
 
     @cached_property
-    def steps_per_epoch(self) -> float:
-        return self.data.num_train / self.recipe.batch_size
+    def steps(self) -> int:
+        """Updates in the whole run."""
+        return self.batches.steps
 
     @cached_property
     def rate(self) -> schedules.Schedule:
         """The learning rate of each update, as a share of the peak."""
-        return schedules.schedule(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+        return self._by_progress(schedules.schedule(self.recipe.optim, **self._length))
 
     @cached_property
     def momentum(self) -> schedules.Schedule | None:
         """The momentum of each update; None: it stays as it is."""
-        return schedules.momentum(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+        moves = schedules.momentum(self.recipe.optim, **self._length)
+        return None if moves is None else self._by_progress(moves)
+
+    def _by_progress(self, law: schedules.Schedule) -> schedules.Schedule:
+        """Let a law follow the images seen where batches grow."""
+        progress = self.batches.progress
+        return (lambda step: law(progress(step))) if self.batches.is_growing else law
+
+    @property
+    def _length(self) -> dict[str, float]:
+        """How long the run and an epoch are, in batches of the first size: what schedules are laid out in."""
+        return {"steps": self.batches.first, "steps_per_epoch": self.data.num_train / self.recipe.batch_size}
 
     @property
     def epoch(self) -> float:
         """Passes over the training data done, at most the epochs asked for: the last update may go beyond them."""
         return min(self.state.cursor.position / self.data.num_train, self.recipe.budget.epochs or math.inf)
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         """Whether this is the rank that writes what all have in common."""
         return self.state.engine.world.is_first
@@ -157,29 +186,34 @@ class Session:
     @cached_property
     def phase_steps(self) -> frozenset[int]:
         """Updates before which some parameters begin to be trained."""
-        return frozenset(math.ceil(epoch * self.steps_per_epoch - 1e-9) for epoch in self.first_epochs.values())
+        positions = {epoch * self.data.num_train for epoch in self.first_epochs.values()}
+        return frozenset(math.ceil(self.batches.step(position) - 1e-9) for position in positions)
 
     def begin_phase(self) -> None:
         """Begin to train what waited for this update.
 
         The optimizer has had the parameters in its groups, without gradients: their state begins now.
         """
-        set_phase(self.recipe, self.built, self.first_epochs, self.state.cursor.step / self.steps_per_epoch)
+        set_phase(self.recipe, self.built, self.first_epochs, self.state.cursor.position / self.data.num_train)
         self.update = replace(self.update, call=self.state.engine.prepare(self.state.module))
         trained = [parameter for parameter in self.state.module.parameters() if parameter.requires_grad]
         self.notices.put(
             f"epoch {self.epoch:.4g}: {sum(p.numel() for p in trained):,} parameters are trained from here on"
         )
 
+    @cached_property
+    def _peak_lr(self) -> float:
+        return self.recipe.optim.scaled_lr(self.recipe.batch_size)
+
     def lr(self, step: int) -> float:
         """The learning rate of the update after ``step`` of them."""
-        lr = self.recipe.optim.scaled_lr(self.recipe.batch_size) * self.rate(step)
+        lr = self._peak_lr * self.rate(step)
         return lr if self.plateau is None else lr * self.plateau.lowered(self.state.plateau.drops)
 
     @cached_property
     def plateau(self) -> schedules.Span | None:
         """The stage whose rate waits for evaluations; None: there is none."""
-        last = schedules.spans(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)[-1]
+        last = schedules.spans(self.recipe.optim, **self._length)[-1]
         return last if last.stage.law == "plateau" else None
 
     def started(self) -> Started:
@@ -192,7 +226,24 @@ class Session:
             self.machine,
             step=self.state.cursor.step,
             startup=self.startup,
+            startup_waits=self.startup_waits,
+            startup_disk_bytes=self.startup_disk_bytes,
+            began=self.began,
+            price=self._price_and_spent(),
         )
+
+    def _price_and_spent(self) -> dict[str, Any] | None:
+        """Return the price, with what the attempts before cost in its currency."""
+        if self.price is None:
+            return None
+        same = [part for part in self.earlier if part.price is not None and part.price.currency == self.price.currency]
+        bill = make_bill(same)
+        return {**to_dict(self.price), "spent": bill.so_far if bill else 0.0}
+
+    def spent(self) -> list[Part]:
+        """Return what all attempts used up to now, this one included."""
+        seconds = time.perf_counter() - self.clock.began
+        return merge_parts(self.earlier, [part_of(replace(self.started(), attempt=self.log.attempt), seconds=seconds)])
 
     def is_save_due(self, *, evaluated: bool = False) -> bool:
         """Return whether a checkpoint is due by time: of several ranks, the first one's decides.
@@ -223,6 +274,7 @@ class Session:
         with self.clock.within("checkpoint"):
             about = {"digest": self.recipe.digest, "model": self.built.name, "machine": self.machine}
             about |= {name: self.data.about()[name] for name in ("train_digest", "val_digest")}
+            about["spent"] = json.dumps([part.to_dict() for part in self.spent()])
             state = self.state.state_dict() | {"about": about}
             if not self.is_first:
                 return
@@ -237,11 +289,14 @@ class Session:
             about = {
                 "model": {"name": self.built.name, "options": dict(self.recipe.model.options)},
                 "classes": list(self.data.classes),
+                "multi_label": self.data.num_labels is not None,
                 "input": vars(self.input),
                 "licence": self.built.licence,
                 "digest": self.recipe.digest,
                 "step": self.state.cursor.step,
             }
+            if self.built.symbol:
+                about["symbol"] = self.built.symbol
             with self.clock.within("checkpoint"):
                 path = self.run.directory / name
                 checkpoints.write_weights(path, self.evaluated_module.state_dict(), about)
@@ -274,6 +329,33 @@ class Session:
         )
 
 
+class _StartLedger:
+    """Where the seconds of a start go, part by part: each of them, and of it the wait for processors and disks."""
+
+    def __init__(self, began: float) -> None:
+        self.seconds: dict[str, float] = {}
+        self.waits: dict[str, float] = {}
+        self.disk_bytes: int | None = None
+        self._began, self._timer = began, StartTimer()
+
+    def passed(self, part: str) -> StartPart:
+        """Close a part."""
+        self.seconds[part] = time.perf_counter() - self._began - sum(self.seconds.values())
+        figures = self._timer.part()
+        if figures.waited is not None and part != "process":  # of what was before, nothing is known
+            self.waits[part] = figures.waited
+        return figures
+
+    def passed_data(self) -> None:
+        """Close the part of the data, to which belongs that a command opened them before its run began."""
+        opened, before = self.passed("data"), opened_data(self._began)
+        earlier = min(self.seconds["process"], before.seconds)
+        self.seconds["process"] -= earlier
+        self.seconds["data"] += earlier
+        self.waits["data"] = self.waits.get("data", 0.0) + (before.waited or 0.0)
+        self.disk_bytes = None if opened.disk_bytes is None else opened.disk_bytes + (before.disk_bytes or 0)
+
+
 @contextmanager
 def open_session(
     run: Run, log: EventLog, *, allow_import: bool | None, began: float | None = None, group: Group | None = None
@@ -284,13 +366,12 @@ def open_session(
     """
     recipe = run.recipe
     began = time.perf_counter() if began is None else began
-    startup: dict[str, float] = {}
-
-    def passed(part: str) -> None:
-        startup[part] = time.perf_counter() - began - sum(startup.values())
-
-    passed("process")
+    process_began = time.time() - (time.perf_counter() - began)
+    price = known_price(recipe.parallel.price)
+    start = _StartLedger(began)
+    start.passed("process")
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
+    halved: queue.SimpleQueue[Halved] = queue.SimpleQueue()
     choices: queue.SimpleQueue[Placement] = queue.SimpleQueue()
     notice = notices.put
     world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
@@ -302,20 +383,22 @@ def open_session(
         if group is not None:
             build.require_own_devices(group, device)
         machine = build.set_up_machine(recipe, device, before, notice, ranks=world.size, sharing=sharing)
-        data = _open_data(recipe, group, notice)
+        data = _open_data(run.data, recipe.seed, group, notice)
         stack.callback(data.close)
         share = own_share(recipe, world, before, notice)
         machine["micro_batches"] = share.micro_batches
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
         build.require_schedule(recipe, data.num_train)
-        passed("data")
+        for records in filter(None, (data.train, data.val)):
+            records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
+        start.passed_data()
         torch.manual_seed(recipe.seed)
         imports_model = not recipe.model.from_file if allow_import is None else allow_import
         built, input = build.model(recipe, data, allow_import=imports_model)
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
-        passed("model")
+        start.passed("model")
         engine = build.engine(recipe, device, group)
         state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import)
         if saved is None:
@@ -323,10 +406,10 @@ def open_session(
                 notice(note)
         else:
             _resume(state, saved, recipe, data, notice)
-        epochs = build.num_steps(recipe, data.num_train) * recipe.batch_size / data.num_train
+        epochs = recipe.batches(data.num_train).images / data.num_train
         waiting = first_epochs(built, recipe.model.train, epochs=epochs)
         if waiting:
-            set_phase(recipe, built, waiting, state.cursor.step * recipe.batch_size / data.num_train)
+            set_phase(recipe, built, waiting, state.cursor.position / data.num_train)
         feed, val_feed = build.feeds(recipe, data, input, state, share, notice, choices.put, sharing=sharing)
         stack.callback(feed.close)
         if val_feed is not None:
@@ -334,18 +417,34 @@ def open_session(
         machine["feed_threads"] = feed.threads
         clock = build.clock(device, began)
         loss = build.loss(recipe, data, device, allow_import=allow_import)
-        update = build.update(recipe, built, input, state, clock, share, num_classes=len(data.classes), loss=loss)
-        passed("state")
+        update = build.update(
+            recipe,
+            built,
+            build.training_input(recipe, input, data.num_train, state.cursor.position),
+            state,
+            clock,
+            share,
+            num_classes=len(data.classes),
+            num_labels=data.num_labels,
+            loss=loss,
+            allow_import=allow_import,
+            limit=PassLimit(
+                "update", halved.put, _images_at_once(run, group), mode="halve" if group is None else "restart"
+            ),
+        )
+        start.passed("state")
         if recompute_parts(recipe, update, state, notice) is not None:
-            passed("recompute")
+            start.passed("recompute")
         with clock.within("warmup"):
+            if group is not None:
+                _agree_on_passes(update, state, group)
             if saved is None and group is None:
                 machine |= use_fastest_threads(recipe, update, state, notice)
-                passed("threads")
+                start.passed("threads")
             update, compiled = compile_update(recipe, update, state, group, notice)
             if recipe.precision.compile != "none":
                 machine |= {} if compiled is None else {"compile": compiled.mode}
-                passed("compile")
+                start.passed("compile")
         update = record_update(recipe, update, state, group, notice)
         build.notice_change(before, machine, "compile", notice)
         yield Session(
@@ -360,16 +459,66 @@ def open_session(
             compiled=compiled,
             feed=feed,
             val_feed=val_feed,
+            val_limit=PassLimit("evaluation", halved.put),
             notices=notices,
+            halved=halved,
             choices=choices,
             machine=machine,
             clock=clock,
-            startup=startup,
+            startup=start.seconds,
+            startup_waits=start.waits,
+            startup_disk_bytes=start.disk_bytes,
             laps=Laps(),
             first_epochs=waiting,
+            began=process_began,
+            price=price,
+            earlier=_earlier_parts(run, log, saved),
             deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
             saved=time.monotonic(),
         )
+
+
+def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[Part]:
+    """Return what the attempts before this one used, as the checkpoint and the events tell."""
+    kept = json.loads(saved["about"].get("spent", "[]")) if saved else []
+    spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]
+    told = [part_of(started, seconds=last - (started.began or started.time)) for started, last in spans]
+    return merge_parts(parts_from(kept), told)
+
+
+def _images_at_once(run: Run, group: Group | None) -> int | None:
+    """Return how many images the memory had room for in updates before, on the rank with the least; None: for all."""
+    if group is None:
+        return run.progress().images_at_once
+    own = [event.images for event in run.events(group.world.rank, condensed=True) if isinstance(event, Halved)]
+    return min(filter(None, group.all_gather_json(min(own, default=None))), default=None)
+
+
+def _agree_on_passes(update: Update, state: State, group: Group) -> None:
+    """Find by a pass over drawn images, before the first update, how many of them each rank has memory for.
+
+    Nothing is exchanged in such a pass, so no rank waits for one whose memory runs out. It leaves no trace, and has
+    room beside it for what most optimizers keep: two numbers for each parameter. Batch norms that wait for those of
+    other ranks cannot be tried.
+
+    Raises:
+        RankLostError: another rank has no memory for one image; FailedError: this one has not.
+    """
+    limit, size = update.limit, update.share.size
+    assert limit is not None
+    device, limit_here = state.engine.device, replace(limit, mode="halve")
+    has_own_pass = not any(type(part).__name__.startswith("Synchronous") for part in state.module.modules())
+    with group.all_or_none(), preserve_process(device), preserve_buffers(state.module):
+        if has_own_pass:
+            kept = 0 if state.optimizer.state else 2
+            spare = [torch.empty_like(parameter) for parameter in update.parameters for _ in range(kept)]
+            alone = replace(update, call=state.module)
+            limit_here.fit(lambda at_once: pass_of(alone, state, at_once).seconds(), size)
+            del spare
+    limit.images = limit_here.images
+    least = min(group.all_gather_json(limit_here.at_once(size)))
+    if least < limit.at_once(size):
+        limit.agree(least)
 
 
 def _seconds_before(run: Run, recipe: Recipe) -> float:
@@ -414,9 +563,9 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
     return None if rest is None else checkpoints.join(rest, tensors)
 
 
-def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None]) -> DataSets:
+def _open_data(named: Data, seed: int, group: Group | None, notice: Callable[[str], None]) -> DataSets:
     """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
-    open_here = partial(open_data, recipe.data, seed=recipe.seed, say=notice)
+    open_here = partial(open_data, named, seed=seed, say=notice)
     if group is None:
         return open_here()
     data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)

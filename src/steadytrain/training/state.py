@@ -96,9 +96,9 @@ class Meters:
 class State:
     """The live objects of a run.
 
-    ``best`` is the highest validation top-1 so far, ``evaluated`` the epoch of the last evaluation, ``misses`` how many
-    there were since the best one,
-    and ``plateau`` what a schedule that waits for evaluations remembers of them.
+    ``best`` is the highest validation top-1 so far (of several labels: mAP), ``evaluated`` the epoch of the last
+    evaluation, ``misses`` how many there were since the best one, and ``plateau`` what a schedule that waits for
+    evaluations remembers of them.
     """
 
     module: nn.Module

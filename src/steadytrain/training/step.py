@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.transforms import Augmentation
@@ -16,12 +18,14 @@ from steadytrain.errors import RecipeError
 from steadytrain.optim import Loss, set_lr, set_momentum
 from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import DeviceBatch
+from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.state import State
 
 Forward: TypeAlias = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Of a network, images uint8 [B, H, W, C] and labels int64 [B], or float32 [B, K] of mixed images: the mean loss, a
-float32 scalar; and counts for the meters, float32 [3] without a gradient: the sum of losses, right answers, images."""
+"""Of a network, images uint8 [B, H, W, C] and labels int64 [B], or float32 [B, K] of mixed images or of several labels:
+the mean loss, a float32 scalar; and counts for the meters, float32 [3] without a gradient: the sum of losses, right
+answers, images."""
 
 Work: TypeAlias = Callable[["Update", State, Tensor, Tensor], None]
 """The device's work of an update: of the update, the state, images uint8 [B, H, W, C] and labels int64 [B], or
@@ -32,18 +36,21 @@ float32 [B, K] of mixed images."""
 class Objective:
     """What training minimises: a :data:`Forward`, operation by operation.
 
-    An answer is right if it is the label; of a mixed image, the label that has the largest share.
+    An answer is right if it is the label; of a mixed image, the label that has the largest share. Of several labels it
+    is right if each label is: given a probability above 0.5 where the image has it, or more than half of it.
 
     Args:
         policy: numbers, device and memory format.
         mean, std: of the images, as :meth:`steadytrain.training.compute.precision.Policy.images` takes them.
         loss: of logits and labels, from :func:`steadytrain.optim.make_loss`.
+        num_labels: of which an image may have several; None: it has one class.
     """
 
     policy: Policy
     mean: Sequence[float] | None
     std: Sequence[float] | None
     loss: Loss
+    num_labels: int | None = None
 
     def __call__(self, module: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         images = self.policy.images(images_BHWC, self.mean, self.std)
@@ -51,9 +58,12 @@ class Objective:
             logits = module(images)
             loss = self.loss(logits.float(), labels)
         value = loss.detach()
-        n = torch.full_like(value, len(labels))
-        classes = labels if labels.dim() == 1 else labels.argmax(1)
-        right = (logits.argmax(1) == classes).sum(dtype=n.dtype)
+        n = torch.full_like(value, labels.shape[0])
+        if self.num_labels is not None:
+            is_right = ((logits > 0) == (labels > 0.5)).all(1)
+        else:
+            is_right = logits.argmax(1) == (labels if labels.dim() == 1 else labels.argmax(1))
+        right = is_right.sum(dtype=n.dtype)
         return loss, torch.stack((value * n, right, n))
 
 
@@ -75,12 +85,12 @@ class Share:
     first: int
     end: int
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Images of a micro-batch."""
         return self.batch_size // self.micro_batches
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Micro-batches of this rank."""
         return self.end - self.first
@@ -90,10 +100,28 @@ class Share:
         """The first image of the batch that is this rank's."""
         return self.first * self.size
 
-    @property
+    @cached_property
     def images(self) -> int:
         """Images of this rank."""
         return self.count * self.size
+
+    def times(self, n: int) -> int:
+        """Say how many batches of this size an update is made of, in which ``n`` images are this rank's."""
+        return max(1, n // self.images)
+
+    def positions(self, start: int, n: int) -> NDArray[np.int64]:
+        """Return where ``n`` images of this rank stand, int64[n], of an update that begins at ``start``.
+
+        A batch that has grown is several of this share's ``batch_size`` in a row, and a rank has its part of each.
+
+        >>> Share(4, 2, 1, 2).positions(100, 4).tolist()
+        [102, 103, 106, 107]
+        """
+        first = start + self.offset
+        if n <= self.images:
+            return np.arange(first, first + n)
+        starts = range(first, first + self.times(n) * self.batch_size, self.batch_size)
+        return np.concatenate([np.arange(at, at + self.images) for at in starts])
 
 
 def share_of(
@@ -135,23 +163,41 @@ def share_of(
 
 def run_operations(update: Update, state: State, images_BHWC: Tensor, labels: Tensor) -> None:
     """Do the work of an update operation by operation: micro-batches, their gradients, the optimizer."""
-    count, policy, clock = update.share.count, state.policy, update.clock
+    size, limit = update.share.size, update.limit
+    if limit is None:
+        _add_gradients(update, state, images_BHWC, labels, size)
+    else:
+        limit.fit(lambda at_once: _add_gradients(update, state, images_BHWC, labels, at_once), size, state)
+    update.clock.to("optimizer")
+    if update.clip_norm is not None:
+        state.policy.unscale(state.optimizer)
+        state.meters.add_norm(nn.utils.clip_grad_norm_(update.parameters, update.clip_norm))
+    state.policy.step(state.optimizer)
+
+
+def _add_gradients(update: Update, state: State, images_BHWC: Tensor, labels: Tensor, at_once: int) -> None:
+    """Add up the gradients of a batch: of each micro-batch ``at_once`` images at a time, or a few less."""
+    # A batch that has grown is made of several of the first size.
+    times, size = update.share.times(labels.shape[0]), update.share.size
+    count, clock = update.share.count * times, update.clock
     # The engine averages over ranks, each of which has its part of the micro-batches.
-    divisor = update.share.micro_batches / state.engine.world.size
-    parts = [(images_BHWC, labels)] if count == 1 else zip(images_BHWC.chunk(count), labels.chunk(count), strict=True)
+    divisor = update.share.micro_batches * times / state.engine.world.size
+    passes = -(-size // at_once)  # of a micro-batch
+    parts: Iterable[tuple[Tensor, Tensor]] = [(images_BHWC, labels)]
+    if count > 1:
+        parts = zip(images_BHWC.chunk(count), labels.chunk(count), strict=True)
+    if passes > 1:
+        halves = (zip(*(each.tensor_split(passes) for each in part), strict=True) for part in parts)
+        parts = (half for part in halves for half in part)
     for k, (images, right) in enumerate(parts):
-        last = k == count - 1
+        last = k == count * passes - 1
+        share = divisor if passes == 1 else divisor * size / len(right)  # of its mean in that of all
         with state.engine.micro_batch(last=last):
             clock.to("forward")
             loss, counts = update.forward(update.call, images, right)
             clock.to("backward")
-            state.engine.backward(policy.scale(loss if divisor == 1 else loss / divisor), last=last)
+            state.engine.backward(state.policy.scale(loss if share == 1 else loss / share), last=last)
             state.meters.add(counts)
-    clock.to("optimizer")
-    if update.clip_norm is not None:
-        policy.unscale(state.optimizer)
-        state.meters.add_norm(nn.utils.clip_grad_norm_(update.parameters, update.clip_norm))
-    policy.step(state.optimizer)
 
 
 @dataclass(frozen=True)
@@ -167,6 +213,7 @@ class Update:
         image_shape: height, width and channels of the images.
         work: operation by operation, or by a recorded graph of all of them.
         augmentation: transforms of the images before that; None: there are none.
+        limit: how many images of a micro-batch go through the network at a time; None: all of them.
     """
 
     call: nn.Module
@@ -179,6 +226,7 @@ class Update:
     image_shape: tuple[int, int, int]
     work: Work = run_operations
     augmentation: Augmentation | None = None
+    limit: PassLimit | None = None
 
     def __call__(self, state: State, batch: DeviceBatch, lr: float, momentum: float | None = None) -> None:
         """Train on one batch, or this rank's share of it, micro-batch by micro-batch; None leaves the momentum."""
@@ -188,12 +236,12 @@ class Update:
         images, labels = batch.images, batch.labels
         if self.augmentation is not None:
             self.clock.to("forward")
-            first = state.cursor.position + self.share.offset
-            images, labels = self.augmentation(images, labels, np.arange(first, first + len(labels)))
+            images, labels = self.augmentation(images, labels, self.share.positions(state.cursor.position, len(labels)))
         self.work(self, state, images, labels)
         if state.ema is not None:
             state.ema.update(state.module)
         self.clock.to("host")
         state.cursor.step += 1
-        state.cursor.position += self.share.batch_size
-        self.clock.updated(state.cursor.step, self.share.batch_size)
+        of_all = self.share.batch_size * self.share.times(labels.shape[0])
+        state.cursor.position += of_all
+        self.clock.updated(state.cursor.step, of_all)

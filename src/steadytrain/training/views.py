@@ -12,8 +12,11 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from steadytrain.config.batches import parse_sizes
 from steadytrain.errors import InputError, ModelError, RunError, did_you_mean, first_line
+from steadytrain.models.exported import SUFFIXES
 from steadytrain.run import Run
 from steadytrain.training.inference import Trained
 
@@ -25,23 +28,32 @@ STEP = 32
 class Views(nn.Module):
     """A classifier that sees several views of each image, and gives the logarithm of its mean probabilities.
 
+    Of several labels it gives the logits of these means.
+
     Args:
         module: the classifier.
         tta: ``flip``: the image and its mirror image; ``five-crop``: the corners and the centre; ``ten-crop``: those
             and their mirror images (Krizhevsky et al. 2012, section 4.1).
         size: side of a crop.
+        temperature: of the probabilities of each view.
+        is_multi_label: each label has a probability of its own.
     """
 
-    def __init__(self, module: nn.Module, tta: Tta, size: int) -> None:
+    def __init__(
+        self, module: nn.Module, tta: Tta, size: int, *, temperature: float = 1.0, is_multi_label: bool = False
+    ) -> None:
         super().__init__()
         self.module, self.tta, self.size = module, tta, size
+        self.temperature, self.is_multi_label = temperature, is_multi_label
 
     def forward(self, images: Tensor) -> Tensor:
         views = [images] if self.tta == "flip" else self._crops(images)
         if self.tta != "five-crop":
             views += [view.flip(3) for view in views]
-        shares = [self.module(view).float().softmax(1) for view in views]
-        return torch.stack(shares).mean(0).log()
+        logits = torch.stack([self.module(view).float() / self.temperature for view in views])
+        if self.is_multi_label:
+            return functional.logsigmoid(logits).logsumexp(0) - functional.logsigmoid(-logits).logsumexp(0)
+        return logits.softmax(2).mean(0).log()
 
     def _crops(self, images: Tensor) -> list[Tensor]:
         free = images.shape[2] - self.size
@@ -79,7 +91,14 @@ def with_views(trained: Trained, tta: str) -> Trained:
                 f"--tta {tta} takes parts of an image, and {trained.name} evaluates all of it (crop 1): use --tta flip"
             )
         input = replace(input, size=whole, crop=1.0)
-    return replace(trained, module=Views(trained.module, tta, size), input=input)  # type: ignore[arg-type]
+    views = Views(
+        trained.module,
+        tta,  # type: ignore[arg-type]
+        size,
+        temperature=trained.temperature,
+        is_multi_label=trained.is_multi_label,
+    )
+    return replace(trained, module=views, input=input, temperature=1.0)
 
 
 def with_size(trained: Trained, size: int | Literal["fixres"]) -> Trained:
@@ -96,9 +115,14 @@ def with_size(trained: Trained, size: int | Literal["fixres"]) -> Trained:
     trained_size = trained.input.size
     assert trained_size is not None
     if size == "fixres":
-        size = fixres_size(trained_size, trained.input.crop or 1.0, _trained_areas(trained))
+        seen_size, area = _trained_crops(trained)
+        size = fixres_size(seen_size, trained.input.crop or 1.0, area)
     if size == trained_size:
         return trained
+    if trained.path.suffix in SUFFIXES:
+        raise ModelError(
+            f"{trained.path} takes images of {trained_size} pixels, as it was exported, not of {size}: leave --size out"
+        )
     channels, classes = trained.input.channels, len(trained.classes)
     try:
         with torch.no_grad():
@@ -129,16 +153,22 @@ def fixres_size(size: int, crop: float, area: tuple[float, float]) -> int:
     return max(STEP, STEP * round(size * crop / mean / STEP))
 
 
-def _trained_areas(trained: Trained) -> tuple[float, float]:
-    """Look up the shares of the area that crops took in training; the usual ones where no run tells."""
+def _trained_crops(trained: Trained) -> tuple[int, tuple[float, float]]:
+    """Look up the size of crops at the end of training and the shares of the area that they took.
+
+    Those of evaluation and the usual ones where no run tells.
+    """
+    size = trained.input.size or 0
     try:
         recipe = Run.open(trained.path.parent).recipe
     except RunError:
-        return (0.08, 1.0)
+        return size, (0.08, 1.0)
+    if sizes := parse_sizes(recipe.data.grow_size):
+        size = sizes[-1][0]
     kind = recipe.data.augment
     if kind not in ("auto", "resized-crop") or (kind == "auto" and (trained.input.size or 0) <= 64):
         raise InputError(
             f"--size fixres is for networks that were trained on random-resized crops, and {trained.name} was not:"
             " name a size in pixels"
         )
-    return recipe.data.area
+    return size, recipe.data.area

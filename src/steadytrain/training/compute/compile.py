@@ -58,11 +58,11 @@ def compile_update(
         return update, None
     device, eager, refusal = state.engine.device, pass_of(update, state), ""
     with preserve_process(device), preserve_buffers(state.module), _keep_code():
-        eager.seconds()  # warm-up
-        eager_seconds = eager.fastest(ROUNDS)
         counters, breaks = torch._dynamo.utils.counters["stats"], len(_breaks())
         graphs = counters["unique_graphs"]
         try:
+            eager.seconds()  # warm-up
+            eager_seconds = eager.fastest(ROUNDS)
             mode = recipe.precision.compile
             forward: Forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
             compiled = replace(eager, forward=forward)
@@ -205,7 +205,8 @@ class RecordedWork:
     def _record(self, update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor) -> None:
         began = time.perf_counter()
         self._images, self._labels = images_BHWC.clone(), labels.clone()
-        silent = replace(update, clock=Clock(began))  # the marks of a device's clock are none of the work
+        limit = update.limit and replace(update.limit, mode="fixed")  # nothing is repeated within a recording
+        silent = replace(update, clock=Clock(began), limit=limit)  # the marks of a device's clock are none of the work
         try:
             with _rates_on_device(state.engine.device, state.optimizer) as self._rates:
                 self._graph = self._recorder.record(lambda: run_operations(silent, state, self._images, self._labels))

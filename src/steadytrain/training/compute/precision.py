@@ -32,6 +32,15 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALL = 4096
 """Values of an image up to which constants are repeated for every pixel: two times 16 KB."""
 
+_SERIAL = 32768
+"""Values from which on torch wakes its other threads, for an operation of each value. Beside other work on the same
+cores that takes longer than twice as many values do."""
+
+
+def _has_threads() -> bool:
+    """Return whether torch computes with several threads, operation by operation."""
+    return not torch.compiler.is_compiling() and torch.get_num_threads() > 1
+
 
 def set_products(spec: Precision, device: torch.device) -> None:
     """Have this process multiply fp32 as the recipe's precision says: ``fp32`` exactly, ``tf32`` with tensor cores.
@@ -103,10 +112,15 @@ class Policy:
         Raises:
             RecipeError: the number of values is not that of the images' channels.
         """
-        images_BHWC = images_BHWC.to(self.device, non_blocking=True).contiguous()
+        if images_BHWC.device != self.device or not images_BHWC.is_contiguous():
+            images_BHWC = images_BHWC.to(self.device, non_blocking=True).contiguous()
         _, h, w, c = images_BHWC.shape
         scale, shift = self._scale_and_shift(tuple(mean or (0.0,) * c), tuple(std or (1.0,) * c), (h, w, c))
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and _SERIAL <= images_BHWC.numel() < 2 * _SERIAL and _has_threads():
+            values = torch.empty(images_BHWC.shape)
+            for some, pixels in zip(values.chunk(2), images_BHWC.chunk(2), strict=True):
+                torch.addcmul(shift, some.copy_(pixels), scale, out=some)
+        elif self.device.type == "cpu":
             values = images_BHWC.to(torch.float32)
             torch.addcmul(shift, values, scale, out=values)
         else:
@@ -163,7 +177,8 @@ class Policy:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Update the weights, unless a scaled gradient overflowed; then adapt the scale, and drop the gradients."""
-        self._move_gradients()
+        if self._masters:
+            self._move_gradients()
         if self._scaler is None:
             optimizer.step()
         else:

@@ -77,7 +77,7 @@ def recompute_parts(
         return None
     name, device = recipe.model.name, state.engine.device
     with preserve_process(device), preserve_buffers(state.module):
-        batch = random_batch(TRIED, update.image_shape, device)
+        batch = random_batch(TRIED, update.image_shape, device, num_labels=update.objective.num_labels)
         before = _other_generators()
         seen = _watch(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
         if _other_generators() != before:

@@ -8,6 +8,7 @@ Nothing is read, logged or saved, so this is the most that a run with such a rec
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,17 +20,19 @@ import torch
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.world import World
 from steadytrain.machine import facts
+from steadytrain.models.build import Built
 from steadytrain.training import build
 from steadytrain.training.compute.compile import compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.profile.clock import COMPUTE, Clock
+from steadytrain.training.profile.clock import COMPUTE
 from steadytrain.training.profile.step_cost import Operations
-from steadytrain.training.profile.timing import peak_flops, wait_for
+from steadytrain.training.profile.timing import peak_flops, timed, wait_for
 from steadytrain.training.state import State, preserve_process
-from steadytrain.training.step import Update
+from steadytrain.training.step import Update, share_of
 
 WARM_UPDATES = 3
 LEAST_UPDATES = 5
@@ -87,10 +90,57 @@ class Speed:
         return None if self.flops_per_second is None else self.flops_per_second / self.peak_flops
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A network that can be updated, on drawn images: what :func:`set_up` makes."""
+
+    built: Built
+    size: int
+    state: State
+    update: Update
+    machine: Mapping[str, Any]
+
+
+def set_up(
+    recipe: Recipe,
+    device: torch.device,
+    notes: list[str],
+    *,
+    size: int | None = None,
+    channels: int = 3,
+    num_classes: int = 1000,
+    allow_import: bool = False,
+    group: Group | None = None,
+) -> Trained:
+    """Make all that the updates of a recipe need; threads and random state of this process change.
+
+    Args:
+        recipe: of its data nothing is used.
+        device: of :func:`.build.prepare_device`.
+        notes: gets what a user should know.
+        size, channels: of the drawn images; None: the model's own size, or 224.
+        num_classes: of the network.
+        allow_import: import the recipe's ``pkg.mod:factory`` model.
+        group: the ranks that share the batch; None: this process is alone.
+    """
+    world, sharing = (World(), 1) if group is None else (group.world, group.sharing)
+    machine = build.set_up_machine(recipe, device, None, notes.append, ranks=world.size, sharing=sharing)
+    torch.manual_seed(recipe.seed)
+    built = models.build(recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import)
+    size = size or built.input.size or 224
+    default = built.input.filled(size, (0.5,) * channels, (0.25,) * channels)
+    input = replace(default, size=size, channels=channels)
+    state = build.state(recipe, built, build.engine(recipe, device, group))
+    notes += [*built.notes, *state.policy.notes]
+    share = share_of(world, recipe.batch_size, recipe.optim.accumulate)
+    update = build.update(recipe, built, input, state, build.clock(device, time.perf_counter()), share)
+    return Trained(built, size, state, update, machine)
+
+
 def measure(
     recipe: Recipe,
     *,
-    size: int,
+    size: int | None = None,
     channels: int = 3,
     num_classes: int = 1000,
     seconds: float = 3.0,
@@ -100,7 +150,7 @@ def measure(
 
     Args:
         recipe: of its data nothing is used.
-        size, channels: of the drawn images.
+        size, channels: of the drawn images; None: the model's own size, or 224.
         num_classes: of the network, and of the drawn labels.
         seconds: how long, at least; never less than :data:`LEAST_UPDATES` updates.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
@@ -112,17 +162,10 @@ def measure(
     device = build.prepare_device(recipe)
     notes: list[str] = []
     with preserve_process(device):
-        machine = build.set_up_machine(recipe, device, None, notes.append)
-        torch.manual_seed(recipe.seed)
-        built = models.build(
-            recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import
+        trained = set_up(
+            recipe, device, notes, size=size, channels=channels, num_classes=num_classes, allow_import=allow_import
         )
-        default = built.input.filled(size, (0.5,) * channels, (0.25,) * channels)
-        input = replace(default, size=size, channels=channels)
-        state = build.state(recipe, built, Engine(device))
-        notes += [*built.notes, *state.policy.notes]
-        clock = build.clock(device, time.perf_counter())
-        update = build.update(recipe, built, input, state, clock)
+        built, state, update, machine = trained.built, trained.state, trained.update, trained.machine
         flops = None
         try:
             few = random_batch(COUNTED, update.image_shape, device)
@@ -135,14 +178,14 @@ def measure(
         update, compiled = compile_update(recipe, update, state, None, notes.append)
         update = record_update(recipe, update, state, None, notes.append)
         batch = random_batch(recipe.batch_size, update.image_shape, device, num_classes=num_classes)
-        steps, parts = _time_updates(update, state, batch, clock, seconds)
+        steps, parts = time_updates(update, state, batch, seconds)
         percentiles = np.percentile(steps, (50, 90, 99), method="inverted_cdf").tolist()
         rate = recipe.batch_size * len(steps) / sum(steps)
         on_gpu = device.type == "cuda"
         return Speed(
             model=built.name,
             parameters=sum(p.numel() for p in built.module.parameters()),
-            size=size,
+            size=trained.size,
             channels=channels,
             device=machine["device"],
             threads=machine["compute_threads"],
@@ -166,14 +209,25 @@ def measure(
         )
 
 
-def _time_updates(
-    update: Update, state: State, batch: DeviceBatch, clock: Clock, seconds: float
+def time_updates(
+    update: Update, state: State, batch: DeviceBatch, seconds: float, group: Group | None = None
 ) -> tuple[list[float], dict[str, float]]:
-    """Seconds of each update, and the mean ones of its parts."""
-    device = state.engine.device
+    """Time updates by a batch, with a learning rate of 0, for so long and at least :data:`LEAST_UPDATES` of them.
+
+    Args:
+        group: the ranks, which all call this and make as many updates; None: this process is alone.
+
+    Returns:
+        Seconds of each update, and the mean ones of its parts.
+    """
+    device, clock, least = state.engine.device, update.clock, LEAST_UPDATES
     for _ in range(WARM_UPDATES):
         update(state, batch, 0.0)
     wait_for(device)
+    if group is not None:  # each rank would stop at another moment, and the others wait for it
+        one = timed(device, lambda: update(state, batch, 0.0))
+        least = max(map(int, group.all_gather_json(max(least, math.ceil(seconds / one)))))
+        seconds = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     clock.settle()
@@ -188,7 +242,7 @@ def _time_updates(
 
     ticks = [tick()]
     end = time.perf_counter() + seconds
-    while len(ticks) <= LEAST_UPDATES or time.perf_counter() < end:
+    while len(ticks) <= least or time.perf_counter() < end:
         update(state, batch, 0.0)
         ticks.append(tick())
         if device.type == "cuda" and len(ticks) % 16 == 0:

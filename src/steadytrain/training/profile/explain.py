@@ -81,13 +81,14 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
     notes: list[str] = []
     device = build.prepare_device(recipe)
     with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
+        build.require_schedule(recipe, data.num_train)
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, Engine(device))
-        update = build.update(recipe, built, input, state)
+        update = build.update(recipe, built, input, state, num_labels=data.num_labels)
         recomputed = recompute_parts(recipe, update, state)
-        batch = random_batch(TRIED, update.image_shape, device)
+        batch = random_batch(TRIED, update.image_shape, device, num_labels=update.objective.num_labels)
         seen = _Numbers()
         with torch.no_grad():
             update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
@@ -107,7 +108,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
             classes=len(data.classes),
             num_train=data.num_train,
             num_val=data.num_val,
-            steps=build.num_steps(recipe, data.num_train),
+            steps=recipe.batches(data.num_train).steps,
             steps_per_epoch=data.num_train / recipe.batch_size,
             device=machine["device"],
             operations=seen.operations,

@@ -137,7 +137,7 @@ def probe_beside(session: Session) -> Iterator[Event]:
     Yields what is going on, then ``Ceilings`` and ``StepMeasured``. Where they cannot be had, a notice tells why.
     """
     step = session.state.cursor.step
-    yield Noticed(message=f"probe: measuring the feed, the updates and both for {SECONDS:g} seconds or more", step=step)
+    yield Noticed(message=f"probe: measuring loading, the updates and both for {SECONDS:g} seconds or more", step=step)
     try:
         with session.clock.within("measuring"):
             probed = probe(session, seconds=SECONDS)
@@ -169,7 +169,7 @@ def probe(
         build.training_feed(
             recipe,
             session.data,
-            session.input,
+            replace(session.input, size=session.update.image_shape[0]),
             device,
             batch_size=recipe.batch_size,
             start=session.state.cursor.position,
@@ -180,11 +180,11 @@ def probe(
     ):
         batches = load(feed, device)
         held = [next(batches) for _ in range(WARM_UPDATES)]
-        remark = _settle(feed, batches, say)
+        remark = settle(feed, batches, say)
         train = _trainer_of_a_copy(session)
         for batch in held:
             train(batch)
-        say(f"measuring the feed, the updates and both for {seconds:g} seconds or more")
+        say(f"measuring loading, the updates and both for {seconds:g} seconds or more")
         ceilings = _in_turns(session, feed, batches, held, train, seconds)
         del train  # its memory is wanted
         return Probed(ceilings, measure_step(session, held[0]), remark)
@@ -195,8 +195,14 @@ def _trainer_of_a_copy(session: Session) -> Callable[[DeviceBatch], int]:
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
     state = build.state(recipe, built, Engine(session.state.engine.device))
     update = build.update(
-        recipe, built, session.input, state, num_classes=len(session.data.classes), loss=session.update.objective.loss
+        recipe,
+        built,
+        session.input,
+        state,
+        num_labels=session.data.num_labels,
+        loss=session.update.objective.loss,
     )
+    update = replace(update, augmentation=session.update.augmentation)
     if session.compiled:
         update = replace(update, forward=session.update.forward)
     update = record_update(recipe, update, state, None, lambda message: None)
@@ -208,8 +214,15 @@ def _trainer_of_a_copy(session: Session) -> Callable[[DeviceBatch], int]:
     return train
 
 
-def _settle(feed: ImageLoader, batches: Iterator[DeviceBatch], say: Say) -> str | None:
+def settle(
+    feed: ImageLoader, batches: Iterator[DeviceBatch], say: Say, *, seconds: float = SETTLE_SECONDS
+) -> str | None:
     """Take batches until all images are kept that will be: then the feed is as fast as in later epochs.
+
+    Args:
+        feed: whose ``batches`` these are.
+        say: told what goes on, where it takes a while.
+        seconds: after which it is given up.
 
     Returns:
         What to keep in mind, if that did not come about.
@@ -218,10 +231,10 @@ def _settle(feed: ImageLoader, batches: Iterator[DeviceBatch], say: Say) -> str 
     while not (feed.is_steady() if feed.place == "threads" else not feed.keeps or taken >= 2 * feed.num_samples):
         taken += len(next(batches).labels)
         passed = time.monotonic() - began
-        if passed > SETTLE_SECONDS:
+        if passed > seconds:
             return (
-                f"the feed had not decoded all images that it will keep in {SETTLE_SECONDS:g} seconds: in later epochs"
-                " it is faster than was measured"
+                f"in {seconds:g} seconds not all images were decoded that will be kept in memory: loading"
+                " will be faster in later epochs than was measured"
             )
         if passed > 1 and not is_told:
             say("decoding the images that training keeps in memory")

@@ -1,7 +1,9 @@
 """A range test for the learning rate (Smith 2017, "Cyclical Learning Rates", section 3.3).
 
 A network of the recipe is trained on its images from its initial weights, while the rate rises by the same ratio at
-each update. Where the loss falls fastest the rate is good; where it leaps up, the rate is too high. No run is touched.
+each update. Smith reads two bounds off the curve: the rate where training begins to work, and the one where it slows
+down or becomes ragged, the peak of his schedules, which is suggested here. The steepest descent lies between: it comes
+when the weights are fitted, which pretrained ones soon are, long before a rate is too high. No run is touched.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ DECAY = 0.9
 WINDOW = 0.05
 """Half of the window of the smoothed loss, as a share of all updates; it looks to both sides, and so does not lag."""
 
+REST = 0.02
+"""The loss has slowed down where this share of the whole fall of its smoothed values is left."""
+
 UNDER_DIVERGENCE = 10.0
 """The suggestion is at most the diverging rate divided by this."""
 
@@ -53,14 +58,16 @@ class RateSearch:
         losses: of each update's batch, before it; the last one may be infinite.
         smoothed: their mean over the neighbouring updates.
         steepest: the rate at which the smoothed loss falls fastest per ratio of rates.
+        slowed: the lowest rate by which the smoothed loss has fallen nearly as low as it gets (:data:`REST`).
         diverged: the rate at which training diverged; None: it did not.
-        suggestion: ``steepest``, or a tenth of ``diverged`` where that is lower.
+        suggestion: ``slowed``, or a tenth of ``diverged`` where that is lower.
     """
 
     rates: Sequence[float]
     losses: Sequence[float]
     smoothed: Sequence[float]
     steepest: float
+    slowed: float
     diverged: float | None
     suggestion: float
 
@@ -96,10 +103,20 @@ def find_rate(
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, Engine(device), num_train=data.num_train)
+        input = build.training_input(recipe, input, data.num_train)
         if waiting := first_epochs(built, recipe.model.train, epochs=1.0):
             set_phase(recipe, built, waiting, 0.0)
         loss = build.loss(recipe, data, device, allow_import=allow_import)
-        update = build.update(recipe, built, input, state, num_classes=len(data.classes), loss=loss)
+        update = build.update(
+            recipe,
+            built,
+            input,
+            state,
+            num_classes=len(data.classes),
+            num_labels=data.num_labels,
+            loss=loss,
+            allow_import=allow_import or None,
+        )
         recompute_parts(recipe, update, state, say)
         threads = recipe.parallel.threads
         with build.training_feed(
@@ -120,7 +137,7 @@ def find_rate(
 
 
 def read_curve(rates: Sequence[float], losses: Sequence[float], *, diverged: bool) -> RateSearch:
-    """Find the rate of steepest descent in a curve; ``diverged``: its last update did.
+    """Find the rates where a curve falls fastest and where it slows down; ``diverged``: its last update did.
 
     Raises:
         FailedError: the loss did not fall at any rate.
@@ -128,7 +145,7 @@ def read_curve(rates: Sequence[float], losses: Sequence[float], *, diverged: boo
     >>> rates = [10 ** (k / 10 - 4) for k in range(40)]
     >>> losses = [2 - 1 / (1 + (0.01 / rate) ** 2) for rate in rates]  # falls fastest near 0.01
     >>> found = read_curve(rates, losses, diverged=False)
-    >>> 0.005 < found.suggestion < 0.02, found.diverged
+    >>> 0.005 < found.steepest < 0.02 < found.suggestion < 0.1, found.diverged
     (True, None)
     """
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -144,8 +161,10 @@ def read_curve(rates: Sequence[float], losses: Sequence[float], *, diverged: boo
             " (--updates), or a larger batch"
         )
     top = rates[-1] if diverged else None
-    suggestion = rates[best] if top is None else min(rates[best], top / UNDER_DIVERGENCE)
-    return RateSearch(rates, losses, smoothed, rates[best], top, float(f"{suggestion:.2g}"))
+    enough = smoothed[end] + REST * (smoothed[0] - smoothed[end])
+    slowed = next(rate for rate, loss in zip(rates, smoothed, strict=False) if loss <= enough)
+    suggestion = slowed if top is None else min(slowed, top / UNDER_DIVERGENCE)
+    return RateSearch(rates, losses, smoothed, rates[best], slowed, top, float(f"{suggestion:.2g}"))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -120,9 +120,9 @@ def measure_step(
     processor four times as many (made by repeating it) where there are fewer than :data:`FEW` images in a micro-batch;
     ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and the processor multiplies it natively;
     ``threads=N`` where it computes with more threads than the N cores, and then the pass with other numbers is made
-    with as many, too. Of compiled code there is ``full`` alone, as measured when it was made, and no count of
-    operations. On a GPU ``fixed_seconds`` is the time in which the device waits for the host, by a pass that was queued
-    before it began.
+    with as many, too; ``other threads=N``, the larger batch, where it computes with fewer than the N cores. Of compiled
+    code there is ``full`` alone, as measured when it was made, and no count of operations. On a GPU ``fixed_seconds``
+    is the time in which the device waits for the host, by a pass that was queued before it began.
 
     Args:
         batch: the run's next one, or one it has had; only read.
@@ -137,9 +137,13 @@ def measure_step(
         with preserve_process(device), session.clock.within("measuring"):
             module, update = copy.deepcopy(session.state.module), session.update
             module.zero_grad(set_to_none=True)
+            n = update.share.images  # of a batch that has grown, one of the first size is measured
+            batch = replace(batch, images=batch.images[:n], labels=batch.labels[:n])
             if update.augmentation is not None:
                 batch = replace(batch, labels=update.augmentation.targets(batch.labels))
-            full = Pass(module, update.objective, batch, Engine(device), update.share.count)
+            at_once = update.share.size if update.limit is None else update.limit.at_once(update.share.size)
+            passes = update.share.count * -(-update.share.size // at_once)
+            full = Pass(module, update.objective, batch, Engine(device), passes)
             return _measure(session, full, allowed, clock)
     except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
         reason = first_line(error)
@@ -179,6 +183,13 @@ def _measure(session: Session, full: Pass, allowed: float, clock: Seconds) -> St
         else:  # where the straight line through two sizes meets zero images
             fixed = (passes["other"] * size - passes["full"] * other_size) / (size - other_size)
         fixed = min(max(fixed, 0.0), *passes.values())
+        cores, threads = facts.cores(), torch.get_num_threads()
+        is_idle = device.type == "cpu" and more is other and threads < cores
+        if is_idle and clock() - began + 2 * passes["other"] < allowed:
+            torch.set_num_threads(cores)  # the caller restores it
+            other.seconds(clock)  # warm-up
+            passes[f"other threads={cores}"] = other.fastest(ROUNDS, clock)
+            torch.set_num_threads(threads)
         if clock() - began + (1 + ROUNDS) * passes["full"] < allowed:
             passes |= _alternatives(session, full, clock)
     return StepMeasured(

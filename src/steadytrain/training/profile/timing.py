@@ -23,6 +23,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
 from steadytrain.training.compute.precision import DTYPES
 from steadytrain.training.data import DeviceBatch, random_batch
+from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Forward, Update
 
@@ -118,9 +119,11 @@ class Pass:
 
 
 def pass_of(update: Update, state: State, images: int | None = None) -> Pass:
-    """Make the pass of a run's micro-batch, or of ``images``, which are drawn."""
-    device = state.engine.device
-    batch = random_batch(min(images or update.share.size, update.share.size), update.image_shape, device)
+    """Make the pass of a run's micro-batch, or of ``images``, which are drawn; of no more than memory has room for."""
+    device, size = state.engine.device, update.share.size
+    n = min(images or size, size if update.limit is None else update.limit.at_once(size))
+    num_labels = update.objective.num_labels
+    batch = random_batch(n, update.image_shape, device, num_labels=num_labels)
     if update.augmentation is not None:
         batch = replace(batch, labels=update.augmentation.targets(batch.labels))
     return Pass(update.call, update.objective, batch, state.engine)
@@ -197,8 +200,13 @@ def use_fastest_threads(recipe: Recipe, update: Update, state: State, notice: Ca
     try:
         seconds = {int(count): float(took) for count, took in json.loads(file.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, AttributeError):
-        with preserve_process(device), preserve_buffers(state.module):
-            seconds = _seconds_by_threads(update, state, most)
+        try:
+            with preserve_process(device), preserve_buffers(state.module):
+                seconds = _seconds_by_threads(update, state, most)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return {}  # the first update will say so
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(seconds), encoding="utf-8")

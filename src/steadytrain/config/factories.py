@@ -1,0 +1,48 @@
+"""Code that a recipe names as ``pkg.mod:factory``: its form, and the one place that imports it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from steadytrain.errors import RecipeError, first_line
+
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def import_factory(
+    path: str, *, key: str, flag: str, what: str, allow_import: bool, hint: str = ""
+) -> Callable[..., Any]:
+    """Import a ``pkg.mod:factory`` that the user named, also from the working folder.
+
+    Args:
+        path: of the factory.
+        key, flag: the recipe's key, and the flag that sets it, for messages; ``what``: a loss, say.
+        allow_import: whether the user's own code or command line named it, and not a file.
+        hint: ends the message where it cannot be imported.
+
+    Raises:
+        RecipeError: it may not be imported, or cannot be.
+
+    >>> import_factory("math:sqrt", key="optim.loss", flag="--loss", what="a loss", allow_import=True)(9)
+    3.0
+    """
+    if not allow_import:
+        raise RecipeError(
+            f"{path} would import code, which is only done for {what} that you name yourself: if you trust it, add"
+            f" {flag} {path} (in Python: allow_import=True)"
+        )
+    module, _, name = path.partition(":")
+    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)  # a script's path is that of the script; last, so that nothing installed is hidden
+    try:
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise RecipeError(
+            f"{key}={path} cannot be imported: {type(error).__name__}: {first_line(error)}{hint}"
+        ) from error
+    return factory
