@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from cyclopts import App, Argument
 
 from steadytrain.cli import VERBS, app, default_text, examples
+from steadytrain.cli.options import own_defaults
 from steadytrain.config.defaults import FEW_IMAGES, SMALL
 from steadytrain.config.reference import recipe_keys
 
@@ -23,11 +24,16 @@ VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 def pages() -> dict[str, str]:
     """File name -> text, for every verb and the list of them."""
     index = ["# Commands", "", "| command | what it does |", "|---|---|"]
-    index += [f"| [`steady {verb}`]({verb}.md) | {summary} |" for verb, summary in VERBS.items()]
+    index += [f"| [`steady {verb}`]({file_of(verb)}) | {summary} |" for verb, summary in VERBS.items()]
     codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 preempted after saving, 130 interrupted"
     index += ["", f"Exit codes: {codes}.", ""]
-    index += ["```{toctree}", ":hidden:", "", *VERBS, "```", ""]
-    return {"index.md": "\n".join(index), **{f"{verb}.md": page(verb, app()[verb]) for verb in VERBS}}
+    index += ["```{toctree}", ":hidden:", "", *(file_of(verb).removesuffix(".md") for verb in VERBS), "```", ""]
+    return {"index.md": "\n".join(index), **{file_of(verb): page(verb, app()[verb]) for verb in VERBS}}
+
+
+def file_of(verb: str) -> str:
+    """The file name of a verb's page."""
+    return f"{verb.replace(' ', '-')}.md"
 
 
 def recipe_page() -> str:
@@ -81,9 +87,9 @@ def page(verb: str, command: App) -> str:
     usage = " ".join(["steady", verb, *(_usage(one) for one in positional), *(["[OPTIONS]"] if options else [])])
     lines = [f"# steady {verb}", "", text, "", "```text", usage, "```", ""]
     if positional:
-        lines += ["| argument | meaning |", "|---|---|", *(_row(one) for one in positional), ""]
+        lines += ["| argument | meaning |", "|---|---|", *(_row(verb, one) for one in positional), ""]
     if options:
-        lines += ["| option | meaning |", "|---|---|", *(_row(one) for one in options), ""]
+        lines += ["| option | meaning |", "|---|---|", *(_row(verb, one) for one in options), ""]
     if shown_examples:
         lines += ["```sh", *shown_examples, "```", ""]
     return "\n".join(lines)
@@ -94,14 +100,15 @@ def _usage(argument: Argument) -> str:
     return f"{argument.name}{dots}" if argument.required else f"[{argument.name}{dots}]"
 
 
-def _row(argument: Argument) -> str:
+def _row(verb: str, argument: Argument) -> str:
     value = _value(argument.hint)
     names = ", ".join(f"`{name}`" for name in argument.names)
     value = f" {value}" if value and argument.name.startswith("-") else ""
     default = argument.field_info.default
     default = "" if default is inspect.Parameter.empty else default_text(default)
     ending = f" Default: `{default}`." if default else ""
-    return f"| {names}{value} | {(argument.parameter.help or '').strip()}{ending} |".replace("\n", " ")
+    meaning = own_defaults(verb, (argument.parameter.help or "").strip())
+    return f"| {names}{value} | {meaning}{ending} |".replace("\n", " ")
 
 
 def _value(hint: Any) -> str:

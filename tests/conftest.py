@@ -72,6 +72,15 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
+def mxnet_python() -> str:
+    """The Python of an environment with MXNet 1.9.1, for tests marked ``peer``; skips where there is none."""
+    python = os.environ.get("STEADYTRAIN_MXNET_PYTHON")
+    if not python:
+        pytest.skip("STEADYTRAIN_MXNET_PYTHON is not set: it names the Python of an environment with MXNet 1.9.1")
+    return python
+
+
+@pytest.fixture(scope="session")
 def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``extracted("clothing-10.tar")``: a folder with an archive's files, unpacked once a session; only to be read."""
     root = tmp_path_factory.mktemp("extracted")

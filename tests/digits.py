@@ -46,6 +46,25 @@ def digits(digits_folder: Path) -> Path:
     return digits_folder.parent / "digits.rec"
 
 
+@pytest.fixture(scope="session")
+def labelled_digits(digits_folder: Path) -> Path:
+    """A table of the same images with several labels each, or none: whether the digit is even, round, above 4."""
+    lines = ["path,labels"]
+    for path in sorted(digits_folder.glob("*/*.png")):
+        digit = int(path.parent.name)
+        has = {"even": digit % 2 == 0, "large": digit > 4, "round": digit in (0, 6, 8, 9)}
+        lines.append(f"{path.relative_to(digits_folder)},{';'.join(name for name, value in has.items() if value)}")
+    table = digits_folder / "labels.csv"
+    table.write_text("\n".join(lines) + "\n")
+    return table
+
+
+@pytest.fixture
+def labels_recipe(recipe: Recipe, labelled_digits: Path) -> Recipe:
+    """The recipe of ``recipe`` for images that may have several labels, for twice as long."""
+    return recipe.with_({"data.train": str(labelled_digits), "budget.epochs": 4})
+
+
 @pytest.fixture
 def recipe(digits: Path) -> Recipe:
     """Twenty steps in a second: 320 images in batches of 32, validated twice."""

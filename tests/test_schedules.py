@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +280,38 @@ def test_mxnets_schedulers_by_name_give_its_rates(mxnet: dict[str, Any]) -> None
             if num_update:
                 assert spec.lr * rate(num_update - 1) == pytest.approx(lr, rel=1e-12, abs=1e-18), (name, num_update)
     assert len(mxnet["sweeps"]) == 44
+
+
+LIVING = """
+import json, sys
+import mxnet as mx
+rates = []
+for name, constants in json.loads(sys.argv[1]):
+    schedule = getattr(mx.lr_scheduler, name)(**constants)
+    rates.append([schedule(number) for number in range(1, 41)])
+print("RATES" + json.dumps(rates))
+"""
+
+
+@pytest.mark.peer
+def test_a_living_mxnet_gives_the_same_rates_for_other_constants(mxnet_python: str) -> None:
+    draw, asked = random.Random(1), []
+    for name in ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler"):
+        for mode in ("linear", "constant"):
+            constants: dict[str, Any] = {"base_lr": draw.uniform(0.01, 1), "warmup_steps": draw.randint(0, 7)}
+            constants |= {"warmup_begin_lr": draw.uniform(0, 0.01), "warmup_mode": mode}
+            if name in ("FactorScheduler", "MultiFactorScheduler"):
+                steps = draw.randint(2, 9) if name[0] == "F" else sorted(draw.sample(range(8, 40), 3))
+                constants |= {"step": steps, "factor": draw.uniform(0.1, 0.9)}
+            else:
+                constants |= {"max_update": draw.randint(20, 35), "final_lr": draw.uniform(0, 0.01)}
+            asked.append((name, constants))
+    command = [mxnet_python, "-c", LIVING, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for (name, constants), theirs in zip(asked, json.loads(done.stdout.split("RATES")[1]), strict=True):
+        spec, steps = by_name(name, constants)
+        rate = schedule(spec, steps=steps, steps_per_epoch=1)
+        assert [spec.lr * rate(k) for k in range(40)] == pytest.approx(theirs, rel=1e-12, abs=1e-18), constants
 
 
 DEVIATIONS = {

@@ -79,11 +79,11 @@ def test_a_whole_number_is_kept_as_a_float() -> None:
         ({"name": "a", "inner": 3}, "inner is 3; it must be a table of keys and values"),
         ({"name": "a", "inner": {"raet": 1}}, "unknown key 'inner.raet'. Did you mean rate?"),
         ({"name": "a", "qqq": 1}, "unknown key 'qqq'."),
-        ({"name": 3}, "name is 3; it must be a text"),
+        ({"name": 3}, "name is 3; it must be a string"),
         ({"name": "a", "inner": {"rate": "fast"}}, "inner.rate is 'fast'; it must be a number"),
         ({"name": "a", "inner": {"rate": True}}, "inner.rate is True; it must be a number"),
-        ({"name": "a", "inner": {"sizes": [1, 2.5]}}, "inner.sizes is (1, 2.5); it must be a list of a whole number"),
-        ({"name": "a", "pair": [1.0]}, "pair is (1.0,); it must be a list of a number (2 of them) or nothing"),
+        ({"name": "a", "inner": {"sizes": [1, 2.5]}}, "inner.sizes is (1, 2.5); it must be a list of whole numbers"),
+        ({"name": "a", "pair": [1.0]}, "pair is (1.0,); it must be a list of 2 numbers or nothing"),
         ({"name": "a", "mode": "exat"}, "mode is 'exat'; it must be 'fast' or 'exact'. Did you mean exact?"),
         ({"name": "a", "extra": {"b": [1]}}, "extra is {'b': [1]}; it must be a table whose values are"),
     ],
@@ -105,6 +105,6 @@ def test_a_union_takes_what_either_takes(value: object) -> None:
 
 
 def test_types_are_said_in_words() -> None:
-    assert type_words(tuple[float, float]) == "a list of a number (2 of them)"
+    assert type_words(tuple[float, float]) == "a list of 2 numbers"
     assert type_words(Literal["a", "b"] | None) == "'a' or 'b' or nothing"
     assert type_words(bool) == "true or false"

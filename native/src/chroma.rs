@@ -18,7 +18,6 @@ pub struct Chroma<'a> {
     to: usize,
     /// Whether the first and the last sample have a neighbour.
     inside: (bool, bool),
-    is_backwards: bool,
     /// Pixels that are made to the left of the part.
     pub before: usize,
 }
@@ -49,7 +48,6 @@ impl<'a> Chroma<'a> {
             from: first - inside.0 as usize - start,
             to: end + inside.1 as usize - start,
             inside,
-            is_backwards: wanted.backwards,
             before: wanted.left & halved,
         })
     }
@@ -90,7 +88,7 @@ impl<'a> Chroma<'a> {
             let luma: &Strip = luma.try_into().map_err(|_| Fault::Room)?;
             let blue = widened(self.sums[0], number * step, self.sampling).ok_or(Fault::Room)?;
             let red = widened(self.sums[1], number * step, self.sampling).ok_or(Fault::Room)?;
-            let made = pixels(luma, blue, red, self.is_backwards);
+            let made = pixels(luma, blue, red);
             let size = (made.len() - skip).min(out.len());
             let (now, later) = out.split_at_mut_checked(size).ok_or(Fault::Room)?;
             if let Ok(now) = <&mut [u8; 3 * STRIP]>::try_from(&mut *now) {

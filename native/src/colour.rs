@@ -122,16 +122,16 @@ fn interleaved(colours: [__m128i; 3]) -> [__m128i; 3] {
     })
 }
 
-/// `STRIP` pixels, red first or blue first.
+/// `STRIP` pixels, red first.
 #[target_feature(enable = "avx2")]
-pub fn pixels(luma: &Strip, blue: Lanes, red: Lanes, is_backwards: bool) -> [u8; 3 * STRIP] {
+pub fn pixels(luma: &Strip, blue: Lanes, red: Lanes) -> [u8; 3 * STRIP] {
     let mut made = [0; 3 * STRIP];
     // SAFETY: as many as are read, and written.
     let luma: Lanes = unsafe { _mm256_loadu_si256(luma.as_ptr().cast()) };
     let [y, b, r] = [luma, blue, red].map(|lanes| [_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes)]);
     for half in 0..2 {
         let [red, green, blue] = rgb(y[half], b[half], r[half]);
-        let parts = interleaved(if is_backwards { [blue, green, red] } else { [red, green, blue] });
+        let parts = interleaved([red, green, blue]);
         for (number, part) in parts.into_iter().enumerate() {
             unsafe { _mm_storeu_si128(made.as_mut_ptr().add((3 * half + number) * HALF).cast(), part) };
         }

@@ -51,7 +51,7 @@ pub fn cut(memory: &[u8], square: &Square, side: usize, is_cubic: bool, out: &mu
     if row + side > high || column + side > wide {
         return Err(Fault::Unsupported);
     }
-    let wanted = part::Wanted { left, top, width, height, channels: COLOURS, backwards: false };
+    let wanted = part::Wanted { left, top, width, height, channels: COLOURS };
     let (down, across) = if (box_height, box_width) == (high, wide) {
         // Only moved.
         if (height, width) != (side, side) {
@@ -86,7 +86,7 @@ pub fn cut(memory: &[u8], square: &Square, side: usize, is_cubic: bool, out: &mu
     };
     let stride = across.input * COLOURS;
     let from = desk.pixels.get(..down.input.saturating_mul(stride)).ok_or(Fault::Room)?;
-    let wanted = resize::Wanted { down, across, is_cubic, is_mirrored: is_flipped, is_swapped: false };
+    let wanted = resize::Wanted { down, across, is_cubic, is_mirrored: is_flipped };
     resize(from, stride, &wanted, out, side * COLOURS, desk.work)
 }
 

@@ -35,7 +35,7 @@ pub use restart::{restart, Workspace};
 /// The version of the functions below; Python refuses another.
 #[no_mangle]
 pub extern "C" fn steadytrain_version() -> u32 {
-    5
+    6
 }
 
 /// Bytes of a workspace, which is all zeros at first and aligned to eight bytes; one for each thread.

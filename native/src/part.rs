@@ -18,8 +18,6 @@ pub struct Wanted {
     pub height: usize,
     /// 1 (grey) or 3.
     pub channels: usize,
-    /// Blue first, red last.
-    pub backwards: bool,
 }
 
 /// Decode a part.
@@ -172,7 +170,6 @@ pub unsafe extern "C" fn steadytrain_decode(
     width: u32,
     height: u32,
     channels: u32,
-    backwards: u32,
     out: *mut u8,
     stride: usize,
     clean: *mut u8,
@@ -181,7 +178,7 @@ pub unsafe extern "C" fn steadytrain_decode(
     tables: *mut Tables,
 ) -> isize {
     let [left, top, width, height, channels] = [left, top, width, height, channels].map(|number| number as usize);
-    let wanted = Wanted { left, top, width, height, channels, backwards: backwards != 0 };
+    let wanted = Wanted { left, top, width, height, channels };
     let rows = height.wrapping_sub(1).checked_mul(stride).and_then(|above| above.checked_add(width * channels));
     let Some(room_out) = rows.filter(|&all| all <= isize::MAX as usize) else { return Fault::Unsupported as isize };
     if height == 0 || (channels != 1 && channels != 3) || stride < width * channels {

@@ -22,8 +22,6 @@ pub struct Wanted {
     pub is_cubic: bool,
     /// Left and right change places.
     pub is_mirrored: bool,
-    /// Red and blue change places.
-    pub is_swapped: bool,
 }
 
 /// Resize, from rows `from_stride` bytes apart to rows `stride` bytes apart.
@@ -94,7 +92,6 @@ fn copy(line: &[u8], made: &mut [u8], across: &Axis, wanted: &Wanted) {
     let pixels = line.chunks_exact(COLOURS).skip(across.first).take(across.count);
     let put = |(place, pixel): (&mut [u8], &[u8])| {
         for (colour, &byte) in pixel.iter().enumerate() {
-            let colour = if wanted.is_swapped { COLOURS - 1 - colour } else { colour };
             if let Some(place) = place.get_mut(colour) {
                 *place = byte;
             }
@@ -116,7 +113,7 @@ fn places(wanted: &Wanted) -> [i8; WIDTH] {
         let (pixel, colour) = (byte / COLOURS, byte % COLOURS);
         let pixel = if wanted.is_mirrored { PIXELS - 1 - pixel } else { pixel };
         let lies = [0, 2, 1, 3][pixel & 3];
-        *place = (lies * 4 + if wanted.is_swapped { COLOURS - 1 - colour } else { colour }) as i8;
+        *place = (lies * 4 + colour) as i8;
     }
     made
 }
@@ -301,8 +298,6 @@ pub struct Told {
     numbers: [u32; 8],
     scales: [f64; 2],
     is_cubic: u32,
-    is_mirrored: u32,
-    is_swapped: u32,
 }
 
 /// Resize a window of RGB bytes: 0, or a fault's number, and then `out` is undefined.
@@ -335,8 +330,7 @@ pub unsafe extern "C" fn steadytrain_resize(
         down,
         across,
         is_cubic: told.is_cubic != 0,
-        is_mirrored: told.is_mirrored != 0,
-        is_swapped: told.is_swapped != 0,
+        is_mirrored: false,
     };
     let from = core::slice::from_raw_parts(from, (down.input - 1) * from_stride + across.input * COLOURS);
     let out = core::slice::from_raw_parts_mut(out, (down.count - 1) * stride + across.count * COLOURS);

@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from steadytrain.data.recordio.reader import Records as Records
     from steadytrain.data.sources.unpacked import Unpacked as Unpacked
     from steadytrain.errors import SteadyError as SteadyError
+    from steadytrain.export.export import export_model as export_model
     from steadytrain.monitor import diagnose as diagnose
     from steadytrain.monitor import ledger as ledger
     from steadytrain.reports import report as report
+    from steadytrain.reports.costs import bill as bill
     from steadytrain.run import Run as Run
+    from steadytrain.training import calibrate as calibrate
     from steadytrain.training import default_recipe as default_recipe
     from steadytrain.training import evaluate as evaluate
     from steadytrain.training import finetune as finetune
     from steadytrain.training import predict as predict
+    from steadytrain.training import repeat as repeat
     from steadytrain.training import restore as restore
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
@@ -56,13 +60,17 @@ _PLACES = {
     "Run": "run",
     "SteadyError": "errors",
     "Unpacked": "data.sources.unpacked",
+    "bill": "reports.costs",
+    "calibrate": "training",
     "default_recipe": "training",
     "diagnose": "monitor",
     "evaluate": "training",
+    "export_model": "export.export",
     "finetune": "training",
     "ledger": "monitor",
     "pack": "data.packing.pack",
     "predict": "training",
+    "repeat": "training",
     "report": "reports",
     "restore": "training",
     "steps": "training",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -75,6 +76,23 @@ def duration(seconds: float | None) -> str:
     if days:
         return f"{days} d {hours:02} h"
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def money(amount: float) -> str:
+    """Word an amount of money with two decimals, and a small one with two digits.
+
+    >>> money(1234.5), money(0.42), money(0.0376), money(0.00042), money(0.0), money(float("inf"))
+    ('1,234.50', '0.42', '0.038', '0.00042', '0', 'infinite')
+    """
+    if not amount or not math.isfinite(amount):
+        return number(amount)
+    digits = 2 if abs(amount) >= 0.0995 else 1 - math.floor(math.log10(abs(amount)))
+    return number(amount, min(digits, 9))
+
+
+def score_name(is_multi_label: bool) -> str:
+    """What evaluations are ranked by, in a word."""
+    return "mAP" if is_multi_label else "top-1"
 
 
 def tells_top5(num_classes: int | None) -> bool:
@@ -159,3 +177,25 @@ def pairs(values: Mapping[str, object]) -> str:
         return text if is_plain else json.dumps(text)
 
     return " ".join(f"{key}={quoted(str(value))}" for key, value in values.items())
+
+
+def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
+    """Break text into lines of at most ``width`` columns, no word of it broken; ``first`` and ``rest`` indent them."""
+    rest = first if rest is None else rest
+    return textwrap.wrap(
+        clean(text),
+        max(width - 1, len(rest) + 16),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def fold(text: str, columns: int | None) -> str:
+    """Break one line at spaces so that a terminal need not break it within words; None: leave it whole.
+
+    >>> fold("steady: there is no file a.rec", 20)
+    'steady: there is no\\n  file a.rec'
+    """
+    return clean(text) if columns is None else "\n".join(wrap(text, columns, "", "  "))

@@ -7,6 +7,7 @@
     checkpoints/         step-00000120/, ... whole or absent
     best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
     model.safetensors    the last weights, likewise
+    tuning.json          how steady tune chose the recipe, where it did
     predictions.csv      what the best weights predict for each validation image
     lock                 held while a process trains here
 
@@ -27,11 +28,12 @@ import os
 import platform
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from steadytrain.config import Recipe
-from steadytrain.errors import RecipeError, RunError, storage_error
+from steadytrain.config import Data, Recipe
+from steadytrain.errors import InputError, RecipeError, RunError, storage_error
 from steadytrain.events import (
     Accounted,
     Ended,
@@ -39,6 +41,7 @@ from steadytrain.events import (
     Event,
     EventLog,
     Failed,
+    Halved,
     LogReader,
     MachineStats,
     Started,
@@ -53,6 +56,12 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+REPEAT = "seed-"
+"""What the folder of a repeat is called, before its seed."""
+
+MAX_REPEATS = 1000
+
+
 @dataclass
 class Progress:
     """How far a run has come, as its log tells: what a process needs to know before it trains on.
@@ -60,8 +69,11 @@ class Progress:
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
     and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
     newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the first of
-    those with the highest top-1. ``unreadable``: lines of the log that are no events. ``is_open``: the
-    newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample.
+    those with the highest top-1, or mAP. ``unreadable``: lines of the log that are no events. ``is_open``: the
+    newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
+    number of each attempt -> how it began, and the time of its newest event.
+    ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
+    None: it never ran out.
     """
 
     attempt: int = 0
@@ -75,6 +87,9 @@ class Progress:
     unreadable: int = 0
     is_open: bool = False
     machine: MachineStats | None = None
+    spans: dict[int, tuple[Started, float]] = field(default_factory=dict)
+    failed: Failed | None = None
+    images_at_once: int | None = None
 
     def take(self, event: Event) -> None:
         """Take one event in."""
@@ -83,21 +98,26 @@ class Progress:
             return
         self.attempt = max(self.attempt, event.attempt)
         self.time = event.time
+        if event.attempt in self.spans:
+            self.spans[event.attempt] = self.spans[event.attempt][0], event.time
         match event:
             case Started():
-                self.started, self.ended = event, None
+                self.started, self.ended, self.failed = event, None, None
+                self.spans[event.attempt] = event, event.time
                 self.is_open, self.machine = True, None
             case MachineStats():
                 self.machine = event
             case Failed():
-                self.is_open = False
+                self.is_open, self.failed = False, event
+            case Halved(during="update", images=int(images)):
+                self.images_at_once = min(images, self.images_at_once or images)
             case Step(position=int(position)):
                 self.position = position
             case Accounted(images=int(images)) if self.started is not None:
-                self.position = self.started.step * self.started.batch_size + images
-            case Evaluated(top1=float(top1)):
+                self.position = int(self.started.batches.position(self.started.step)) + images
+            case Evaluated(score=float(score)):
                 self.evaluated = event
-                if top1 > (self.best.top1 if self.best else -1.0):  # never true of a NaN
+                if score > (self.best.score if self.best else -1.0):  # never true of a NaN
                     self.best = event
             case Ended():
                 self.ended, self.is_open = event, False
@@ -158,6 +178,23 @@ class Run:
         return Run(path, recipe)
 
     @staticmethod
+    def create_repeats(directory: str | Path, recipe: Recipe, number: int) -> tuple[Run, ...]:
+        """Make, or take up again, a run for each of ``number`` seeds from the recipe's on: ``seed-0/`` and so on.
+
+        Raises:
+            InputError: fewer than two, or more than a thousand.
+            RunError: the directory is itself a run, or holds runs of another recipe.
+            StorageError: it cannot be written.
+        """
+        path = Path(directory)
+        if not 2 <= number <= MAX_REPEATS:
+            raise InputError(f"the number of repeats is {number}; it must be from 2 to {MAX_REPEATS:,}")
+        if (path / "recipe.json").exists():
+            raise RunError(f"{path} is a run; repeats need a folder of their own: name another with --run")
+        seeds = range(recipe.seed, recipe.seed + number)
+        return tuple(Run.create(path / f"{REPEAT}{seed}", recipe.with_(seed=seed)) for seed in seeds)
+
+    @staticmethod
     def open(directory: str | Path | Run) -> Run:
         """Open an existing run, unless it is one already. Raises RunError where there is none."""
         if isinstance(directory, Run):
@@ -179,6 +216,19 @@ class Run:
         """The directory's own name."""
         return self.directory.resolve().name
 
+    def locate(self, path: str | Path) -> Path:
+        """Find a path of the recipe: from here, else from a folder above the run, as it was started in one of them."""
+        places = [Path(path), *(folder / path for folder in self.directory.resolve().parents)]
+        return next((place for place in places if place.exists()), Path(path))
+
+    @property
+    def data(self) -> Data:
+        """What the recipe says of the data, with paths that lead there from here (see :meth:`locate`)."""
+        data = self.recipe.data
+        named = {name: getattr(data, name) for name in ("train", "val", "root", "labels", "classes")}
+        found: dict[str, Any] = {name: str(self.locate(path)) for name, path in named.items() if path is not None}
+        return replace(data, **found)
+
     @property
     def checkpoints(self) -> Path:
         """Where the checkpoints lie."""
@@ -188,6 +238,11 @@ class Run:
     def weights(self) -> Path:
         """The last weights, once the run has finished."""
         return self.directory / "model.safetensors"
+
+    @property
+    def tuning(self) -> Path:
+        """How the recipe was chosen, where it comes from ``steady tune``."""
+        return self.directory / "tuning.json"
 
     @property
     def predictions(self) -> Path:

@@ -39,6 +39,13 @@ def test_flops_are_three_times_those_of_a_forward_pass(capsys: pytest.CaptureFix
     assert row["flops_per_second"] / row["images_per_second"] == pytest.approx(3 * 2 * multiplied)
 
 
+def test_without_a_size_the_models_own_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "train", "--model", "lenet", "--channels", "1", "--classes", "10", "--device", "cpu"]
+    assert main([*command, *QUICK, "--batch-size", "8", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["rows"]
+    assert row["size"] == 28
+
+
 def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

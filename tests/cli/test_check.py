@@ -221,7 +221,7 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["check", str(folder)]) == 1
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert "cat/a?[2J\\xe9 .jpg: a text" in out
+    assert "cat/a?[2J\\xe9 .jpg: text" in out
 
 
 def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,9 @@ def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
         " ceiling=compute of_ceiling=0.950 feed_headroom=3.00"
     ]
     assert event_words(found) == [
-        "probe, images/s: feed alone 900, updates alone 300",
+        "probe, images/s: loading alone 900, updates alone 300",
         "both 285: 95% of what the updates allow",
-        "the feed has room for 3 times as many",
+        "the data loader has room for 3 times as many",
     ]
 
 
@@ -259,6 +259,15 @@ def test_notes_are_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]
     note("two\nlines\x07")
     out, err = capsys.readouterr()
     assert (out, err) == ("", "two lines?\n")
+
+
+def test_on_a_terminal_errors_and_notes_are_folded_between_words(tmp_path: Path) -> None:
+    folder = tmp_path / "a-folder-with-a-long-name-that-is-not-there"
+    for verb in ("train", "check"):
+        code, sent = on_terminal([sys.executable, "-m", "steadytrain", verb, str(folder)], 60)
+        words = unstyled(sent).split()
+        assert code == 2 and f"{folder}." in words and "steady:" in words, "no word is broken"
+        assert all(len(line) <= 60 or len(line.split()) == 1 for line in unstyled(sent).splitlines())
 
 
 @pytest.mark.parametrize("columns", [60, 120])

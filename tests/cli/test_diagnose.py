@@ -136,7 +136,7 @@ def test_a_probe_tells_the_ceilings_and_the_verdict_knows_them(
     train(run)
     assert main(["diagnose", str(run.directory), "--probe", "--seconds", "0.3", "--json"]) == 0
     told = capsys.readouterr()
-    assert "probe, images/s: feed alone" in told.err
+    assert "probe, images/s: loading alone" in told.err
     ceiling = json.loads(told.out)["ceiling"]
     assert ceiling["probed"] and ceiling["most"] == min(ceiling["feed"], ceiling["compute"])
 

@@ -121,7 +121,7 @@ def test_a_flag_of_another_trainer_has_an_answer(steady: Callable[..., Said], wo
 def test_what_another_verb_calls_otherwise_is_named(steady: Callable[..., Said]) -> None:
     _refused(steady("evaluate", "x", "--workers", "2"), 2, "Did you mean --threads?")
     _refused(steady("fit", "x"), 2, "Did you mean train?")
-    _refused(steady("frob"), 2, "There are: demo, pack")
+    _refused(steady("frob"), 2, "There are: demo, fetch, pack")
 
 
 def test_flags_of_other_trainers_that_are_the_same_are_aliases(steady: Callable[..., Said], digits: Path) -> None:
@@ -353,3 +353,14 @@ def test_data_that_are_not_there_are_told_before_torch_is_imported(data: list[st
     imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines() if "|" in line}
     assert told.returncode == 2 and said in told.stderr
     assert "steadytrain.cli.options" in imported and "torch" not in imported
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space")
+def test_too_little_address_space_to_load_torch_is_one_line_with_the_limit(digits: Path, tmp_path: Path) -> None:
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1_500_000_000,) * 2);"
+    code += "from steadytrain.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "train", str(digits), *QUICK, "--run", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("steady: ")]
+    assert "1.5 GB of address space (ulimit -v)" in line and "raise the limit" in line

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from PIL import Image
 
 from steadytrain.cli import main
+from steadytrain.config.plain import leaves
 
 
 def _explained(capsys: pytest.CaptureFixture[str], digits: Path, *words: str) -> dict[str, object]:
@@ -58,6 +61,9 @@ def test_what_is_computed_again_is_named(digits: Path, capsys: pytest.CaptureFix
 def test_what_cannot_be_is_told_as_training_would(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(digits), "--device", "cpu", "--precision", "tf32", "--explain"]) == 2
     assert "which a CPU does not have" in capsys.readouterr().err
+    words = ["train", str(digits), "--device", "cpu", "--epochs", "3", "--warmup-epochs", "5", "--explain"]
+    assert main(words) == 2
+    assert "the warm-up of 5 epochs is longer than the run of 3:" in capsys.readouterr().err
 
 
 def test_whose_mean_is_used_is_said(data_folder: Path, digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +72,10 @@ def test_whose_mean_is_used_is_said(data_folder: Path, digits: Path, capsys: pyt
     words += ["--size", "32", "--explain"]
     assert main(words) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "used are timm/mobilenetv2_100's mean (0.485 0.456 0.406) and timm/mobilenetv2_100's std" in said
+    assert "scaled: timm/mobilenetv2_100's mean (0.485 0.456 0.406) and timm/mobilenetv2_100's std" in said
     assert main([*words, "--set", "data.mean=[0.5,0.5,0.5]"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "used are the recipe's mean (0.5 0.5 0.5) and timm/mobilenetv2_100's std (0.229 0.224 0.225)" in said
+    assert "scaled: the recipe's mean (0.5 0.5 0.5) and timm/mobilenetv2_100's std (0.229 0.224 0.225)" in said
 
 
 def test_defaults_fit_the_data_and_the_budget(
@@ -136,3 +142,32 @@ def test_the_head_of_a_run_has_at_most_twelve_lines_of_eighty_columns(
     assert head[1:] == explained[: last + 1]
     assert sum(-(-len(line) // 80) for line in head) <= 12
     assert "resized-crop (area 0." in "".join(head) and "flips" in "".join(head)
+
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda path: path.stem)
+def test_recipe_files_can_be_trained_and_say_what_was_measured(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = file.read_text(encoding="utf-8")
+    head = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    assert re.search(r"Not measured by us.*?: (needs a GPU|benchmarks/)|[Mm]easured .* on 20\d\d-\d\d-\d\d", head), (
+        "a receipt, or none"
+    )
+    verb = "finetune" if file.stem.startswith("finetune") else "train"
+    side = 32 if file.stem.startswith("cifar10") else 80
+    for label in ("a", "b"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(8):
+            colour = (16 * number, 128, 255 if label == "a" else 0)
+            Image.new("RGB", (side, side), colour).save(tmp_path / "photos" / label / f"{number}.png")
+    words = [str(tmp_path / "photos"), "--recipe", str(file), "--device", "cpu", "--set", "model.pretrained=false"]
+    words += ["--batch-size", "4"]  # of 16 images
+    assert main([verb, *words, "--explain", "--json"]) == 0
+    told = dict(leaves(json.loads(capsys.readouterr().out)["recipe"]))
+    written = tomllib.loads(text)
+    written.pop("sweep", None)  # for steady sweep
+    for key, value in leaves(written):
+        assert key in ("model.pretrained", "batch_size") or told[key] == value, key

@@ -110,6 +110,22 @@ def test_each_transform_is_measured_alone_and_all_together(photos: Path, capsys:
     assert main([*words[:2], "--transforms", "vflip", "--eval"]) == 2
 
 
+def test_several_labels_stand_below_each_picture(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        f"{path.relative_to(photos)},{'wet;old' if n else ''}\n" for n, path in enumerate(sorted(photos.glob("*/*")))
+    ]
+    (photos / "labels.csv").write_text("path,labels\n" + "".join(rows))
+    words = ["feed", "photos/labels.csv", "--size", "32", "--show", "grid.html"]
+    assert main([*words, "--eval"]) == 0
+    page = Path("grid.html").read_text(encoding="utf-8")
+    assert (
+        page.count("<figcaption>old, wet</figcaption>") == 19 and page.count("<figcaption>no label</figcaption>") == 1
+    )
+    assert main([*words, "--transforms", "mixup:1"]) == 0
+    page = Path("grid.html").read_text(encoding="utf-8")
+    assert 16 <= page.count("<figcaption>old, wet</figcaption>") <= 18 and page.count("%") >= 4, "two are mixed with it"
+
+
 def test_what_the_model_will_see_is_written_as_a_picture_and_as_a_page(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

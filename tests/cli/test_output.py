@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,19 @@ def test_the_help_of_a_verb_ends_with_its_examples(verb: str, capsys: pytest.Cap
     _, _, shown = capsys.readouterr().out.partition("\nExamples:\n")
     assert all(line.startswith(f"  steady {verb}") for line in shown.splitlines() if line)
     assert f"  steady {verb}" in shown
+
+
+def test_the_help_of_each_verb_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """``resume`` has none: a flag left out keeps the run's value, as it says."""
+    shown = {}
+    for verb in ("train", "finetune", "resume"):
+        assert main([verb, "--help"]) == 0
+        shown[verb] = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert "[default: 90, or 30 for images up to 64 pixels]" in shown["train"] and "adamw]" not in shown["train"]
+    assert (
+        "Passes over the training data. [default: 8]" in shown["finetune"] and "[default: adamw]" in shown["finetune"]
+    )
+    assert "[default:" not in shown["resume"] and "a flag left out keeps the run's value" in shown["resume"]
 
 
 def test_ctrl_c_is_one_line(digits: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -125,7 +127,7 @@ def test_an_evaluation_says_over_which_outputs_it_is(
     assert main(["evaluate", str(run), str(tmp_path / "two")]) == 0
     out, err = capsys.readouterr()
     assert "two has 2 of the model's 10 classes (matched: 2 by name)" in err
-    assert "8 images, chosen among all 10; the data has 2 of them)" in out
+    assert "8 images)\n       chosen among all 10; the data has 2 of them\n" in out
     assert sorted(line.split()[0] for line in out.splitlines()[-2:]) == ["3", "6"]
     assert main(["evaluate", str(run), str(tmp_path / "two"), "--restrict", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -149,3 +151,101 @@ def test_a_file_of_stock_weights_prints_names(
     (document,) = json.loads(out)
     assert "taken for ImageNet's" in err
     assert not any(row["class"].isdigit() or row["class"].startswith("n0") for row in document["classes"])
+
+
+@pytest.fixture(scope="module")
+def labels_run(labelled_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on images with several labels."""
+    folder = tmp_path_factory.mktemp("runs") / "labels"
+    words = ["--model", "digits", "--epochs", "8", "--batch-size", "32", "--lr", "0.2", "--set", "data.pad=1"]
+    assert main(["train", str(labelled_digits), *words, "--device", "cpu", "--run", str(folder)]) == 0
+    return folder
+
+
+def test_an_evaluation_of_labels_says_what_the_run_said(labels_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--run", str(labels_run)]) == 0
+    said = re.search(r"^best mAP +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
+    assert main(["evaluate", str(labels_run), "--threshold", "0.3"]) == 0
+    out = capsys.readouterr().out
+    assert said is not None and f"mAP    {said[1]}  (over 3 labels; 40 images)" in out
+    assert "best.safetensors (best by validation mAP, epoch " in out.splitlines()[0]
+    head, *rows = out[out.index("\nlabel ") + 1 :].splitlines()
+    assert head.split() == ["label", "n", "AP", "recall", "precision", "F1"] and len(rows) == 3
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    assert main(["evaluate", str(labels_run), "--threshold", "0.3", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["threshold"] == 0.3 and f"micro  precision {100 * document['micro_precision']:.2f} %" in out
+    assert sum(row["n"] for row in document["calibration"]) == 3 * document["n"] == 120
+    assert document["mean_ap"] == pytest.approx(sum(row["ap"] for row in document["labels"]) / 3)
+
+
+def test_the_labels_of_each_image_are_listed(
+    labels_run: Path, digits_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(labels_run), "--per-image", str(tmp_path / "a.csv"), "--threshold", "0.2"]) == 0
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        has, predicted = (set(filter(None, row[name].split(";"))) for name in ("true", "predicted"))
+        assert predicted == {name for name in ("even", "large", "round") if float(row[name]) > 0.2}
+        assert int(row["wrong"]) == len(has ^ predicted)
+    assert main(["evaluate", str(labels_run), "--per-image", str(tmp_path / "a.csv")]) == 0, "may be replaced"
+    capsys.readouterr()
+    zero, one = (sorted((digits_folder / digit).glob("*.png"))[0] for digit in "01")
+    assert main(["predict", str(labels_run), str(zero), str(one)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "even" in first and "round" in first and second.endswith("no label above 50 %")
+    assert main(["predict", str(labels_run), str(one), "--threshold", "0", "--json"]) == 0
+    [document] = json.loads(capsys.readouterr().out)
+    assert {row["class"] for row in document["classes"]} == {"even", "large", "round"}
+
+
+def test_a_threshold_is_a_probability_of_labels(
+    run: Path, labels_run: Path, digits_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(next(digits_folder.glob("*/*.png")))
+    assert main(["evaluate", str(labels_run), "--threshold", "1"]) == 2
+    assert "--threshold is 1; it must be a probability from 0 up to" in capsys.readouterr().err
+    assert main(["predict", str(run), image, "--threshold", "0.4"]) == 2
+    assert "digits names one class for each image, the likeliest: drop --threshold" in capsys.readouterr().err
+    assert main(["evaluate", str(labels_run), str(digits_folder / "labels.csv"), "--restrict"]) == 2
+    assert "an image may have several of these labels: drop it" in capsys.readouterr().err
+
+
+def test_predictions_are_written_as_csv_and_paths_read_from_standard_input(
+    run: Path, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [*sorted(digits_folder.glob("4/*.png"))[:3], tmp_path / "none.png"]
+    target = tmp_path / "a.csv"
+    stdin = io.TextIOWrapper(io.BytesIO("".join(f"{path}\n" for path in files).encode()))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["predict", str(run), "-", "--csv", str(target), "--top", "2"]) == 1
+    assert "4 images, 1 of which could not be read, " in capsys.readouterr().err
+    with target.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["image"] for row in rows] == list(map(str, files))
+    assert rows[3]["error"].startswith("cannot read ") and not rows[3]["class1"]
+    assert float(rows[0]["probability1"]) >= float(rows[0]["probability2"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(files[0].read_bytes())))
+    assert main(["predict", str(run), "-", "--csv", "-", "--top", "1"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "image,error,class1,probability1"
+    assert out[1].split(",") == ["-", "", rows[0]["class1"], rows[0]["probability1"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a.png", "--csv", "a.png"], "--csv is a.png; it must be a name that ends in .csv"),
+        (["a.png", "--csv", "a.csv", "--json"], "--csv and --json exclude each other"),
+        (["-"], "standard input is empty"),
+        (["-", "-"], "name it once"),
+        (["a.png", "--batch-size", "0"], "--batch-size is 0; it must be from 1"),
+    ],
+)
+def test_what_predict_cannot_do_is_one_line(
+    words: list[str], message: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    assert main(["predict", str(run), *words]) == 2
+    assert message in capsys.readouterr().err

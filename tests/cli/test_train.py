@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.events import Ended
 from steadytrain.run import Run
+from steadytrain.training import steps
 
 QUICK = ["--model", "mlp", "--epochs", "1", "--batch-size", "32", "--device", "cpu"]
 
@@ -105,3 +107,39 @@ def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.
     assert "optim.lr: 0.1 -> 9" in capsys.readouterr().err
     assert main(["resume", "photos"]) == 2
     assert "photos is not a run" in capsys.readouterr().err
+
+
+def test_repeats_train_each_seed_once_and_tell_the_mean(
+    photos: Path, weights: Callable[[Path], bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "photos", "--run", "runs/a", *QUICK, "--epochs", "3"]
+    alone = ["train", "photos", "--run", "runs/alone", "--seed", "1", *QUICK, "--epochs", "3"]
+    assert main(alone) == 0
+    recipe = Run.open("runs/alone").recipe.with_(seed=0)
+    cut_off = Run.create_repeats("runs/a", recipe, 2)
+    half = steps(cut_off[1], stop=lambda: "SIGTERM" if cut_off[1].progress().position > 32 else None)
+    assert [event.status for event in half if isinstance(event, Ended)] == ["preempted"]
+    assert main([*words, "--repeats", "2"]) == 0
+    assert weights(Path("runs/a/seed-1")) == weights(Path("runs/alone")), "it went on as if nothing had happened"
+    first = Path("runs/a/seed-0/model.safetensors")
+    before, _ = first.stat().st_mtime_ns, capsys.readouterr()
+    assert main([*words, "--repeats", "3", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "runs/a/seed-0 is finished" in err and first.stat().st_mtime_ns == before
+    told = json.loads(out)
+    assert [run["seed"] for run in told["runs"]] == [0, 1, 2]
+    (group,) = told["repeats"]
+    tops = [run["last"]["top1"] for run in told["runs"]]
+    assert (group["name"], group["last_top1"]["mean"]) == ("a", pytest.approx(sum(tops) / 3))
+    assert main(["report", "runs/a", "-o", "-"]) == 0
+    assert "## Repeats" in capsys.readouterr().out
+
+
+def test_repeats_are_at_least_two_and_have_a_folder_of_their_own(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "photos", *QUICK, "--repeats", "1"]) == 2
+    assert "--repeats is 1; it must be from 2 to 1000" in capsys.readouterr().err
+    assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
+    assert main(["train", "photos", "--run", "runs/a", *QUICK, "--repeats", "2"]) == 2
+    assert "runs/a is a run; repeats need a folder of their own" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from tests.reports.runs import logged, recipe, started
 
 from steadytrain.cli import main
 from steadytrain.cli.watch_screen import RunDrawing
+from steadytrain.cost.prices import parse_price
 from steadytrain.events import Event, Failed, Stalled
 from steadytrain.reports.watch import Watch, snapshot
 from steadytrain.run import Run
@@ -62,7 +63,7 @@ def drawn(run: Run, columns: int, rows: int = 40, *, ascii_only: bool = False) -
     """The lines of a screen of that size."""
     watched = Watch(run)
     watched.read()
-    now = snapshot(watched, price=3.6)
+    now = snapshot(watched, price=parse_price("3.6"))
     return [text.plain for text in RunDrawing(watched, now, columns - 1, ascii_only).lines(rows - 1)]
 
 

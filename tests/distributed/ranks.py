@@ -47,7 +47,8 @@ def as_group(program: InGroup, size: int) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         codes = _run(program, size, folder, {}, set())
-        assert codes == [0] * size, f"ranks ended with {codes}"
+        last = "".join(path.read_text()[-2000:] for path in sorted(Path(folder).glob("*.err")))
+        assert codes == [0] * size, f"ranks ended with {codes}: {last}"
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 

@@ -19,24 +19,34 @@ SOURCE = PROJECT / "src"
 # A package imports from the rows above its own; those of the first row know each other as well.
 LAYERS = (
     {"errors", "config", "events", "format", "run"},
-    {"machine", "native"},
+    {"machine", "native", "interop"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},
+    {"cost"},
     {"training"},
     {"reports", "launch"},
-    {"doctor"},
+    {"doctor", "tuning", "export"},
     {"cli"},
     {"__main__"},
 )
 # What has no need of torch must not import what has.
-TORCH = ("data.loader", "data.transforms", "models", "optim", "distributed", "training")
-TORCH_FREE = {"monitor", "reports", "launch", "doctor"}
+TORCH = (
+    "data.loader",
+    "data.transforms",
+    "interop.mxnet",
+    "models",
+    "optim",
+    "distributed",
+    "training",
+    "tuning",
+    "export",
+)
+TORCH_FREE = {"monitor", "cost", "reports", "launch", "doctor"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
 DYNAMIC = {
     "steadytrain",
     "steadytrain.data.packing.worker_pool",
-    "steadytrain.optim.losses",
-    "steadytrain.optim.optimizers",
+    "steadytrain.config.factories",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from cyclopts import CycloptsError
 
 import steadytrain
-from steadytrain.cli import app
+from steadytrain.cli import app, join_verb
 
 PROJECT = Path(__file__).parents[2]
 # Paths and names of one machine. Written with brackets so that they do not match themselves.
@@ -85,8 +85,9 @@ def test_commands_in_the_documents_are_understood(line: str) -> None:
     """Parsed, not run: every verb and flag is known, every value of the right type."""
     words = shlex.split(line, comments=True)[1:]
     words = words[: next((at for at, word in enumerate(words) if word in ("|", ">", "2>", "&&", "||", ";")), None)]
+    words = ["./-" if word == "-" else word for word in words]  # as the command line reads it
     try:
-        app().parse_args(words, exit_on_error=False, print_error=False)
+        app().parse_args(join_verb(words), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         pytest.fail(f"{line}: {error}")
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ SLURM = Job(
     gpus=2,
     slurm=Slurm(partition="gpu", options=("--exclusive",)),
 )
+ARRAY = replace(SLURM, words=("resume", "runs/a"), tasks=(("resume", "runs/a"), ("resume", "runs/b c")), at_once=2)
 POD = Job(
     words=("train", "/data/a b.rec", "--run", "/data/$(x)"),
     nodes=4,
@@ -102,8 +104,8 @@ MPI = Job(
 MPICH = Job(words=TRAIN, procs=2, port=29500, mpi=Mpi(kind="mpich"))
 LOCAL = Job(words=("train", "a b.rec", "--run", "runs/a"), procs=2, env={"OMP_NUM_THREADS": "1"})
 
-FILES = [("slurm", SLURM, "slurm.sbatch"), ("kubernetes", POD, "job.yaml"), ("kubernetes", SET, "jobset.yaml")]
-FILES += [("yarn", YARN, "yarn.json")]
+FILES = [("slurm", SLURM, "slurm.sbatch"), ("slurm", ARRAY, "array.sbatch"), ("yarn", YARN, "yarn.json")]
+FILES += [("kubernetes", POD, "job.yaml"), ("kubernetes", SET, "jobset.yaml")]
 COMMANDS = [("local", LOCAL, "local.txt"), ("ssh", SSH, "ssh.txt"), ("ssh", ELASTIC, "elastic.txt")]
 COMMANDS += [("mpi", MPI, "mpi.txt"), ("mpi", MPICH, "mpich.txt")]
 JOBS = [(on, job) for on, job, _ in FILES + COMMANDS]
@@ -149,8 +151,15 @@ def test_the_value_of_a_variable_without_one_stands_nowhere(on: str, job: Job, m
     assert "hf_never_shown" not in json.dumps(render(on, job).to_dict())
 
 
-def test_the_script_is_right_bash() -> None:
-    subprocess.run(["bash", "-n"], input=render("slurm", SLURM).files[0].text, text=True, check=True)
+@pytest.mark.parametrize("job", [SLURM, ARRAY])
+def test_the_script_is_right_bash(job: Job) -> None:
+    subprocess.run(["bash", "-n"], input=render("slurm", job).files[0].text, text=True, check=True)
+
+
+@pytest.mark.parametrize("on", sorted(set(LAUNCHERS) - {"slurm"}))
+def test_an_array_is_slurms(on: str) -> None:
+    with pytest.raises(InputError, match=f"--on {on} takes no array of jobs"):
+        render(on, replace(ARRAY, hosts=HOSTS))
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

@@ -168,7 +168,7 @@ def _gone(pids: Sequence[int]) -> None:
     ("words", "said"),
     [
         (["--set", "python=/nowhere/python"], "127.0.0.1: /nowhere/python cannot be started"),
-        (["--set", "folder=/nowhere"], "127.0.0.1: the working directory is not there: --sync FOLDER copies it"),
+        (["--set", "folder=/nowhere"], "127.0.0.1: the working directory does not exist there: --sync FOLDER"),
         (["--env", "NEVER_SET"], "--env NEVER_SET has no value"),
     ],
 )

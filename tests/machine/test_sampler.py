@@ -20,7 +20,7 @@ from tests.machine.trees import tree
 
 from steadytrain.events import DeviceStats, EventLog, MachineStats, Noticed, read
 from steadytrain.machine.nvml import GpuSampler
-from steadytrain.machine.process_tree import parse_stat
+from steadytrain.machine.process_tree import ProcessTree, parse_stat, read_stat
 from steadytrain.machine.sampler import (
     Counters,
     LinuxCounters,
@@ -80,6 +80,51 @@ def test_another_process_that_burns_a_core_is_named(tmp_path: Path) -> None:
     assert stats.others is not None and 0.1 < burner["cores"] <= stats.others + 0.1
     least = min(process["cores"] for process in stats.other_processes)  # the machine may have busier ones
     assert burner in stats.other_processes or (len(stats.other_processes) == 3 and least >= burner["cores"])
+
+
+@linux
+def test_another_process_that_writes_to_the_disk_is_named_with_its_bytes(tmp_path: Path) -> None:
+    lines = (
+        "import os, sys",
+        "file = open(sys.argv[1], 'wb', 0)",
+        "sys.stdin.readline()",
+        "file.write(bytes(32 << 20))",
+        "os.fsync(file)",
+        "print('done', flush=True)",
+        "sys.stdin.readline()",
+    )
+    words = [sys.executable, "-c", "\n".join(lines), str(tmp_path / "written")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None and writer.stdout is not None
+        tree, pid = ProcessTree(os.getppid()), writer.pid
+        before = tree.disk_bytes([pid])
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        assert writer.stdout.readline() == "done\n"
+        after, stat = tree.disk_bytes([pid]), read_stat(f"/proc/{pid}")
+        writer.stdin.close()
+    if after[pid] == before[pid]:
+        pytest.skip("what is written here does not reach a disk")
+    assert stat is not None
+    (named,) = busiest_between({pid: stat}, {pid: stat}, seconds=2.0, disk_bytes=(before, after))
+    assert named["pid"] == pid and named["disk_bytes"] == pytest.approx((32 << 20) / 2, rel=0.05)
+
+
+@linux
+def test_processes_on_the_disk_are_asked_for_while_a_disk_is_busy_and_not_else(tmp_path: Path) -> None:
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/stat").write_text("7 (rsync) S 1 7 7 0 -1 4 9 0 3 0 150 50 0 0 20 0 2 0 1000 4096 10 0")
+    machine = LinuxCounters(tmp_path)
+    readings = []
+    for busy_ms, written in ((0, 0), (10**9, 10**6), (2 * 10**9, 9 * 10**9), (2 * 10**9, 9 * 10**9)):
+        (tmp_path / "proc/diskstats").write_text(f"254 0 vda 1 0 8 4 1 0 8 4 0 {busy_ms} 8 0 0 0 0 0 0\n")
+        (tmp_path / "proc/7/io").write_text(f"rchar: 0\nread_bytes: 0\nwrite_bytes: {written}\n")
+        readings.append(machine.read())
+    idle, *busy, idle_again = readings
+    assert [dict(counters.others_disk_bytes) for counters in busy] == [{7: 10**6}, {7: 9 * 10**9}]
+    assert not idle.others_disk_bytes and not idle_again.others_disk_bytes
+    (named,) = stats_between(*busy).other_processes
+    assert named["name"] == "rsync" and named["disk_bytes"] > 1e6
 
 
 @linux

@@ -230,4 +230,4 @@ def test_weights_fetched_once_need_no_network(hub: Path) -> None:
     assert all(torch.equal(old[name], new[name]) for name in new if not name.startswith("fc."))
     assert new["fc.weight"].shape[0] == 10
     assert built.licence == "apache-2.0"
-    assert built.notes == ("the classifier of 1000 classes was replaced by a fresh one for 10",)
+    assert built.notes == ("the classifier of 1,000 classes was replaced by a fresh one for 10",)

@@ -72,6 +72,15 @@ def test_quick8_has_eight_layers_of_which_the_first_is_not_trained(width: int, m
     assert module.get_buffer("whiten.weight").shape == (24, 3, 2, 2)
 
 
+def test_quick8_can_be_as_wide_and_deep_as_the_net_of_96_percent() -> None:
+    options = {"width": 128, "width2": 384, "width3": 512, "layers": 3}
+    module = models.build(Model("quick8", options=options), num_classes=10, channels=3, size=32).module
+    pairs = ((24, 128), (128, 384), (384, 512))
+    filters = sum(9 * (a * b + 2 * b * b) + 3 * b for a, b in pairs)  # three convolutions, three shifts
+    assert sum(p.numel() for p in module.parameters()) == filters + 24 + 5120
+    assert module(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+
+
 def test_quick8_whitens_photographs(data_folder: Path) -> None:
     told = np.load(data_folder / "mxnet-golden" / "forward" / "cifar_resnet20_v1.npz")
     images = torch.from_numpy(told["images_NHWC"]).permute(0, 3, 1, 2) / 255
@@ -83,9 +92,9 @@ def test_quick8_whitens_photographs(data_folder: Path) -> None:
     assert spread[-1] / spread[0] < 50 < 5_000 < spread_before[-1] / spread_before[0]
 
 
-@pytest.mark.parametrize("options", [{"size": 8}, {"channels": 4}, {"width": 0}])
+@pytest.mark.parametrize("options", [{"size": 8}, {"channels": 4}, {"width": 0}, {"layers": 4}])
 def test_quick8_says_what_it_takes(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"at least 9 pixels, not 8|1 or 3 channels, not 4|width is 0"):
+    with pytest.raises(ValueError, match=r"at least 9 pixels, not 8|1 or 3 channels, not 4|width is 0|layers is 4"):
         BUILTINS["quick8"](**{"num_classes": 10, "channels": 3, "size": 32, **options})
 
 

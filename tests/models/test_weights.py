@@ -94,7 +94,7 @@ def test_a_replaced_head_leaves_the_body_bit_for_bit(
     assert all(torch.equal(old[key], new[key]) for key in body)
     head = [key for key in new if under(key, second.head)]
     assert head and all(torch.equal(old[key], new[key]) for key in head) is (before == after)
-    note = f"the classifier of {before} classes was replaced by a fresh one for {after}"
+    note = f"the classifier of {before:,} classes was replaced by a fresh one for {after:,}"
     assert (note in second.notes) is (before != after)
 
 

@@ -24,6 +24,13 @@ def test_a_folder_stands_for_the_runs_in_it_and_says_what_it_left_out(tmp_path: 
     assert [line.split(":")[0].rsplit("/")[-1] for line in found.left_out] == ["broken", "new"]
 
 
+def test_repeats_are_found_in_the_folder_of_runs(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        finished(tmp_path / "runs" / "a", f"seed-{seed}")
+    finished(tmp_path / "runs", "b")
+    assert [run.name for run in find([tmp_path / "runs"]).runs] == ["seed-0", "seed-1", "b"]
+
+
 def test_a_run_that_is_named_twice_is_told_once(tmp_path: Path) -> None:
     run = finished(tmp_path)
     assert len(find([tmp_path, run.directory, str(run.directory) + "/"]).runs) == 1

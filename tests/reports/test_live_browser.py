@@ -16,6 +16,7 @@ from tests.reports.runs import BEGAN, logged, recipe, started
 from tests.reports.test_browser import browser, chromium
 from tests.reports.test_live import serving
 
+from steadytrain.cost.prices import parse_price
 from steadytrain.events import Noticed, Stalled
 from steadytrain.reports.live import listening
 from steadytrain.run import Run
@@ -85,7 +86,7 @@ def test_a_run_that_trains_is_seen_to_go_on_and_to_end(
     browser: Browser, training: tuple[Run, subprocess.Popen[bytes]]
 ) -> None:
     run, child = training
-    with serving(run, price=3.6) as port:
+    with serving(run, price=parse_price("3.6")) as port:
         page, complaints = opened(browser, port)
         page.wait_for_selector("#standing.running", timeout=60_000)
         before = grows(page, "loss", 0)

@@ -18,7 +18,7 @@ from tests.reports.runs import Clock, course, finished, logged, recipe, restarte
 
 from steadytrain.events import Failed
 from steadytrain.reports.page import page
-from steadytrain.reports.summary import Account
+from steadytrain.reports.summary import Account, spread
 from steadytrain.run import Run
 
 EVIL = "<script>alert(1)</script>&amp;\"'"
@@ -158,11 +158,11 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
     assert page(told, now=1e9) == page(told, now=1e9)
 
 
-def on(folder: Path, name: str, data: str, *, best: float, lr: float = 0.1) -> Account:
+def on(folder: Path, name: str, data: str, *, best: float, lr: float = 0.1, seed: int = 0) -> Account:
     """A run on another data set."""
-    run = Run.create(folder / name, recipe(lr))
+    run = Run.create(folder / name, recipe(lr, seed=seed))
     begun = started()
-    told = [replace(begun, data={**begun.data, "train": data}), *course(0, 352, total=352, best=best)]
+    told = [replace(begun, data={**begun.data, "train": data}), *course(0, 352, total=352, best=best, seed=seed)]
     write(run, told, Clock(), end=True)
     return Account.of(run)
 
@@ -181,6 +181,17 @@ def test_runs_are_ranked_among_those_on_the_same_data(tmp_path: Path) -> None:
     assert "accuracies on different images do not compare" in text
     titles = re.findall(r"<h3>(cifar10-train[^<]*)</h3>", text)
     assert len(set(titles)) == 2 and "(a.rec, cifar10-val." in titles[0], "of one name, told apart by what was read"
+
+
+def test_repeats_are_one_row_with_their_mean_and_spread(tmp_path: Path) -> None:
+    accounts = [on(tmp_path, f"seed-{seed}", "a.rec", best=0.8, seed=seed) for seed in range(3)]
+    accounts.append(on(tmp_path, "other", "a.rec", best=0.5, lr=0.2))
+    tops = spread(account.summary.best.top1 for account in accounts[:3] if account.summary.best)
+    assert tops is not None
+    (table,) = re.findall(r'<table class="runs">(.*?)</table>', page(accounts), re.DOTALL)
+    first, second = table.split('<tr><th scope="row">')[1:]
+    assert "3 seeds" in first and f"<b>{100 * tops.mean:.2f} %</b>" in first and f"± {100 * tops.std:.2f}" in first
+    assert "other" in second and "seed-" not in second and "seeds" not in second
 
 
 def test_of_many_runs_twelve_are_seen_and_the_rest_opens(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged,
 
 from steadytrain.events import Ended, EpochTrained, Failed
 from steadytrain.monitor import read_history
-from steadytrain.reports.summary import epochs, summarise, wilson
+from steadytrain.reports.summary import epochs, find_repeats, spread, summarise, wilson
 from steadytrain.run import Run
 
 
@@ -49,6 +49,41 @@ def test_wilson_holds_the_share_and_stays_within_zero_and_one(told: tuple[int, i
 @pytest.mark.parametrize(("fraction", "n"), [(0.5, 0), (math.nan, 100)])
 def test_without_knowledge_the_interval_is_everything(fraction: float, n: int) -> None:
     assert (wilson(fraction, n).low, wilson(fraction, n).high) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 11, 30, 101, 1000])
+def test_the_spread_of_repeats_is_students_interval(n: int) -> None:
+    from scipy import stats
+
+    values = [0.9 + 0.01 * math.sin(i) for i in range(n)]
+    told = spread(values)
+    assert told is not None
+    deviation = stats.tstd(values)
+    low, high = stats.t.interval(0.95, n - 1, loc=stats.tmean(values), scale=deviation / math.sqrt(n))
+    figures = [told.mean, told.std, told.mean_95.low, told.mean_95.high]
+    assert figures == pytest.approx([stats.tmean(values), deviation, low, high], abs=1e-12)
+
+
+def test_of_one_value_or_of_those_that_are_not_finite_there_is_no_spread() -> None:
+    assert spread([]) is None and spread([0.9]) is None and spread([0.9, math.nan]) is None
+
+
+def test_runs_are_repeats_if_they_differ_in_the_seed_alone(tmp_path: Path) -> None:
+    ends = []
+    for name, made in {
+        "a/seed-0": recipe(seed=0),
+        "a/seed-1": recipe(seed=1),
+        "a/seed-2": recipe(seed=2),
+        "hotter": recipe(lr=0.2, seed=3),
+    }.items():
+        run = Run.create(tmp_path / name, made)
+        best = 0.8 + 0.01 * made.seed
+        ends.append(run)
+        write(run, [started(), *map(step, range(1, 1056)), evaluated(1055, best)], Clock(), end=made.seed != 2)
+    (group,) = find_repeats([summarise(run) for run in ends])
+    assert (group.name, group.seeds, group.finished) == ("a", (0, 1, 2), 2)
+    assert group.last_top1 == spread([0.8, 0.81]), "what was not finished does not count"
+    assert group.title == "a: 2 of 3 seeds"
 
 
 def test_best_is_the_highest_top1_and_last_the_newest(tmp_path: Path) -> None:

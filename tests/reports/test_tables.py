@@ -86,6 +86,20 @@ def test_runs_on_the_same_images_stand_together(tmp_path: Path) -> None:
     assert [line.split()[0] for line in text.splitlines()] == ["run", "a", "c", "b"]
 
 
+def test_means_of_repeats_are_told_in_every_format(tmp_path: Path) -> None:
+    runs = []
+    for seed, top1 in enumerate((0.90, 0.92, 0.91)):
+        runs.append(Run.create(tmp_path / "a" / f"seed-{seed}", recipe(seed=seed)))
+        write(runs[-1], [started(), *map(step, range(1, 1056)), evaluated(1055, top1)], Clock(), end=True)
+    told = "91.00 % ± 1.00 (88.52 to 93.48)"  # t(0.975, 2) = 4.302653, of any table
+    head, best, last, *_ = to_text([summarise(run) for run in runs]).partition("\n\n")[2].splitlines()
+    assert head == "a: 3 seeds, mean ± standard deviation (95 % interval of the mean)"
+    assert best.split(maxsplit=2) == ["best", "top-1", told] and last.split(maxsplit=2) == ["last", "top-1", told]
+    assert f"| a: 3 seeds | {told} | {told} |" in markdown(accounts(*runs))
+    (group,) = json.loads(to_json(accounts(*runs)))["repeats"]
+    assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
+
+
 def test_top_5_of_five_classes_is_not_told(tmp_path: Path) -> None:
     summary = summarise(finished(tmp_path))
     assert facts(summary)["best top-5"] != NONE

@@ -72,6 +72,8 @@ def test_the_largest_shares_are_said_in_a_sentence() -> None:
     assert rates_in_words(TOLD) == (
         "3 min 20 s of wall time, and 30.0 s between its starts; 5.00 images/s overall, 5.26 in updates alone"
     )
+    probe = Ledger(wall_seconds=20.1, away_seconds=0.0, seconds=empty() | {"evaluation": 20.1}, steps=0, images=0)
+    assert rates_in_words(probe) == "20.1 s of wall time", "a run without updates has no rates"
 
 
 def test_a_share_that_rounds_to_nothing_is_there() -> None:

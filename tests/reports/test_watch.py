@@ -14,6 +14,7 @@ import pytest
 from tests.reports.measured_runs import line, measured
 from tests.reports.runs import BEGAN, course, evaluated, logged, recipe, started, step
 
+from steadytrain.cost.prices import parse_price
 from steadytrain.events import Event, Noticed, Stalled
 from steadytrain.monitor import RunHistory, ledger, read_history
 from steadytrain.reports.status import remaining_seconds, seconds_per_step, signs
@@ -165,7 +166,7 @@ def test_as_json_it_is_a_document_of_finite_numbers(tmp_path: Path) -> None:
     )
     watched = Watch(run)
     watched.read()
-    told = snapshot(watched, price=1.0).to_dict()
+    told = snapshot(watched, price=parse_price("1")).to_dict()
     assert told["format"] == "steadytrain-watch"
     assert told["train_loss"] is None
     assert told["causes"]

@@ -52,7 +52,7 @@ def test_its_recipe_keeps_its_name(old: Path, frozen: Frozen) -> None:
     was = json.loads((old / "recipe.json").read_text())
     was["precision"].pop("blocked")
     again["precision"].pop("blocked", None)
-    for part, name, neutral in LATER_KEYS:
+    for part, name, neutral in (*LATER_KEYS, ("parallel", "price", None)):
         if name not in was[part]:
             assert again[part].pop(name) == neutral
     assert first_difference(was, json.loads(json.dumps(again)), "recipe") is None

@@ -10,14 +10,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.errors import InputError, SteadyError, did_you_mean, storage_error
-from steadytrain.format import clean
+from steadytrain.format import fold
 from steadytrain.machine.process import share_cores
 
 if TYPE_CHECKING:
@@ -26,49 +26,85 @@ if TYPE_CHECKING:
 SUMMARY = "Train and fine-tune image classifiers at the steady state."
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",
+    "fetch": "Public data sets by name: fetched, checked and packed with their known splits.",
     "pack": "Pack images from folders, lists, tables, archives or data set files into record files.",
     "check": "What is wrong with images or records, where, and what to do about it.",
     "feed": "Measure how fast images are read, decoded and cropped.",
     "bench": "Measure how fast a network trains here, by number formats, layouts, compiled code and batch sizes.",
+    "bench infer": "Measure latency and images per second of inference: networks, engines, batch sizes.",
+    "tune": "Choose batch, numbers, threads and more by measuring; writes a recipe with the reasons.",
     "bandwidth": "Measure how fast ranks exchange gradients.",
+    "scale": "How many devices: speed, time and money of several, predicted from one.",
     "train": "Train a classifier from scratch; the same command resumes it.",
     "finetune": "Adapt a pretrained model to your classes.",
-    "resume": "Go on with a run from its newest checkpoint.",
+    "resume": "Go on with a run from its newest checkpoint; a flag left out keeps the run's value.",
+    "sweep": "Every combination of some values, with several seeds: what came of each.",
     "schedule": "What a recipe will do: rate, momentum and images of its updates.",
     "launch": "The same training on several processes and machines.",
     "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
-    "predict": "The likeliest classes of single images.",
+    "predict": "The likeliest classes of images.",
+    "export": "Write a trained model as ONNX, OpenVINO, torch.export or a folder for timm and the hub, checked.",
+    "serve": "Answer HTTP requests for predictions; a Dockerfile and a Kubernetes manifest for it.",
     "watch": "A run, or any training process, as it goes on.",
     "diagnose": "What holds a run back, what to change, and what that saves.",
+    "cost": "What a run costs, so far and at its end; prices of machines, spot, other machines.",
     "report": "Tables, curves and one HTML page from runs.",
+    "convert": "MXNet checkpoints into weights of steadytrain, and back.",
     "models": "Names, parameters, multiply-adds, licences, and where the weights are.",
     "doctor": "What this machine is, and what slows or stops training on it.",
+    "mxnet": "Command lines of MXNet's image-classification tools: read, shown as ours, and run.",
 }
 MODULES = {
     **{
         verb: f"steadytrain.cli.{verb}"
-        for verb in ("pack", "check", "train", "schedule", "launch", "evaluate", "watch", "models")
+        for verb in (
+            "fetch",
+            "pack",
+            "check",
+            "scale",
+            "train",
+            "sweep",
+            "schedule",
+            "launch",
+            "evaluate",
+            "export",
+            "serve",
+            "watch",
+            "models",
+            "convert",
+            "tune",
+        )
     },
     **dict.fromkeys(("demo", "finetune", "resume"), "steadytrain.cli.train"),
     **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "steadytrain.cli.machine"),
     **dict.fromkeys(("diagnose", "report"), "steadytrain.cli.runs"),
     "predict": "steadytrain.cli.evaluate",
+    "cost": "steadytrain.cli.cost",
+    "mxnet": "steadytrain.cli.mxnet",
+    "bench infer": "steadytrain.cli.bench_infer",
 }
 """Where the function of each verb stands."""
 TRAINING_VERBS = ("train", "finetune", "resume")
-RECIPE_VERBS = (*TRAINING_VERBS, "schedule")
+RECIPE_VERBS = (*TRAINING_VERBS, "sweep", "schedule")
 """Those that take the flags of a recipe."""
 SAME_VERBS = {
     **dict.fromkeys(("fit", "training"), "train"),
     **dict.fromkeys(("continue", "restart"), "resume"),
-    **dict.fromkeys(("fine-tune", "fine_tune", "tune", "transfer"), "finetune"),
+    **dict.fromkeys(("fine-tune", "fine_tune", "transfer"), "finetune"),
     **dict.fromkeys(("eval", "val", "validate", "validation", "test", "score"), "evaluate"),
     **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
-    **dict.fromkeys(("im2rec", "convert", "prepare"), "pack"),
+    **dict.fromkeys(("server", "deploy", "api"), "serve"),
+    **dict.fromkeys(("im2rec", "prepare"), "pack"),
+    **dict.fromkeys(("onnx", "openvino", "tensorrt", "quantize", "save"), "export"),
     **dict.fromkeys(("benchmark",), "bench"),
+    **dict.fromkeys(("autotune", "auto-tune", "optimize"), "tune"),
+    **dict.fromkeys(("scaling", "devices"), "scale"),
     **dict.fromkeys(("lr", "lr-schedule", "plot-schedule", "find-lr", "lr-find"), "schedule"),
+    **dict.fromkeys(("grid", "search", "hpo", "hparams", "experiment"), "sweep"),
     **dict.fromkeys(("list-models", "model"), "models"),
     **dict.fromkeys(("verify", "validate-data"), "check"),
+    **dict.fromkeys(("download", "datasets", "get"), "fetch"),
+    **dict.fromkeys(("price", "prices", "bill", "costs"), "cost"),
 }
 """What other tools call these verbs."""
 
@@ -101,7 +137,7 @@ def app() -> App:
         ),
     )
     for order, (verb, summary) in enumerate(VERBS.items()):
-        command.command(f"{MODULES[verb]}:{verb}", name=verb, help=summary, sort_key=order)
+        command.command(f"{MODULES[verb]}:{verb.replace(' ', '_')}", name=verb, help=summary, sort_key=order)
     return command
 
 
@@ -155,7 +191,8 @@ def _run(words: Sequence[str]) -> object:
         for name, text in (VERBS | flags).items():
             print(textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14))
         return 0
-    verb, words = words[0], list(words)
+    words = join_verb(words)
+    verb = words[0]
     if verb in RECIPE_VERBS and "--help-recipe" in words:
         return _print_recipe_help(words[words.index("--help-recipe") + 1 :])
     if verb == "watch" and "--" in words:
@@ -170,12 +207,29 @@ def _run(words: Sequence[str]) -> object:
             note(line)
         words = [verb, *translated.argv]
     words = _own_words(words)
-    with _worded_errors(verb):
+    is_help = not {"--help", "-h"}.isdisjoint(words)
+    with _worded_errors(verb), _help_of(verb) if is_help and verb in TRAINING_VERBS else nullcontext():
         result = app()(words, exit_on_error=False, print_error=False)
-    if verb in VERBS and not {"--help", "-h"}.isdisjoint(words):
+    if verb in VERBS and is_help:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
+
+
+def join_verb(words: Sequence[str]) -> list[str]:
+    """Make one word of a verb of two.
+
+    >>> join_verb(["bench", "infer", "resnet50"]), join_verb(["bench", "train"])
+    (['bench infer', 'resnet50'], ['bench', 'train'])
+    """
+    verb = " ".join(words[:2])
+    return [verb, *words[2:]] if verb in VERBS else list(words)
+
+
+def _help_of(verb: str) -> AbstractContextManager[None]:
+    from steadytrain.cli.options import help_of
+
+    return help_of(verb)
 
 
 def _print_recipe_help(rest: Sequence[str]) -> int:
@@ -200,7 +254,9 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_words(words: Sequence[str]) -> list[str]:
-    """Replace flags of other trainers by ours, in the verbs that train."""
+    """Replace flags of other trainers by ours, in the verbs that train; and the ``-`` of standard input, in predict."""
+    if words[0] == "predict":  # the parser takes a single dash for a flag, and the path is the same
+        return ["./-" if word == "-" else word for word in words]
     if words[0] not in RECIPE_VERBS:
         return list(words)
     from steadytrain.cli.augmentation_flags import read_augmentation
@@ -285,5 +341,6 @@ def _silence_output() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    print("\n".join(map(clean, f"steady: {message}".splitlines())), file=sys.stderr)  # it may hold a file's name
+    columns = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
+    print("\n".join(fold(line, columns) for line in f"steady: {message}".splitlines()), file=sys.stderr)
     return code

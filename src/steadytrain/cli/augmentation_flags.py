@@ -146,6 +146,19 @@ def _mirror(reading: Reading, word: str, values: list[str]) -> None:
     reading.keys["data.flip"] = "false" if values[0] in ("0", "False", "false") else "true"
 
 
+def _repeats(reading: Reading, word: str, values: list[str]) -> None:
+    """Read timm's number of repeats (0: none), or torchvision's."""
+    times = float(values[0]) if _is_number(values[0]) else 0.5
+    if times % 1 or times < 0:
+        raise InputError(f"{word} is {values[0]}; it must be a whole number, such as {word} 3")
+    reading.keys["data.repeats"] = f"{max(1, times):.0f}"
+
+
+def _sampler(reading: Reading, word: str, values: list[str]) -> None:
+    """Read torchvision's flag of repeats, or DeiT's, which are 3 unless another says how many."""
+    reading.keys.setdefault("data.repeats", "3")
+
+
 def _resized_crop(reading: Reading, word: str, values: list[str]) -> None:
     if values[0] not in ("0", "False", "false"):
         reading.keys["data.augment"] = "resized-crop"
@@ -253,6 +266,8 @@ READERS: dict[str, Read] = {
     "scale": _range("data.area"),
     "ratio": _range("data.ratio"),
     "train-interpolation": _interpolation,
+    **dict.fromkeys(("aug-repeats", "ra-reps"), _repeats),
+    **dict.fromkeys(("ra-sampler", "repeated-aug"), _sampler),
     "gaussian-blur-prob": _fixed("0", nearest="--transforms trivialaugment has a sharpness that blurs as well"),
     **dict.fromkeys(("rotation", "degrees"), _transform("rotate")),
     # MXNet's scripts, and its ImageRecordIter
@@ -279,5 +294,5 @@ READERS: dict[str, Read] = {
 }
 """Flag, without its dashes -> what reads it."""
 
-MOST_VALUES = {"color-jitter": 4, "jitter": 4, "scale": 2, "ratio": 2}
+MOST_VALUES = {"ra-sampler": 0, "repeated-aug": 0, "color-jitter": 4, "jitter": 4, "scale": 2, "ratio": 2}
 """Values that a flag may have, where it is not one."""

@@ -13,10 +13,9 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, require_range
 from steadytrain.errors import DataError, InputError
-from steadytrain.format import clean, count
+from steadytrain.format import clean, count, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine.facts import cores
-from steadytrain.reports.verdict import wrap
 
 if TYPE_CHECKING:
     from steadytrain.data.checking.findings import Finding, Report
@@ -214,7 +213,8 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         facts.append(f"{_range(report.width)} wide, {_range(report.height)} high")
     yield from wrap("; ".join(facts), width, "  ")
     if classes := report.classes:
-        text = count(len(classes), "class", "classes") + (f" of {report.split}" if report.split else "")
+        kind = ("label", "labels") if report.is_multi_label else ("class", "classes")
+        text = count(len(classes), *kind) + (f" of {report.split}" if report.split else "")
         if len(classes) > MAX_CLASSES:
             text += f", {_range((min(classes.values()), max(classes.values())))} images each"
         else:

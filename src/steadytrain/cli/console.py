@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import event_line, event_words, join_parts
 from steadytrain.events import Evaluated, Event, Logged, Saved, Started, Step
-from steadytrain.format import clean, clock, epoch, pairs
+from steadytrain.format import clean, clock, epoch, fold, pairs
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 DRAWS_PER_SECOND = 6
 SLOW_FACTOR, RECENT_UPDATES = 3, 31
 """The time left takes a slow update for so many usual ones at most; and the updates that say what is usual."""
-_STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Failed": "red"}
+_STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Halved": "yellow", "Failed": "red"}
 
 
 class Stream:
@@ -81,9 +82,9 @@ class Stream:
 
 
 def note(text: str) -> None:
-    """Write one line on standard error; it appears above whatever is being drawn there."""
+    """Write one line on standard error, folded on a terminal; it appears above whatever is being drawn there."""
     stream = Stream(sys.stderr)
-    stream.write(clean(text) + "\n")
+    stream.write(fold(text, shutil.get_terminal_size().columns if stream.isatty() else None) + "\n")
     stream.flush()
 
 
@@ -364,14 +365,14 @@ class Console:
             case Saved():
                 self._saved = event
             case Evaluated():
-                best = event.top1 > (self._best.top1 if self._best else -1.0)  # never true of a NaN
+                best = event.score > (self._best.score if self._best else -1.0)  # never true of a NaN
                 self._best = event if best else self._best
         if self._foot is not None:
             style = _STYLES.get(event.kind, "green" if best else "")
             classes = self._started.data.get("classes") if self._started else None
             words = event_words(event, best=best, best_before=self._best, num_classes=classes and len(classes))
             self._foot.print(words, style)
-        elif (line := event_line(event, best=best)) is not None:
+        elif (line := event_line(event, best=best, is_multi_label=self._is_multi_label)) is not None:
             if not isinstance(event, Logged):
                 self._write(line)
             elif time.monotonic() - self._last_line >= self._every_seconds:
@@ -380,18 +381,24 @@ class Console:
             else:
                 self._held = line
 
+    @property
+    def _is_multi_label(self) -> bool:
+        return self._started is not None and self._started.data.get("multi_label") is True
+
     def _seconds_left(self) -> float | None:
         """Seconds to the end, at the pace of the updates after the first; None while there are none.
 
-        The pace is the mean, evaluations and checkpoints included, but an update counts as :data:`SLOW_FACTOR` times
-        the median of the newest :data:`RECENT_UPDATES` at most. Within an update the seconds count down, by the pace at
-        most, however long it takes.
+        The pace is the mean of a batch of the first size, evaluations and checkpoints included, but an update counts as
+        :data:`SLOW_FACTOR` times the median of the newest :data:`RECENT_UPDATES` at most. Within an update the seconds
+        count down, by the pace at most, however long it takes.
         """
         started, first, step = self._started, self._first, self._step
         if started is None or first is None or step is None or step.step <= first.step:
             return None
-        pace = max(0.0, step.time - first.time - self._excess) / (step.step - first.step)
-        left = pace * (started.steps - step.step) - min(pace, max(0.0, time.time() - step.time))
+        batches = started.batches
+        done = batches.progress(step.step)
+        pace = max(0.0, step.time - first.time - self._excess) / (done - batches.progress(first.step))
+        left = pace * (batches.first - done) - min(pace, max(0.0, time.time() - step.time))
         return max(0.0, left)  # after the last update there is an evaluation, which takes its time
 
     def _write(self, line: str | None) -> None:
@@ -411,14 +418,21 @@ class Console:
         done = self._step.step if self._step else started.step
         seconds = self._seconds_left()
         left = "" if seconds is None else f"{clock(seconds)} left"
-        share = done / started.steps if started.steps else 0.0
+        share = started.batches.progress(done) / started.batches.first if started.steps else 0.0
         whole = self._epochs or (started.steps / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0)
         passes = whole * share
         top = bar_line(f"epoch {passes:.2f}/{epoch(whole)}", share, f"{share:4.0%}  {left}", width, ascii_only)
         parts = [f"step {done:,}/{started.steps:,}"]
         if logged is not None:
-            parts += [f"loss {logged.loss:.4f}", f"train top1 {logged.top1:.3f}", f"lr {logged.lr:.3g}"]
+            right = "exact match" if self._is_multi_label else "top1"
+            parts += [f"loss {logged.loss:.4f}", f"train {right} {logged.top1:.3f}", f"lr {logged.lr:.3g}"]
             parts += [f"{logged.images_per_second:,.0f} images/s", f"wait {logged.wait_share:.1%}"]
         if self._saved is not None:
             parts.append(f"saved {self._saved.step:,}")
+        if started.price is not None:
+            from steadytrain.cost.bill import make_bill, part_of
+
+            spent, lasted = started.price.get("spent"), max(0.0, time.time() - started.began)
+            before = float(spent) if isinstance(spent, int | float) else 0.0
+            parts.append(str(make_bill([part_of(started, seconds=lasted)], left=seconds, spent=before)))
         return [top, *(Text(line) for line in join_parts(parts, width - 1))]

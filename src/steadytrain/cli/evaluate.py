@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv as csv_module
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,11 +17,11 @@ from steadytrain.cli.console import note, print_json, print_text, progress, prog
 from steadytrain.cli.options import Device, Json, Labels, Root, Which, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
-from steadytrain.errors import InputError
-from steadytrain.format import clean, count, number, percent, rate, tells_top5
+from steadytrain.errors import InputError, storage_error
+from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5
 
 if TYPE_CHECKING:
-    from steadytrain.training import Trained
+    from steadytrain.training import Evaluation, Trained
 
 MAX_CLASSES = 40
 TELLING_GAP = 0.02
@@ -27,7 +29,10 @@ TELLING_GAP = 0.02
 NAME_COLUMNS = 24  # that a class's name is padded to where each image has a line
 
 Weights = Annotated[
-    str, Parameter(help="A run's folder, a weights file, or a pretrained model such as timm/resnet18.a1_in1k.")
+    str,
+    Parameter(
+        help="A run's folder, a weights or an exported file, or a pretrained model such as timm/resnet18.a1_in1k."
+    ),
 ]
 ModelName = Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")]
 Size = Annotated[
@@ -40,6 +45,12 @@ Size = Annotated[
 Views = Annotated[
     str | None,
     Parameter(help="Average over views of each image: flip, five-crop or ten-crop (test-time augmentation)."),
+]
+Threshold = Annotated[
+    float | None,
+    Parameter(
+        help="Where images may have several labels: those with a probability above it are predicted [default: 0.5]."
+    ),
 ]
 AcceptLicence = Annotated[
     bool, Parameter(help="Use weights whose licence forbids products and services; asked for on a terminal.")
@@ -64,24 +75,29 @@ def evaluate(
     device: Device = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
     per_image: Path | None = None,
+    threshold: Threshold = None,
+    calibrate: bool = False,
     accept_licence: AcceptLicence = False,
     json: Json = False,
 ) -> None:
     """Top-1, top-5, loss, precision, recall, F1 and calibration on every image of a data set, and per class.
 
     The data may have fewer classes than the model: they are matched by name, by synset (n02124075) or by synonym.
-    Top-1 is over all outputs of the model, unless --restrict is given.
+    Top-1 is over all outputs of the model, unless --restrict is given. Where images may have several labels: mAP,
+    precision, recall and F1 at a threshold, exact match and Hamming loss.
 
     Args:
         data: A .rec, or whatever steady pack takes; else the run's own.
-        classes: A card (.json) or a text with the name of each output on a line; or a text with a class of the data, a
-            tab and a class of the model on each line.
+        classes: A card (.json) or a text file with the name of each output on a line; or one with a class of the data,
+            a tab and a class of the model on each line.
         restrict: Choose among the data's classes only, which is easier than among all of the model's.
         batch_size: Images at a time (default: as in the run, else 128).
         precision: Number format (default: as in the run, else fp32).
-        threads: Threads of the feed.
+        threads: Threads that load images.
         per_image: A CSV file to write, with a line for each image: file, shard and record, true and predicted class,
             the probability of both, loss, rank of the true class.
+        calibrate: Fit a temperature on these images, which makes the model's probabilities true, and keep it in the
+            weights file; predictions stay as they are.
 
     Examples:
         steady evaluate runs/a
@@ -89,6 +105,7 @@ def evaluate(
         steady evaluate runs/a/best.safetensors more-photos/
         steady evaluate timm/resnet18.a1_in1k photos/
         steady evaluate runs/a --tta flip --size fixres
+        steady evaluate runs/a --calibrate
         steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
     from steadytrain.data.predictions import require_writable
@@ -97,6 +114,9 @@ def evaluate(
     from steadytrain.training.inference import open_evaluation_data, read_class_file
     from steadytrain.training.metrics import calibration, class_scores, macro
 
+    altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
+    if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
+        raise InputError(f"--calibrate fits a temperature to the weights as they are, and no more: drop {other}")
     if per_image is not None:
         require_writable(per_image)
     named = None if classes is None else read_class_file(classes)
@@ -104,37 +124,66 @@ def evaluate(
     names = None if isinstance(named, Mapping) else named
     if restrict and data is None:
         raise InputError("--restrict needs data with fewer classes than the model: name them after the run")
-    trained = _restore(place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names)
-    trained, seen = _seen(trained, size, tta)
+    trained = restore_weights(place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names)
+    trained, seen = with_input(trained, size, tta)
+    above = _threshold(trained, threshold)
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
         opened = open_evaluation_data(trained, data, say=note, **options)
     options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
+    if calibrate:
+        from steadytrain.training import calibrate as calibrate_on
+
+        with progress("evaluating", 0) as advance:
+            found = calibrate_on(trained, opened, batch_size=batch_size, threads=threads, progress=advance)
+        document = {
+            **vars(found),
+            "score_name": score_name(trained.is_multi_label),
+            "is_validation_data": data is None,
+            "weights": str(trained.path),
+            "model": trained.name,
+        }
+        if json:
+            print_json(document)
+        else:
+            print_text(_calibration_text(document, trained.chosen))
+        return
+    if trained.calibrated_on == opened.digest:
+        note(
+            "the temperature was fitted on these images, so their loss and ECE flatter it: name other data after the"
+            " weights for figures that do not"
+        )
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
-        result = evaluate_on(trained, opened, **options, progress=advance)
-    seconds, interval = time.perf_counter() - began, wilson(result.top1, result.n)
-    scores, calibrated = class_scores(result), calibration(result)
-    per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
-    document = {
-        "n": result.n,
-        "top1": result.top1,
-        "top1_low": interval.low,
-        "top1_high": interval.high,
-        "top5": result.top5,
-        "loss": result.loss,
-        **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
-        "ece": calibrated.ece,
-        "confidence": calibrated.confidence,
-        "calibration": [vars(row) for row in calibrated.bins],
+        result = evaluate_on(trained, opened, **options, threshold=above, progress=advance, say=note)
+    seconds = time.perf_counter() - began
+    if trained.is_multi_label:
+        document = _label_figures(trained, result, above)
+    else:
+        interval, scores, calibrated = wilson(result.top1, result.n), class_scores(result), calibration(result)
+        per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
+        document = {
+            "n": result.n,
+            "top1": result.top1,
+            "top1_low": interval.low,
+            "top1_high": interval.high,
+            "top5": result.top5,
+            "loss": result.loss,
+            **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
+            "ece": calibrated.ece,
+            "confidence": calibrated.confidence,
+            "calibration": [vars(row) for row in calibrated.bins],
+            "classes": [
+                {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
+                for name, n, right, score in per_class
+            ],
+        }
+    document |= {
         "seconds": seconds,
         "images_per_second": result.n / seconds,
-        "classes": [
-            {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
-            for name, n, right, score in per_class
-        ],
         "matched": dict(opened.matched),
         "restricted": restrict,
+        "temperature": trained.temperature,
         "weights": str(trained.path),
         "model": trained.name,
         **seen,
@@ -144,7 +193,40 @@ def evaluate(
     if json:
         print_json(document)
     else:
-        print_text(_text(document, trained.chosen))
+        print_text((_labels_text if trained.is_multi_label else _text)(document, trained.chosen))
+
+
+def _threshold(trained: Trained, threshold: float | None) -> float:
+    """Return the threshold of labels. Raises InputError where it is no probability, or there is one class an image."""
+    if threshold is not None and not 0 <= threshold < 1:
+        raise InputError(f"--threshold is {threshold:g}; it must be a probability from 0 up to, not including, 1")
+    if threshold is not None and not trained.is_multi_label:
+        raise InputError(f"{trained.name} names one class for each image, the likeliest: drop --threshold")
+    return 0.5 if threshold is None else threshold
+
+
+def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> dict[str, Any]:
+    """Return the figures of an evaluation where an image may have several labels."""
+    from steadytrain.training.metrics import calibration, label_metrics
+
+    told = label_metrics(result, threshold=threshold, temperature=trained.temperature)
+    calibrated = calibration(result, temperature=trained.temperature)
+    return {
+        "n": result.n,
+        "mean_ap": told.mean_ap,
+        "threshold": threshold,
+        **{f"micro_{name}": value for name, value in vars(told.micro).items()},
+        **{f"macro_{name}": value for name, value in vars(told.macro).items()},
+        "exact_match": told.exact_match,
+        "hamming_loss": told.hamming_loss,
+        "loss": result.loss,
+        "ece": calibrated.ece,
+        "confidence": calibrated.confidence,
+        "calibration": [
+            {("share" if key == "top1" else key): value for key, value in vars(row).items()} for row in calibrated.bins
+        ],
+        "labels": [{"label": name, **vars(score)} for name, score in zip(trained.classes, told.labels, strict=True)],
+    }
 
 
 def predict(
@@ -152,25 +234,37 @@ def predict(
     /,
     *images: Path,
     top: int | None = None,
+    threshold: Threshold = None,
     weights: Which = "best",
     model: ModelName = None,
     classes: Path | None = None,
     size: Size = None,
     tta: Views = None,
+    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
     device: Device = "auto",
+    threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
     accept_licence: AcceptLicence = False,
+    csv: Path | None = None,
     json: Json = False,
 ) -> int:
-    """The likeliest classes of single images; 1 if one of them could not be read.
+    """The likeliest classes of images, or the labels that they have; 1 if one of them could not be read.
 
     Args:
-        images: Image files, or folders of them.
-        top: Classes to show for each image (default: 5; of several images as many as fit on a terminal's line).
-        classes: A card (.json) or a text with the name of each output on a line, for weights without names.
+        images: Image files, folders of them, patterns (quoted), .rec files; -: standard input, with a path on each
+            line, or the bytes of one image.
+        top: Classes to show for each image at most (default: 5; of several images as many as fit on a terminal's line;
+            of several labels all above the threshold).
+        classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
+        batch_size: Images at a time, fewer where memory runs out (default: up to 64, on a CPU fewer of large images).
+        threads: Threads that load images.
+        csv: A CSV file to write instead (-: standard output), with a line for each image: its name, what is wrong with
+            it, and its classes with their probabilities, the likeliest first.
 
     Examples:
         steady predict runs/a cat.jpg dog.jpg --top 3
         steady predict runs/a new-photos/ --json
+        steady predict model.onnx 'photos/*.jpg' more.rec --csv predictions.csv
+        steady predict runs/a - --csv predictions.csv
         steady predict timm/resnet18.a1_in1k cat.jpg
         steady predict resnet18.pth --model timm/resnet18 cat.jpg
     """
@@ -178,32 +272,99 @@ def predict(
         raise InputError("name at least one image file")
     if top is not None and top < 1:
         raise InputError(f"--top is {top}; it must be 1 or more")
+    require_range("--batch-size", batch_size, 65_536)
+    if csv is not None and json:
+        raise InputError("--csv and --json exclude each other: drop one of them")
     from steadytrain.training import predict as predict_each
-    from steadytrain.training.inference import image_files
+    from steadytrain.training.inference import Files
 
-    files = image_files(images)
-    trained = _restore(place, weights, model, device, accepted=accept_licence, classes=classes)
-    trained, _ = _seen(trained, size, tta)
-    if trained.chosen and not json:
-        note(f"weights: {trained.path} ({trained.chosen})")
-    names = max(len(clean(str(file))) for file in files)
-    width = min(NAME_COLUMNS, max(len(clean(name)) for name in trained.classes))
-    shown = top or 5
-    if top is None and len(files) > 1 and not json and sys.stdout.isatty():
-        shown = max(1, min(shown, (shutil.get_terminal_size().columns - names) // (width + 10)))
-    documents = []
-    for result in predict_each(trained, files, top=shown):
-        pairs = zip(result.classes, result.probabilities, strict=True)
-        found = [{"class": name, "probability": probability} for name, probability in pairs]
-        documents.append({"image": str(result.path), "classes": found, "error": result.error})
-        if not json:
-            print_text(_image_text(documents[-1], names, width, is_alone=len(files) == 1))
-    if json:
-        print_json(documents)
-    return int(any(document["error"] is not None for document in documents))
+    if csv is not None and str(csv) != "-" and (csv.suffix.lower() != ".csv" or not csv.parent.is_dir()):
+        raise InputError(f"--csv is {csv}; it must be a name that ends in .csv, in a folder that is there, or -")
+    if images.count(Path("-")) > 1:
+        raise InputError("- stands for standard input, which can be read once: name it once")
+    places = [place for image in images for place in (_read_input() if str(image) == "-" else [image])]
+    with Files(places) as files:
+        trained = restore_weights(place, weights, model, device, accepted=accept_licence, classes=classes)
+        trained, _ = with_input(trained, size, tta)
+        above = _threshold(trained, threshold)
+        is_text = csv is None and not json
+        if trained.chosen and is_text:
+            note(f"weights: {trained.path} ({trained.chosen})")
+        if trained.temperature != 1 and is_text:
+            note(f"probabilities are calibrated: temperature {trained.temperature:.4g}")
+        names = max(len(clean(str(files.path(number)))) for number in range(len(files))) if is_text else 0
+        width = min(NAME_COLUMNS, max(len(clean(name)) for name in trained.classes))
+        shown = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
+        is_one_class = is_text and not trained.is_multi_label
+        if top is None and len(files) > 1 and sys.stdout.isatty() and is_one_class:
+            shown = max(1, min(shown, (shutil.get_terminal_size().columns - names) // (width + 10)))
+        documents: list[dict[str, Any]] = []
+        num_bad, began = 0, time.perf_counter()
+        options: dict[str, Any] = {"top": shown, "threshold": above, "batch_size": batch_size, "threads": threads}
+        with _write_csv(csv, shown) as write, nullcontext() if is_text else progress("predicting", len(files)) as done:
+            for number, result in enumerate(predict_each(trained, files, **options), start=1):
+                pairs = list(zip(result.classes, result.probabilities, strict=True))
+                num_bad += result.error is not None
+                if done is not None:
+                    done(number)
+                if csv is not None:
+                    cells = [cell for name, probability in pairs for cell in (name, f"{probability:.6g}")]
+                    write([result.path, result.error or "", *cells])
+                    continue
+                found = [{"class": name, "probability": probability} for name, probability in pairs]
+                document = {"image": str(result.path), "classes": found, "error": result.error}
+                if json:
+                    documents.append(document)
+                    continue
+                nothing = f"no label above {percent(above)}"
+                print_text(_image_text(document, names, width, is_alone=len(files) == 1, nothing=nothing))
+        if json:
+            print_json(documents)
+        if not is_text and (num_bad or csv is not None):
+            bad = f", {num_bad:,} of which could not be read" if num_bad else ""
+            speed = rate(len(files) / (time.perf_counter() - began))
+            note(f"{count(len(files), 'image')}{bad}, {speed} images/s{'' if csv is None else f': wrote {csv}'}")
+    return int(num_bad > 0)
 
 
-def _seen(trained: Trained, size: str | None, tta: str | None) -> tuple[Trained, dict[str, object]]:
+def _read_input() -> list[Path | bytes]:
+    """Read standard input: a path on each line, or the bytes of one image."""
+    data = sys.stdin.buffer.read()
+    if not data.strip():
+        raise InputError("standard input is empty: a path on each line is expected, or the bytes of one image")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return [data]
+    return [data] if "\0" in text else [Path(line) for line in text.splitlines() if line.strip()]
+
+
+@contextmanager
+def _write_csv(path: Path | None, classes: int) -> Iterator[Callable[[Sequence[object]], object]]:
+    """Give what writes a line of a CSV file, whole or not at all, or of standard output; None: nothing."""
+    head = ["image", "error", *(f"{name}{k}" for k in range(1, classes + 1) for name in ("class", "probability"))]
+    if path is None:
+        yield lambda row: None
+        return
+    if str(path) == "-":
+        writer = csv_module.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(head)
+        yield writer.writerow
+        return
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            writer = csv_module.writer(file, lineterminator="\n")
+            writer.writerow(head)
+            yield writer.writerow
+        part.replace(path)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def with_input(trained: Trained, size: str | None, tta: str | None) -> tuple[Trained, dict[str, object]]:
     """Return weights that see images at another size, or in several views; and what was chosen, for the document."""
     if size is None and tta is None:
         return trained, {}
@@ -223,7 +384,7 @@ def _seen(trained: Trained, size: str | None, tta: str | None) -> tuple[Trained,
     return trained, chosen
 
 
-def _restore(
+def restore_weights(
     place: str,
     weights: Literal["best", "last"],
     model: str | None,
@@ -245,11 +406,13 @@ def _restore(
     return trained
 
 
-def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alone: bool) -> str:
+def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alone: bool, nothing: str) -> str:
     """Word the classes of an image: of a single one below its name, else behind it, aligned with other images'."""
     name = clean(document["image"])
     if document["error"] is not None:
         return f"{name}: {clean(document['error'])}"
+    if not document["classes"]:
+        return f"{name:{columns}}  {nothing}"
     cells = [(percent(row["probability"], 1).rjust(7), clean(row["class"])) for row in document["classes"]]
     if is_alone:
         return "\n".join([name, *(f"  {share}  {label}" for share, label in cells)])
@@ -270,27 +433,103 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
         half = MAX_CLASSES // 2
         table[half:-half] = [f"... {more} more (--json has them all)"]
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
-    among = f", {count(document['n'], 'image')}"
+    among = []
     if len(rows) < outputs:
         what = f"the data's {count(len(rows), 'class', 'classes')}" if document["restricted"] else f"all {outputs:,}"
-        among += f", chosen among {what}" + ("" if document["restricted"] else f"; the data has {len(rows):,} of them")
+        has = "" if document["restricted"] else f"; the data has {len(rows):,} of them"
+        among = [f"       chosen among {what}{has}"]
     means = [percent(document[f"macro_{name}"], 2) for name in ("precision", "recall", "f1")]
     return "\n".join(
         [
             f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
-            f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}{among})",
+            f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {count(document['n'], 'image')})",
+            *among,
             *([f"top-5  {percent(document['top5'], 2)}"] if tells_top5(outputs) else []),
             f"loss   {number(document['loss'], 4)}",
             f"macro  precision {means[0]}, recall {means[1]}, F1 {means[2]}  (means over classes)",
             f"ECE    {percent(document['ece'], 2)}  (calibration error, {len(document['calibration'])} equal-width bins"
             " of the top-1 probability)",
             *_confidence_text(document),
+            *_temperature_text(document),
             f"{rate(document['images_per_second'])} images/s",
             "",
             f"{'class':{width}}  {'n':>6}  {'right':>6}  {'recall':>8}  {'precision':>9}  {'F1':>8}",
             *table,
         ]
     )
+
+
+def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
+    """Word an evaluation where an image may have several labels; of many the worst and the best are listed."""
+    rows = sorted((row for row in document["labels"] if row["n"]), key=lambda row: row["ap"])
+    names = [clean(row["label"]) for row in rows]
+    width = max(len(name) for name in ["label", *names])
+    table = [
+        f"{name:{width}}  {row['n']:>6}  {percent(row['ap'], 2):>8}"
+        f"  {percent(row['recall'], 2):>8}  {percent(row['precision'], 2):>9}  {percent(row['f1'], 2):>8}"
+        for name, row in zip(names, rows, strict=True)
+    ]
+    if (more := len(rows) - MAX_CLASSES) > 0:
+        half = MAX_CLASSES // 2
+        table[half:-half] = [f"... {more} more (--json has them all)"]
+    few = f" of {len(document['labels']):,}: the others have no image" if len(rows) < len(document["labels"]) else ""
+    means = {
+        kind: ", ".join(
+            f"{word} {percent(document[f'{kind}_{name}'], 2)}"
+            for word, name in (("precision", "precision"), ("recall", "recall"), ("F1", "f1"))
+        )
+        for kind in ("micro", "macro")
+    }
+    at = f"at a threshold of {document['threshold']:g}"
+    return "\n".join(
+        [
+            f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
+            f"mAP    {percent(document['mean_ap'], 2)}  (over {count(len(rows), 'label')}{few};"
+            f" {count(document['n'], 'image')})",
+            f"micro  {means['micro']}  ({at})",
+            f"macro  {means['macro']}  (means over labels)",
+            f"exact  {percent(document['exact_match'], 2)}  (images with every label right {at})",
+            f"wrong  {percent(document['hamming_loss'], 2)}  (of all labels of all images: the Hamming loss)",
+            f"loss   {number(document['loss'], 4)}",
+            f"ECE    {percent(document['ece'], 2)}  (calibration error of each label's probability,"
+            f" {len(document['calibration'])} bins)",
+            *_temperature_text(document),
+            f"{rate(document['images_per_second'])} images/s",
+            "",
+            f"{'label':{width}}  {'n':>6}  {'AP':>8}  {'recall':>8}  {'precision':>9}  {'F1':>8}",
+            *table,
+        ]
+    )
+
+
+def _temperature_text(document: Mapping[str, Any]) -> list[str]:
+    """Word that the probabilities behind loss and ECE are calibrated ones."""
+    is_calibrated = document["temperature"] != 1
+    return [f"Loss and ECE are of calibrated probabilities: temperature {document['temperature']:.4g}."] * is_calibrated
+
+
+def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
+    """Word what a temperature does."""
+    halves = " and ".join(f"{value:.4g}" for value in document["halves"])
+    name, score = document["score_name"], percent(document["score"], 2)
+    lines = [
+        f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
+        f"temperature {document['temperature']:.4g}: fitted on {count(document['n'], 'image')}, kept with the weights",
+        f"{'':5}  {'before':>8}  {'after':>8}",
+        f"{'NLL':5}  {number(document['nll_before'], 4):>8}  {number(document['nll'], 4):>8}",
+        f"{'ECE':5}  {percent(document['ece_before'], 2):>8}  {percent(document['ece'], 2):>8}",
+        f"{name:5}  {score:>8}  {score:>8}",
+        "After: each half of the images by the temperature fitted on the other half",
+        f"({halves}).",
+    ]
+    if document["ece"] > document["ece_before"]:
+        lines.append("The ECE is no smaller: a temperature makes these probabilities no truer.")
+    if document["is_validation_data"]:
+        lines += [
+            "These images also chose the weights, which flatters both columns a little:",
+            "steady evaluate RUN DATA, on images that the run has not seen, is fairer.",
+        ]
+    return "\n".join(lines)
 
 
 def _confidence_text(document: Mapping[str, Any]) -> list[str]:

@@ -67,7 +67,6 @@ def launch(
         steady launch --on kubernetes --nodes 4 --set image=me/steady:1 --dry-run -- train /data/cats.rec --run /data/a
     """
     from steadytrain.launch import render
-    from steadytrain.launch.job import read_hosts
     from steadytrain.launch.plan import plan_text
     from steadytrain.launch.submit import submit, write_files
 
@@ -79,15 +78,12 @@ def launch(
             raise InputError(f"--nodes is {nodes!r}; it must be a number, or two with a colon: --nodes 2:4")
         values |= {"nodes": int(most or least), "least": int(least) if colon else None}
     if hosts is not None:
-        try:
-            values["hosts"] = read_hosts(hosts.read_text(encoding="utf-8"), str(hosts))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read --hosts {hosts} ({getattr(error, 'strerror', None) or error})") from error
+        values["hosts"] = read_hosts_file(hosts)
     for assignment in env:
         name, equals, value = assignment.partition("=")
         values[f"env.{name}"] = value if equals else None
     values |= dict(map(parse_setting, set))
-    place, described = _job(command, on, job, values)
+    place, described = job_for(command, on, job, values)
     _require_understood(described.words)  # before anything is written or submitted
     plan = render(place, described)
     folder = output or Path("launch") / described.name
@@ -108,7 +104,7 @@ def launch(
             "--dry-run"
         )
     if place == "slurm":
-        _warn_of_local_folder(described.words)
+        warn_of_local_folder(described.words)
     if not is_submitted:
         for remark in plan.notes:
             note(remark)
@@ -135,7 +131,7 @@ def _require_understood(words: tuple[str, ...]) -> None:
         options.recipe_over(Recipe(data=Data(train="data"), model=Model("model")))
 
 
-def _warn_of_local_folder(words: tuple[str, ...]) -> None:
+def warn_of_local_folder(words: tuple[str, ...]) -> None:
     """Say so where a run's folder would lie on a disk of this machine, which the machines of a job do not see."""
     if words[0] not in TRAINING_VERBS:
         return
@@ -151,7 +147,17 @@ def _warn_of_local_folder(words: tuple[str, ...]) -> None:
         )
 
 
-def _job(command: tuple[str, ...], on: str | None, file: Path | None, values: dict[str, Any]) -> tuple[str, Job]:
+def read_hosts_file(path: Path) -> tuple[str, ...]:
+    """Read the machines of a hosts file. Raises InputError."""
+    from steadytrain.launch.job import read_hosts
+
+    try:
+        return read_hosts(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read --hosts {path} ({getattr(error, 'strerror', None) or error})") from error
+
+
+def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values: dict[str, Any]) -> tuple[str, Job]:
     """Return the launcher and the job: defaults for the place, under the file's values, flags, and ``--set``."""
     from steadytrain.launch import Job
 

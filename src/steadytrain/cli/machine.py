@@ -210,16 +210,21 @@ def _transforms_of(text: str | None, *, evaluation: bool) -> tuple[Transform, ..
     return parse_transforms(split_transforms(text))
 
 
-def _augmentation(records: Records, crop: Crop, transforms: tuple[Transform, ...], group: int) -> Augmentation | None:
-    """Make the transforms as training would, on the data's own mean colour."""
+def _augmentation(
+    records: Records, crop: Crop, transforms: tuple[Transform, ...], group: int, *, on_gpu: bool
+) -> Augmentation | None:
+    """Make the transforms as training would, on the data's own mean colour; ``on_gpu``: on the GPU, if there is one."""
     if not transforms:
         return None
-    from steadytrain.data.transforms import Augmentation
+    from steadytrain.data.transforms import Augmentation, make_own
+    from steadytrain.data.transforms.preview import measuring_device
 
     card, classes = records.card, max(len(records.classes), int(records.labels.max(initial=0)) + 1)
     has_mean = card is not None and len(card.mean) == crop.channels
     fill = card.mean if card is not None and has_mean else (0.5,) * crop.channels
-    return Augmentation(transforms, 0, fill, classes, group)
+    shape = crop.size, crop.size, crop.channels
+    own = make_own(transforms, measuring_device() if on_gpu else None, shape, allow_import=True)  # a flag names them
+    return Augmentation(transforms, 0, fill, classes, group, own)
 
 
 def _write_grid(
@@ -231,9 +236,9 @@ def _write_grid(
 
     with ImageLoader(records, crop, batch_size=min(SHOWN_IMAGES, len(records)), train=not evaluation) as loader:
         batch = next(iter(loader))
-    augmentation = _augmentation(records, crop, transforms, len(batch))
+    augmentation = _augmentation(records, crop, transforms, len(batch), on_gpu=False)
     title = ", ".join([f"{records.path}: {work}", *map(str, transforms)])
-    write_grid(path, batch, augmentation, records.classes, title)
+    write_grid(path, batch, augmentation, records.class_list, title)
     note(f"wrote {path}: {count(len(batch), 'image')}, {', '.join([work, *map(str, transforms)])}")
 
 
@@ -241,7 +246,7 @@ def _transform_speeds(
     records: Records, crop: Crop, transforms: tuple[Transform, ...], batch_size: int
 ) -> list[dict[str, Any]]:
     """Measure transforms on a batch, on the device that training would use."""
-    augmentation = _augmentation(records, crop, transforms, batch_size)
+    augmentation = _augmentation(records, crop, transforms, batch_size, on_gpu=True)
     if augmentation is None:
         return []
     from steadytrain.data.loader import ImageLoader
@@ -338,7 +343,7 @@ def bench(
     recompute: Annotated[
         tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=True)
     ] = ("no",),
-    size: Annotated[int, Parameter(name=("--size", "--img-size"))] = 224,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     channels: Literal[1, 3] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
     optimizer: str = "sgd",
@@ -363,7 +368,7 @@ def bench(
         compile: Modes of torch.compile: one or several.
         graph: Replay each update as one CUDA graph: yes, no or both.
         recompute: Compute activations again in the backward pass: yes, no or both.
-        size: Side of the images, in pixels.
+        size: Side of the images, in pixels (default: the model's own, such as 32 for resnet20, else 224).
         channels: Channels of the images.
         classes: Classes of the network.
         optimizer: sgd, adamw, muon, ... or timm/NAME (docs: optimizers).
@@ -372,7 +377,7 @@ def bench(
         plot: Write images per second over batch sizes as an HTML page.
 
     Examples:
-        steady bench train --model resnet20 --size 32 --batch-size 32 64 128 256
+        steady bench train --model resnet20 --batch-size 32 64 128 256
         steady bench train --model timm/resnet50 --batch-size 64 256 --precision fp32 bf16 --compile none default
     """
     require_seconds(seconds)
@@ -401,7 +406,8 @@ def bench(
         rows.append(vars(speed) | {"of_peak": speed.of_peak})
     else:
         command = [sys.executable, "-m", "steadytrain", "bench", "train", "--json", "--model", model]
-        command += ["--size", str(size), "--channels", str(channels), "--classes", str(classes)]
+        command += ["--channels", str(channels), "--classes", str(classes)]
+        command += [] if size is None else ["--size", str(size)]
         command += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
         with progress("measuring", len(settings), unit="combinations") as advance:
             for done, setting in enumerate(settings, 1):

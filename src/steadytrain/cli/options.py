@@ -6,7 +6,9 @@ The order of precedence, weakest first: defaults for the data, ``--recipe FILE``
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -15,6 +17,8 @@ from cyclopts import Parameter
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
+from steadytrain.config.plain import leaves
+from steadytrain.config.recipe import ASIDE
 from steadytrain.config.synonyms import synonym
 from steadytrain.config.transforms import split_transforms
 from steadytrain.errors import InputError, RecipeError, did_you_mean
@@ -53,8 +57,8 @@ class TrainingOptions:
         budget_minutes: finetune: choose method and epochs by what this machine does with the data, and end within so
             many minutes.
         patience: End the run when validation top-1 has not risen in so many evaluations. [default: never]
-        batch_size: Images an update, over all devices. [default: train: 128; finetune: 16; fewer where that is more
-            than a tenth of the images]
+        batch_size: Images an update, over all devices; auto: what is fastest here, by measuring. [default: train: 128;
+            finetune: 16; fewer where that is more than a tenth of the images, but at least 2]
         lr: Peak learning rate, before it is scaled to the batch. [default: train: 0.1 for 256 images an update, or for
             128 if they are up to 64 pixels; finetune: 0.001]
         optimizer: sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers). [default: train: sgd;
@@ -65,6 +69,8 @@ class TrainingOptions:
             schedules; steady schedule plots it). [default: cosine]
         warmup_epochs: Epochs in which the learning rate rises from 0 to its peak. [default: train: 5, or 0.5 for images
             up to 64 pixels; finetune: 0.5; at most a quarter of the run]
+        grow_batch: Multiply the batch after so many epochs, such as 2@30,2@60, in place of a falling rate. [default:
+            none]
         loss: Loss: cross-entropy, focal, binary, binary-focal, hinge, l1, l2 or pkg.mod:factory. [default:
             cross-entropy]
         class_weights: balanced: images of rare classes weigh more in the loss. [default: none]
@@ -77,22 +83,30 @@ class TrainingOptions:
             [default: none]
         holdout: Share of each class that is held out without validation data; 0: none. [default: 0.1]
         size: Side of the square input, in pixels. [default: the model's, or the images' if they are small]
+        grow_size: Side of training images from some epochs on, such as 128@0,160@6,192@12; evaluation has --size.
+            [default: --size]
         seed: Seed of initialisation, order and augmentation. [default: 0]
-        precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16. [default: bf16 where the hardware computes in it,
-            else fp32]
+        repeats: Train with so many seeds, one run after another, and print the mean of their accuracies and its 95 %
+            interval; the same command resumes and skips what is finished.
+        precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16; auto: by measuring. [default: bf16 where the hardware
+            computes in it, else fp32]
         compile: Compile the network first (torch.compile); other modes by --set precision.compile=MODE.
         device: auto, cpu, cuda or cuda:1. [default: auto]
-        threads: Threads that load images. [default: by the number of cores]
+        threads: Threads that load images; auto: by measuring. [default: by the number of cores]
         deterministic: Use only deterministic algorithms on a GPU; slower.
         graph: Replay each update as one CUDA graph: faster for small networks.
         recompute: Recompute activations in the backward pass: less memory, more time, same bits.
         procs: Ranks that train together on this machine; auto: one for each GPU. [default: 1]
+        price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as p3.2xlarge
+            or p3.2xlarge@us-east-1:spot; shows what the run costs. [default: $STEADYTRAIN_PRICE]
         classes: A card (.json) whose class list, in its order, is used. [default: the names of the folders, sorted]
-        run: Folder of the run; the same command resumes it. [default: runs/MODEL-DATA-DIGEST]
+        run: Folder of the run; the same command resumes it. Of repeats: the folder that holds them. [default:
+            runs/MODEL-DATA-DIGEST, of repeats with -repeats]
         recipe: A recipe file: .toml, .json or .yaml. Flags overrule it.
         accept_licence: Use weights whose licence forbids commercial use, without being asked.
         probe: First measure how fast loading alone and updates alone are; the weights do not depend on it.
         explain: Print what would be trained, and in which number format each operation runs; train nothing.
+        mxnet_log: Write the progress as MXNet's training scripts did, for tools that read their logs.
         set: Set any other value of the recipe: --set optim.clip_norm=1 (--help-recipe lists them).
         json: Print the outcome as one JSON document.
     """
@@ -104,12 +118,13 @@ class TrainingOptions:
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
     budget_minutes: float | None = None
     patience: int | None = None
-    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
+    batch_size: Annotated[int | Literal["auto"] | None, Parameter(name=("--batch-size", "-b"))] = None
     lr: float | None = None
     optimizer: str | None = None
     weight_decay: float | None = None
     schedule: str | None = None
     warmup_epochs: float | None = None
+    grow_batch: str | None = None
     loss: str | None = None
     class_weights: str | None = None
     balance: str | None = None
@@ -118,15 +133,20 @@ class TrainingOptions:
     transforms: str | None = None
     holdout: float | None = None
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None
+    grow_size: str | None = None
     seed: int | None = None
+    repeats: int | None = None
     precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None
     compile: Annotated[bool, Parameter(name=("--compile", "--torchcompile"))] = False
     device: str | None = None
-    threads: Annotated[int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))] = None
+    threads: Annotated[
+        int | Literal["auto"] | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))
+    ] = None
     deterministic: bool = False
     graph: bool = False
     recompute: Annotated[bool, Parameter(name=("--recompute", "--grad-checkpointing"))] = False
     procs: int | Literal["auto"] | None = None
+    price: str | None = None
     root: Root = None
     labels: Labels = None
     classes: str | None = None
@@ -135,15 +155,20 @@ class TrainingOptions:
     accept_licence: bool = False
     probe: bool = False
     explain: bool = False
+    mxnet_log: bool = False
     set: Settings = ()
     json: bool = False
 
     def changes(self) -> dict[str, Any]:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
-        values = {key: getattr(self, flag) for flag, key in FLAGS.items() if getattr(self, flag) is not None}
+        given = {key: getattr(self, flag) for flag, key in FLAGS.items()}
+        values = {key: value for key, value in given.items() if value is not None and key not in self.measured}
         values |= {f"parallel.{name}": True for name in ("deterministic", "graph", "recompute") if getattr(self, name)}
         if self.transforms is not None:
             values["data.transforms"] = list(split_transforms(self.transforms))
+        for key, text in (("optim.grow_batch", self.grow_batch), ("data.grow_size", self.grow_size)):
+            if text is not None:
+                values[key] = [] if text == "none" else text.split(",")
         if self.ema == 0:
             values["optim.ema"] = None
         if self.compile:
@@ -157,9 +182,20 @@ class TrainingOptions:
             values["budget.epochs"] = None
         return values
 
+    @property
+    def measured(self) -> frozenset[str]:
+        """The keys of the recipe that are left to measuring: ``--batch-size auto`` and its like."""
+        flags = ("batch_size", "precision", "threads")
+        return frozenset(FLAGS[flag] for flag in flags if getattr(self, flag) == "auto")
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The keys of the recipe that the user has chosen, by flags or by a file."""
+        return frozenset({**dict(leaves(self.file_values())), **self.changes()})
+
     def file_values(self) -> dict[str, Any]:
         """Return what ``--recipe`` says; nothing where it is not given. Raises RecipeError."""
-        return {} if self.recipe is None else read_table(self.recipe)
+        return {} if self.recipe is None else read_recipe(self.recipe)
 
     def value(self, key: str) -> Any:
         """Look up what a key of the recipe will be by the flags, else by the recipe file; None where neither says it.
@@ -192,6 +228,7 @@ FLAGS = {
     "root": "data.root",
     "labels": "data.labels",
     "size": "data.size",
+    "grow_size": "data.grow_size",
     "model": "model.name",
     "weights": "model.weights",
     "train": "model.train",
@@ -201,6 +238,7 @@ FLAGS = {
     "weight_decay": "optim.weight_decay",
     "schedule": "optim.schedule",
     "warmup_epochs": "optim.warmup_epochs",
+    "grow_batch": "optim.grow_batch",
     "loss": "optim.loss",
     "class_weights": "optim.class_weights",
     "balance": "data.balance",
@@ -212,10 +250,44 @@ FLAGS = {
     "device": "parallel.device",
     "threads": "parallel.threads",
     "procs": "parallel.procs",
+    "price": "parallel.price",
     "batch_size": "batch_size",
     "seed": "seed",
 }
 """Flag -> the recipe's key that it sets."""
+
+
+def own_defaults(verb: str, text: str) -> str:
+    """Keep of the defaults in a help text those of one verb; of ``resume``, whose default is the run's value, none.
+
+    >>> own_defaults("finetune", "Passes. [default: train: 90; finetune: 8; fewer if told]")
+    'Passes. [default: 8; fewer if told]'
+    >>> own_defaults("resume", "Passes. [default: train: 90; finetune: 8]")
+    'Passes.'
+    """
+    if verb == "resume":
+        return re.sub(r"\s*\[default:\s[^]]*\]", "", text)
+    if verb not in ("train", "finetune"):
+        return text
+    other = "finetune" if verb == "train" else "train"
+
+    def chosen(match: re.Match[str]) -> str:
+        parts = re.split(r";\s+", match[1])
+        own = [part.removeprefix(f"{verb}: ").removeprefix(f"{verb} ") for part in parts if not part.startswith(other)]
+        return f"[default: {'; '.join(own)}]"
+
+    return re.sub(r"\[default:\s+([^]]*)\]", chosen, text)
+
+
+@contextmanager
+def help_of(verb: str) -> Iterator[None]:
+    """Have the parser show the defaults of this verb; it takes the texts from the docstring of the options."""
+    whole = TrainingOptions.__doc__
+    TrainingOptions.__doc__ = own_defaults(verb, whole or "")
+    try:
+        yield
+    finally:
+        TrainingOptions.__doc__ = whole
 
 
 def flag_of(key: str) -> str:
@@ -271,6 +343,11 @@ def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
     return values
 
 
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Read the values of a recipe file, without its tables that are no part of the recipe. Raises RecipeError."""
+    return {name: value for name, value in read_table(path).items() if name not in ASIDE}
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """Parse ``optim.lr=0.1`` as a key and a JSON value; what is no JSON is a text.
 
@@ -297,10 +374,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return key, None if value in ("none", "None") and value not in words else value
 
 
-def require_range(name: str, value: float | None, most: int) -> None:
-    """Refuse a count outside of 1 to ``most``; None stands for the default. Raises InputError."""
-    if value is not None and not 1 <= value <= most:
-        raise InputError(f"{name} is {value}; it must be from 1 to {most}")
+def require_range(name: str, value: float | None, most: int, *, least: int = 1) -> None:
+    """Refuse a count outside of ``least`` to ``most``; None stands for the default. Raises InputError."""
+    if value is not None and not least <= value <= most:
+        raise InputError(f"{name} is {value}; it must be from {least} to {most}")
 
 
 def require_seconds(seconds: float) -> None:

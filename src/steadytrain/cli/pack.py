@@ -148,7 +148,8 @@ def _summary(packed: PackedFile) -> Iterator[str]:
     sides = "" if is_one_size else f"{narrow} to {wide} wide, {low} to {high} high, median "
     yield f"  pixels    {sides}{medium} x {middle}"
     formats = ", ".join(f"{count:,} {name}" for name, count in card.encodings.items())
-    yield f"  stored    {formats}; {card.kept:,} byte for byte"
+    chroma = "" if card.full_chroma is None else f"; {card.full_chroma:,} jpg encoded with all colours (4:4:4)"
+    yield f"  stored    {formats}; {card.kept:,} byte for byte{chroma}"
     if card.mean:
         mean, std = ("(" + ", ".join(f"{value:.4f}" for value in values) + ")" for values in (card.mean, card.std))
         yield f"  channels  {card.channels}, mean {mean}, std {std}"

@@ -25,34 +25,42 @@ from steadytrain.events import (
     Started,
     StepMeasured,
 )
-from steadytrain.format import clean, clock, pairs, tells_top5
+from steadytrain.format import clean, clock, money, pairs, tells_top5
 
 
-def event_line(event: Event, *, best: bool = False) -> str | None:
+def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False) -> str | None:
     """Word an event as one line; None for kinds that are not shown one by one (``Step``, ``FeedStats``, unknown ones).
 
     Args:
         event: any event of a run.
         best: mark an :class:`Evaluated` as the best so far.
+        is_multi_label: an image of the run may have several labels.
     """
     values: dict[str, object]
     match event:
         case Logged():
-            text = f"step={event.step} epoch={event.epoch:.2f} loss={event.loss:.4f} top1={event.top1:.4f}"
+            right = "exact_match" if is_multi_label else "top1"
+            text = f"step={event.step} epoch={event.epoch:.2f} loss={event.loss:.4f} {right}={event.top1:.4f}"
             text += f" lr={event.lr:.6g} images_per_second={event.images_per_second:.1f} wait={event.wait_share:.3f}"
             return text if event.grad_norm is None else f"{text} grad_norm={event.grad_norm:.4g}"
         case Evaluated():
             text = f"evaluated step={event.step} epoch={event.epoch:.2f} n={event.n} loss={event.loss:.4f}"
-            text += f" top1={event.top1:.4f} top5={event.top5:.4f} seconds={event.seconds:.2f}"
+            if event.mean_ap is not None:
+                text += f" mean_ap={event.mean_ap:.4f} exact_match={event.top1:.4f} seconds={event.seconds:.2f}"
+            else:
+                text += f" top1={event.top1:.4f} top5={event.top5:.4f} seconds={event.seconds:.2f}"
             return f"{text} {pairs({'weights': event.weights} | ({'best': 'yes'} if best else {}))}"
         case Started():
             data, machine = event.data, event.machine
             values = {"attempt": event.attempt, "model": event.model.get("name", "?")}
             values |= {name: data[name] for name in ("num_train", "num_val") if name in data}
             if "classes" in data:
-                values["classes"] = len(data["classes"])
+                values["labels" if data.get("multi_label") else "classes"] = len(data["classes"])
             values |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size}
             values |= {name: machine[name] for name in ("device", "precision", "ranks") if name in machine}
+            if event.price is not None:
+                values |= {"price_per_hour": f"{event.price['per_hour']:.6g}", "currency": event.price["currency"]}
+                values["spent"] = money(event.price["spent"])
             return "started " + pairs(values)
         case Saved():
             values = {"step": event.step, "name": PurePath(event.path).name, "bytes": event.bytes}
@@ -112,22 +120,29 @@ def event_words(
                 val = f" + {data['num_val']:,}" if data.get("num_val") else ""
                 parts.append(f"{data['num_train']:,}{val} images")
             if "classes" in data:
-                parts.append(f"{len(data['classes']):,} classes")
-            parts.append(f"{event.steps:,} steps of {event.batch_size}")
+                parts.append(f"{len(data['classes']):,} {'labels' if data.get('multi_label') else 'classes'}")
+            grown = f" to {event.batches.stages[-1].images:,}" if event.growth else ""
+            parts.append(f"{event.steps:,} steps of {event.batch_size}{grown}")
             if event.step or event.attempt > 1:
                 parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
             return parts
         case Evaluated():
-            parts = [f"epoch {round(event.epoch, 1):g}", f"val top1 {event.top1:.4f}"]
-            parts += [f"top5 {event.top5:.4f}"] if tells_top5(num_classes) else []
+            parts = [f"epoch {round(event.epoch, 1):g}"]
+            if event.mean_ap is not None:
+                parts += [f"val mAP {event.mean_ap:.4f}", f"exact match {event.top1:.4f}"]
+            else:
+                parts.append(f"val top1 {event.top1:.4f}")
+                parts += [f"top5 {event.top5:.4f}"] if tells_top5(num_classes) else []
             parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
             return [*parts, "best"] if best else parts
         case Ceilings():
             feed, compute, both = _rates(event)
-            limit, other = ("feed allows", "updates have") if feed < compute else ("updates allow", "feed has")
+            limit, other = (
+                ("data loader allows", "updates have") if feed < compute else ("updates allow", "data loader has")
+            )
             lower, higher = sorted((feed, compute))
             return [
-                f"probe, images/s: feed alone {_three_digits(feed)}, updates alone {_three_digits(compute)}",
+                f"probe, images/s: loading alone {_three_digits(feed)}, updates alone {_three_digits(compute)}",
                 f"both {_three_digits(both)}: {both / lower:.0%} of what the {limit}",
                 f"the {other} room for {_three_digits(higher / lower)} times as many",
             ]
@@ -153,9 +168,11 @@ def event_words(
             return [f"failed{f' at step {event.step:,}' if event.step else ''}: {clean(event.error)}"]
         case Ended():
             parts = [f"{event.status} at step {event.step:,} after {clock(event.seconds)}"]
-            parts.append(f"{_overall(event):,.0f} images/s overall")
+            if event.images:
+                parts.append(f"{_overall(event):,.0f} images/s overall")
             if best_before is not None:
-                parts.append(f"best top1 {best_before.top1:.4f} at epoch {round(best_before.epoch, 1):g}")
+                name = "top1" if best_before.mean_ap is None else "mAP"
+                parts.append(f"best {name} {best_before.score:.4f} at epoch {round(best_before.epoch, 1):g}")
             return parts
     return []
 

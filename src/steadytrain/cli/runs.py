@@ -28,10 +28,11 @@ def report(
 ) -> None:
     """Report on runs, finished or running: accuracy, epochs, time, images per second, curves, recipe, events.
 
-    Several runs are compared. The page is one file that needs no network.
+    Several runs are compared, also with logs of other trainers. The page is one file that needs no network.
 
     Args:
-        runs: Folders of runs, or folders that hold runs.
+        runs: Folders of runs, folders that hold runs, or log files of MXNet, timm, torchvision, NVIDIA's DLLogger,
+            Lightning or Keras.
         output: The file to write; its suffix sets the format: .html (the default is report.html), .md, .csv (a row for
             each epoch) or .json. A dash prints Markdown instead.
         json: Print the figures as one JSON document; write a file only with -o.
@@ -41,10 +42,11 @@ def report(
     Examples:
         steady report runs/a runs/b --compare
         steady report runs/a runs/b -o both.html
+        steady report runs/a old.log metrics.csv
         steady report runs/a -o -
     """
     from steadytrain.reports import accounts
-    from steadytrain.reports.files import KINDS, kind_of, write
+    from steadytrain.reports.files import KINDS, find_all, kind_of, write
     from steadytrain.reports.tables import markdown, to_json, to_text
 
     if not runs:
@@ -62,7 +64,10 @@ def report(
         return
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
     kind = kind_of(path) if path else ""
-    reported = accounts(_find(runs))
+    sources = find_all(runs)
+    for line in sources.notes:
+        note(line)
+    reported = accounts(sources.runs)
     if path:
         write(path, KINDS[kind](reported), force=force)
         note(f"wrote {path}")

@@ -20,7 +20,7 @@ from steadytrain.machine.process import spin_where_alone
 from steadytrain.run import Run
 
 if TYPE_CHECKING:
-    from steadytrain.reports.plots import Panel
+    from steadytrain.reports.plots import Dots, Panel
 
 FILES = (".toml", ".json", ".yaml", ".yml")
 """Suffixes of recipe files."""
@@ -48,7 +48,7 @@ def schedule(
     not be there.
 
     --find-lr trains a network from the recipe's initial weights for a few hundred updates while the rate rises, until
-    it diverges. It suggests the rate at which the loss falls fastest, but at most a tenth of the one that diverged
+    it diverges. It suggests the rate at which the loss slows down, but at most a tenth of the one that diverged
     (Smith 2017). No run is touched.
 
     Args:
@@ -69,21 +69,23 @@ def schedule(
     from steadytrain.reports.schedule import forecast, lines, panels
 
     if output is not None:
-        _require_kind(output)
+        require_kind(output)
     if find_lr:
         if num_train is not None:
             raise InputError("--find-lr trains, so it needs the data: leave --num-train out, and name them")
         _find_rate(source, options, updates, output, finetune=finetune, force=force)
         return
     recipe, images = _recipe_and_images(source, options, num_train, finetune=finetune)
-    if not recipe.num_steps(images):
+    if not recipe.batches(images).steps:
         raise InputError("this recipe fits a classifier without updates: it has no schedule")
     shown = forecast(recipe, images)
     if recipe.waits_for_evaluations:
         note("plateau lowers the rate by what evaluations say: shown is the rate without a drop")
     if output is not None:
-        about = f"{shown.steps:,} updates of {recipe.batch_size:,} images; {shown.words}"
-        _draw(output, panels(shown), f"Schedule of {recipe.model.name}", about, force=force)
+        largest = shown.moments[-1].batch_size
+        grown = f" to {largest:,}" if largest != recipe.batch_size else ""
+        about = f"{shown.steps:,} updates of {recipe.batch_size:,}{grown} images; {shown.words}"
+        draw(output, panels(shown), f"Schedule of {recipe.model.name}", about, force=force)
     if options.json:
         print_json(asdict(shown))
     else:
@@ -105,10 +107,13 @@ def _find_rate(
         found = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)
     flag = float(f"{found.suggestion * recipe.optim.lr / recipe.optim.scaled_lr(recipe.batch_size):.2g}")
     end = "it did not diverge" if found.diverged is None else f"it diverged at {found.diverged:.2g}"
-    why = f"the loss falls fastest at {found.steepest:.2g}, and {end} ({count(len(found.losses), 'update')})"
+    why = (
+        f"the loss falls fastest at {found.steepest:.2g} and slows down at {found.slowed:.2g}; {end}"
+        f" ({count(len(found.losses), 'update')})"
+    )
     if output is not None:
         title = f"Learning rates for {recipe.model.name}"
-        _draw(output, rate_panels(found.rates, found.losses, found.smoothed, found.suggestion), title, why, force=force)
+        draw(output, rate_panels(found.rates, found.losses, found.smoothed, found.suggestion), title, why, force=force)
     if options.json:
         print_json({"lr": flag, **asdict(found)})
         return
@@ -116,7 +121,8 @@ def _find_rate(
     print_text(f"--lr {flag:g}{scaled}\n{why}; the recipe has --lr {recipe.optim.lr:g}")
 
 
-def _draw(output: Path, panels: Sequence[Panel], title: str, lede: str, *, force: bool) -> None:
+def draw(output: Path, panels: Sequence[Panel | Dots], title: str, lede: str, *, force: bool) -> None:
+    """Draw charts into a picture or a page, by the name's suffix."""
     from steadytrain.reports.files import write
     from steadytrain.reports.plots import page, svg
 
@@ -125,7 +131,7 @@ def _draw(output: Path, panels: Sequence[Panel], title: str, lede: str, *, force
     note(f"wrote {output}")
 
 
-def _require_kind(output: Path) -> None:
+def require_kind(output: Path) -> None:
     """Raise InputError for a file whose suffix is not that of a picture."""
     kind = output.suffix.lower()
     if kind not in KINDS:

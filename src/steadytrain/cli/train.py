@@ -7,7 +7,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -16,32 +16,49 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import Json, TrainingOptions
+from steadytrain.cli.options import Json, TrainingOptions, read_table, require_range
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe, schedules
+from steadytrain.config.batches import parse_growth, parse_sizes
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS
+from steadytrain.cost.prices import Price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
-from steadytrain.events import Ended, Noticed, Started
-from steadytrain.format import clean, count, duration, percent
+from steadytrain.events import Ended, Evaluated, Noticed, Started
+from steadytrain.format import clean, count, duration, money, percent
+from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
-from steadytrain.run import Run
+from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
     from steadytrain.training.finetuning.plan import Plan
     from steadytrain.training.profile.explain import Explained
 
+AUTO_SECONDS = 60.0
+"""What ``--batch-size auto`` and its like may take."""
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
+Until = Annotated[
+    float | None,
+    Parameter(
+        help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it goes on."
+    ),
+]
 TrainingData = Annotated[
     str | None, Parameter(help="A .rec file, a folder of classes, or any other source that steady pack reads.")
 ]
 
 
-def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
+def train(
+    data: TrainingData = None,
+    /,
+    *,
+    until: Until = None,
+    options: TrainingOptions = TrainingOptions(),  # noqa: B008
+) -> int:
     """Train a classifier from scratch; the same command again resumes it.
 
     Every value of the recipe can be set with --set: steady train --help-recipe explains all of them, and steady train
@@ -52,10 +69,16 @@ def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOp
         steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
         steady train photos/ --procs auto
     """
-    return _begin(data, options, finetune=False)
+    return _begin(data, options, finetune=False, until=until)
 
 
-def finetune(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
+def finetune(
+    data: TrainingData = None,
+    /,
+    *,
+    until: Until = None,
+    options: TrainingOptions = TrainingOptions(),  # noqa: B008
+) -> int:
     """Adapt a pretrained model to your classes; the same command again resumes it.
 
     Every value of the recipe can be set with --set: steady finetune --help-recipe explains all of them.
@@ -66,11 +89,13 @@ def finetune(data: TrainingData = None, /, *, options: TrainingOptions = Trainin
         steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --train head
         steady finetune photos/ --train probe
     """
-    return _begin(data, options, finetune=True)
+    return _begin(data, options, finetune=True, until=until)
 
 
-def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
-    """Resume a run from its newest checkpoint, as the command that began it would; what no flag names stays as it is.
+def resume(run: Path, /, *, until: Until = None, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
+    """Resume a run from its newest checkpoint, as the command that began it would.
+
+    A flag left out keeps the run's value.
 
     Args:
         run: The run's folder.
@@ -80,18 +105,21 @@ def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int
         steady resume runs/a --device cpu
     """
     Run.open(run)
-    return _begin(None, replace(options, run=str(run)), finetune=False)
+    return _begin(None, replace(options, run=str(run)), finetune=False, until=until)
 
 
-def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
+def _begin(data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None) -> int:
     """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone."""
     if options.budget_minutes is not None and not finetune:
         minutes = f"{options.budget_minutes:g}"
         raise InputError(
             f"--budget-minutes belongs to steady finetune; --set budget.minutes={minutes} ends any run by the clock"
         )
+    require_range("--repeats", options.repeats, MAX_REPEATS, least=2)
+    if until is not None and until <= 0:
+        raise InputError(f"--until is {until:g}; it must be above 0: an epoch with an evaluation")
     if options.explain:
-        recipe, plan = _fit_minutes(recipe_for(data, options, finetune=finetune), options)
+        recipe, plan = _fit_minutes(_tuned(recipe_for(data, options, finetune=finetune), options), options)
         _explain(recipe, options, plan)
         return 0
     if accelerators():  # before torch is loaded, and asks the GPU what it can do
@@ -102,7 +130,7 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
         # Where a network has no names for its addresses, torch says so for each connection.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with _only_first_rank_prints(world):
-            return _train_as_rank(world, data, options, finetune=finetune)
+            return _train_as_rank(world, data, options, finetune=finetune, until=until)
     procs = options.value("parallel.procs")
     procs = len(accelerators()) if procs == "auto" else procs
     if isinstance(procs, int) and procs > 1:
@@ -112,19 +140,58 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
-    draft = recipe_for(data, options, finetune=finetune)
-    from steadytrain.training.defaults import default_folder  # after the data were found: it loads torch
-
+    draft = _tuned(recipe_for(data, options, finetune=finetune), options)
     if options.budget_minutes is not None:  # the folder's name does not depend on what is measured
         draft = draft.with_({"budget.minutes": options.budget_minutes})
-    folder = Path(options.run or default_folder(draft))
-    recipe, plan = _fit_minutes(draft, options, folder)
-    run = Run.create(folder, recipe)
+    folder = _folder(draft, options)
+    # What is planned for the first of several repeats holds for all.
+    recipe, plan = _fit_minutes(draft, options, folder if options.repeats is None else folder / f"{REPEAT}{draft.seed}")
+    runs = _create_runs(folder, recipe, options)
     if plan is not None:
-        with run.log_beside() as log:
+        with runs[0].log_beside() as log:
             log.append(Noticed(message=plan.words))
-    code = train_visibly(run, json=options.json, probe=options.probe)
-    print_next_commands(run, code)
+    return _train_all(runs, options, until=until)
+
+
+def _folder(recipe: Recipe, options: TrainingOptions) -> Path:
+    """Return the folder of the run, or of the repeats."""
+    from steadytrain.training.defaults import default_folder
+
+    return Path(options.run or f"{default_folder(recipe)}{'-repeats' if options.repeats is not None else ''}")
+
+
+def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tuple[Run, ...]:
+    if options.repeats is None:
+        runs: tuple[Run, ...] = (Run.create(folder, recipe),)
+    else:
+        runs = Run.create_repeats(folder, recipe, options.repeats)
+    if options.recipe is not None and "tuning" in (table := read_table(options.recipe)):
+        from steadytrain.reports.tuned import Evidence, keep_evidence
+
+        evidence = Evidence.from_dict(table["tuning"])
+        for run in runs:
+            keep_evidence(run, evidence)
+    return runs
+
+
+def _train_all(
+    runs: Sequence[Run], options: TrainingOptions, group: Group | None = None, *, until: float | None
+) -> int:
+    """Train runs one after another, until one does not finish; print what came of them; the exit code."""
+    code, trained = 0, list[Run]()
+    for run in runs:
+        if options.repeats is not None:
+            note(f"repeat {len(trained) + 1} of {len(runs)}: {run.directory}")
+        began = None if trained else own_start()
+        code = _train_visibly(
+            run, probe=options.probe, group=group, began=began, until=until, mxnet_log=options.mxnet_log
+        )
+        trained.append(run)
+        if code:
+            break
+    if group is None or group.world.is_first:
+        _print_outcome(trained, json=options.json)
+        print_next_commands(trained[-1], code, repeats=options.repeats is not None)
     return code
 
 
@@ -150,29 +217,89 @@ def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = 
     return plan.recipe, plan
 
 
-def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
+def _train_as_rank(
+    world: World, data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None
+) -> int:
     """Do this rank's part of a run that several train; the first one speaks."""
     if options.budget_minutes is not None:
         raise InputError("--budget-minutes measures one process: use it with one (--procs 1, and no launcher)")
     if options.probe:
         raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
     from steadytrain.training import init_group
-    from steadytrain.training.defaults import default_folder
 
     with init_group(world) as group:
         recipe = group.run_first_then_rest(
             lambda: recipe_for(data, options, finetune=finetune, ranks=world.size), is_first=world.is_local_first
         )
+        recipe = _tuned(recipe, options, group)
         # All but what says on which machine each of them computes, and with how many threads.
         local = {f"parallel.{name}" for name in ("device", "threads", "compute_threads", "procs", "restarts")}
         common = {key: value for key, value in leaves(recipe.to_dict()) if key not in local}
         group.require_same("another recipe", common)
-        run = group.run_first_then_rest(
-            lambda: Run.create(options.run or default_folder(recipe), recipe), is_first=world.is_first
+        runs = group.run_first_then_rest(
+            lambda: _create_runs(_folder(recipe, options), recipe, options), is_first=world.is_first
         )
-        code = train_visibly(run, json=options.json, group=group)
-        print_next_commands(run, code)
-    return code
+        return _train_all(runs, options, group, until=until)
+
+
+def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None) -> Recipe:
+    """Choose by measuring what the flags leave to that (``--batch-size auto``); a run that there is keeps its own.
+
+    Several ranks measure at the same time, each on its device, and agree on what all of them can do.
+    """
+    if not options.measured:
+        return recipe
+    if options.run is not None and (Path(options.run) / "recipe.json").exists():
+        before, keys = Run.open(options.run).recipe, {*options.measured, "optim.lr"}
+        kept = {key: value for key, value in leaves(before.to_dict()) if key in keys}
+        return recipe.with_(kept if "batch_size" in options.measured else {k: kept[k] for k in options.measured})
+    if group is None:
+        return recipe.with_(_choose_automatically(recipe, options))
+    from steadytrain.training import build
+    from steadytrain.tuning.rules import agree
+
+    device = str(build.choose_device(recipe.parallel.device, group.world))
+    changes = _choose_automatically(recipe, options, device=device, ranks=group.world.size)
+    return recipe.with_(agree(group.all_gather_json(changes)))
+
+
+def _choose_automatically(
+    recipe: Recipe, options: TrainingOptions, *, device: str | None = None, ranks: int = 1
+) -> dict[str, object]:
+    """Choose what the flags leave to measuring; return keys of the recipe and values.
+
+    Args:
+        recipe: with the defaults for those.
+        options: of the command line.
+        device: of this rank; None: the recipe's.
+        ranks: that train together.
+    """
+    from steadytrain.tuning.probes import Prober, load_choices, save_choices
+    from steadytrain.tuning.report import measurement
+    from steadytrain.tuning.tune import tune
+
+    names = {"batch_size": ("batch", "rate"), "parallel.threads": ("threads",), "precision.name": ("precision",)}
+    free = {name for key in options.measured for name in names[key]}
+    measured = recipe if device is None else recipe.with_({"parallel.device": device})
+    if (before := load_choices(measured, free, ranks)) is not None:
+        note(f"as measured before: {', '.join(f'{key} = {value}' for key, value in before.items())}")
+        return before
+    note("measuring this machine on the data, for what is auto")
+    with Prober() as prober:
+        tuned = tune(
+            measured,
+            prober=prober,
+            seconds=AUTO_SECONDS,
+            chosen=options.chosen,
+            free=free,
+            ranks=ranks,
+            say=lambda trial: note(measurement(trial).words()),
+        )
+    for choice in tuned.choices:
+        note(f"{choice.key} = {choice.value}: {choice.reason}")
+    choices = {choice.key: choice.value for choice in tuned.choices}
+    save_choices(measured, free, ranks, choices)
+    return choices
 
 
 @contextmanager
@@ -240,6 +367,8 @@ def _size_words(data: Path) -> str:
     if data.is_dir():
         images, classes = count_images(data)
     elif data.suffix == ".rec" and (card := card_of(data)) is not None:
+        if len(card.classes) < len(card.class_list):
+            return f": {count(card.num_images, 'image')} with {count(len(card.class_list), 'label')}"
         images, classes = card.num_images, len(card.classes)
     else:
         return ""
@@ -265,56 +394,84 @@ def require_licence(model: Model, *, accepted: bool) -> None:
     raise InputError(f"{about}: add --accept-licence to use them, or choose another model (steady models)")
 
 
-def train_visibly(
+def train_visibly(run: Run, *, json: bool = False) -> int:
+    """Train a run, or find it finished, and print its table; the exit code."""
+    code = _train_visibly(run, began=own_start())
+    _print_outcome([run], json=json)
+    return code
+
+
+def _train_visibly(
     run: Run,
     *,
-    json: bool = False,
     probe: bool = False,
     group: Group | None = None,
+    began: float | None,
+    until: float | None = None,
+    mxnet_log: bool = False,
 ) -> int:
-    """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints.
+    """Train a run, or find it finished; the exit code. Of several ranks the first one prints.
 
     SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
     SIGUSR1 and SIGHUP save and end with 75: the same command goes on from there.
+
+    Args:
+        run: what to train.
+        probe: measure first.
+        group: the ranks that train it.
+        began: as of :func:`steadytrain.training.steps`.
+        until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
+        mxnet_log: write the lines of MXNet's scripts in place of ours.
     """
-    from steadytrain.reports import summarise, tables
     from steadytrain.training import steps
 
     before = run.progress()
     is_finished, is_first = before.finished is not None, group is None or group.world.is_first
+    is_there = until is not None and before.evaluated is not None and before.evaluated.epoch >= until - 1e-9
     if group is not None:
-        is_finished = group.all_gather_json(is_finished)[0]
-    code = 0
-    if not is_finished:
-        console: AbstractContextManager[Console | None]
-        console = Console(best=before.best, epochs=run.recipe.budget.epochs) if is_first else nullcontext()
-        with console as shown, stop_requests(note) as stop:
-            stop.saves = False  # while data and model are opened
-            for event in steps(
-                run,
-                stop=stop,
-                began=own_start(),
-                probe=probe,
-                group=group,
-            ):
-                stop.saves = True
-                if shown is not None:
-                    shown.show(event)
-                    if isinstance(event, Started):
-                        for line in head_lines(run.recipe, event):
-                            note(line)
-                if isinstance(event, Ended):
+        is_finished, is_there = group.all_gather_json([is_finished, is_there])[0]
+    if is_finished or is_there:
+        if is_first and is_finished:
+            note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
+        elif is_first:
+            note(f"{run.directory} was evaluated at epoch {until:g} already; without --until it goes on")
+        return 0 if is_finished else EXIT_CODES["preempted"]
+    code, num_steps = 0, 0
+    console: AbstractContextManager[Console | None]
+    speedometer = Speedometer() if mxnet_log and is_first else None
+    is_ours = is_first and speedometer is None
+    console = Console(best=before.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
+    with console as shown, stop_requests(note) as stop:
+        stop.saves = False  # while data and model are opened
+        for event in steps(run, stop=stop, began=began, probe=probe, group=group):
+            stop.saves = True
+            if shown is not None:
+                shown.show(event)
+                if isinstance(event, Started):
+                    for line in head_lines(run.recipe, event):
+                        note(line)
+            if speedometer is not None:
+                for line in speedometer.stamped(event):  # as it is: its tabs are what the old tools split at
+                    print(line, file=sys.stderr, flush=True)
+            match event:
+                case Started():
+                    num_steps = event.steps
+                case Evaluated() if until is not None and event.epoch >= until - 1e-9 and event.step < num_steps:
+                    stop.signal = stop.signal or "SIGTERM"
+                case Ended():
                     code = EXIT_CODES[event.status]
-    if not is_first:
-        return code
-    if is_finished:
-        note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
-    else:
+    if is_first:
         _print_verdict(run)
-    summaries = [summarise(run)]
+    return code
+
+
+def _print_outcome(runs: Sequence[Run], *, json: bool) -> None:
+    """Print the figures of a run, or of each of several and of all of them."""
+    from steadytrain.reports import summarise, tables
+
+    summaries = [summarise(run) for run in runs]
     print_text(tables.to_json(summaries) if json else tables.to_text(summaries))
     sys.stdout.flush()
-    return code
 
 
 def _print_verdict(run: Run) -> None:
@@ -332,15 +489,17 @@ def _print_verdict(run: Run) -> None:
         note(line)
 
 
-def print_next_commands(run: Run, code: int, *, image: Path | None = None) -> None:
-    """Say what to type next: commands to copy, ``image`` in the one that wants some."""
+def print_next_commands(run: Run, code: int, *, image: Path | None = None, repeats: bool = False) -> None:
+    """Say what to type next: commands to copy, ``image`` in the one that wants some; ``repeats``: it is one of some."""
     if code:
-        note(f"saved; to resume: steady resume {shlex.quote(str(run.directory))}, or the same command again")
+        resume = "" if repeats else f"steady resume {shlex.quote(str(run.directory))}, or "
+        note(f"saved; to resume: {resume}the same command again")
         return
     note("next:")
     folder = shlex.quote(str(run.directory))
     images = "IMAGE..." if image is None else shlex.quote(str(image))
-    for words in (f"evaluate {folder}", f"predict {folder} {images}", f"report {folder} -o report.html"):
+    reported = shlex.quote(str(run.directory.parent)) if repeats else folder
+    for words in (f"evaluate {folder}", f"predict {folder} {images}", f"report {reported} -o report.html"):
         note(f"  steady {words}")
 
 
@@ -397,22 +556,29 @@ def _row(label: str, words: str) -> list[str]:
 
 def head_lines(recipe: Recipe, started: Started) -> list[str]:
     """Word all that was chosen for a run, by the user or by default, in lines of :data:`LINE` columns."""
-    from steadytrain.data.loader.crop import crop_for
+    rows = [*_model_rows(recipe, started), *_update_rows(recipe, started), *_image_rows(recipe, started)]
+    rows += [*_target_rows(recipe, started), *_machine_rows(recipe, started)]
+    if not started.steps:  # a probe alone
+        passes = parse_train(recipe.model.train).probe_passes
+        unused = ("updates", "optimizer", "learning rate", "targets", *("augmentation",) * (passes == 1))
+        rows = [row for row in rows if row[0] not in unused]
+    return [line for label, words in rows for line in _row(label, words)]
 
-    optim, model, precision = recipe.optim, started.model, recipe.precision
-    rows: list[tuple[str, str]] = []
-    data, input = started.data, started.model["input"]
+
+def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
+    """Word the data, the network, and what of it is trained."""
+    data, model = started.data, started.model
     source = "held out" if data["held_out"] else Path(data["val"] or "").name
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
-    rows.append(("data", f"{data['num_train']:,} to train on, {val}, {len(data['classes']):,} classes"))
+    is_multi_label = data.get("multi_label") is True
+    what = "labels, several for each image" if is_multi_label else "classes"
+    yield "data", f"{data['num_train']:,} to train on, {val}, {len(data['classes']):,} {what}"
     frozen = model["parameters"] - model["trainable"]
     pretrained = ", pretrained" if recipe.model.pretrained else ", from a weights file" if recipe.model.weights else ""
-    rows.append(
-        (
-            "model",
-            f"{clean(str(model['name']))}{pretrained}: {_rounded(model['parameters'])} parameters"
-            f"{f', {_rounded(frozen)} of them frozen' if frozen else ''}",
-        )
+    yield (
+        "model",
+        f"{clean(str(model['name']))}{pretrained}: {_rounded(model['parameters'])} parameters"
+        f"{f', {_rounded(frozen)} of them frozen' if frozen else ''}",
     )
     plan = parse_train(recipe.model.train)
     train = plan.words
@@ -421,17 +587,21 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     if recipe.model.freeze:
         train += f"; frozen: {clean(', '.join(recipe.model.freeze))}"
     norms = {"train": "", "synchronous": ", batch norms synchronous", "frozen": ", batch norms frozen"}
-    rows.append(("trained", f"{train}{norms[recipe.model.batch_norm]}"))
+    yield "trained", f"{train}{norms[recipe.model.batch_norm]}"
+
+
+def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
+    """Word the updates and the optimizer."""
+    optim = recipe.optim
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
     epochs = f"{passes:.4g} {'epoch' if passes == 1 else 'epochs'}"
-    rows.append(
-        (
-            "updates",
-            f"{started.steps:,} of {started.batch_size} images{parts}: {epochs} of"
-            f" {started.steps_per_epoch:.4g} updates",
-        )
-    )
+    each, grown = f" of {started.steps_per_epoch:.4g} updates", ""
+    if started.growth:
+        growths = zip(parse_growth(optim.grow_batch), started.batches.stages[1:], strict=False)
+        stages = [f", {stage.images:,} from epoch {growth.epoch:g}" for growth, stage in growths]
+        each, grown = "", f"{''.join(stages)} (in micro-batches of the first size)"
+    yield "updates", f"{started.steps:,} of {started.batch_size} images{parts}{grown}: {epochs}{each}"
     constants = {
         "sgd": f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}",
         "nag": f"momentum {optim.momentum:g}",
@@ -440,10 +610,17 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     options = ", ".join(f"{name} {value}" for name, value in optim.options.items())
     optimizer = ", ".join(filter(None, (optim.name, constants, options)))
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
-    rows.append(("optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"))
+    yield "optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
     peak = optim.scaled_lr(recipe.batch_size)
-    rows.append(("learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}"))
+    yield "learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}"
+
+
+def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
+    """Word how images are ordered, augmented and cut."""
+    from steadytrain.data.loader.crop import crop_for
+
+    data, input = started.data, started.model["input"]
     crop = crop_for(
         recipe.data,
         largest=data["largest_side"],
@@ -460,26 +637,41 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     flips = "alternating flips" if crop.flip == "alternating" else "flips" if crop.flip else "no flips"
     transforms = "".join(f", {transform}" for transform in recipe.data.transforms)
     if recipe.data.balance != "none":
-        rows.append(("order", "all classes equally often: images of rare ones several times an epoch"))
-    rows.append(("augmentation", f"{cuts}, {flips}{transforms}"))
+        yield "order", "all classes equally often: images of rare ones several times an epoch"
+    repeats = f", each image {recipe.data.repeats} times in a row" if recipe.data.repeats > 1 else ""
+    yield "augmentation", f"{cuts}, {flips}{transforms}{repeats}"
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
     part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"
-    rows.append(("images", f"{shape}; evaluated: the centre square{part}"))
+    sizes = [f"{size} from epoch {epoch:g}" for size, epoch in parse_sizes(recipe.data.grow_size)]
+    grown = f"; trained on at {', '.join(sizes)}" if sizes else ""
+    yield "images", f"{shape}{grown}; evaluated: the centre square{part}"
+
+
+def _target_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
+    """Word the loss, and which weights are evaluated."""
+    optim, is_multi_label = recipe.optim, started.data.get("multi_label") is True
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
     if optim.swa is not None:
         average = f"weights averaged after {percent(optim.swa)} of the run (SWA) are evaluated"
     loss = "" if optim.loss == "auto" else f"loss {clean(str(parse_loss(optim.loss)))}, "
+    loss = "loss binary (each label by itself), " if is_multi_label and not loss else loss
     weights = "" if optim.class_weights == "none" else "classes weighted by N / (K n), "
-    rows.append(("targets", f"{loss}{weights}{smoothing}; {average}"))
+    weights = "images that have a label weighted by (N - n) / n, " if weights and is_multi_label else weights
+    yield "targets", f"{loss}{weights}{smoothing}; {average}"
+
+
+def _machine_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
+    """Word in which numbers it is computed and on what, and what that costs."""
+    precision = recipe.precision
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")
-    rows.append(("computed", f"{precision.name} on {clean(str(started.machine['device']))}, {layout}{compiled}{graph}"))
-    if not started.steps:  # a probe alone
-        unused = ("updates", "optimizer", "learning rate", "targets", *("augmentation",) * (plan.probe_passes == 1))
-        rows = [row for row in rows if row[0] not in unused]
-    return [line for label, words in rows for line in _row(label, words)]
+    yield "computed", f"{precision.name} on {clean(str(started.machine['device']))}, {layout}{compiled}{graph}"
+    if started.price is not None:
+        price, spent = Price.from_dict(started.price), started.price.get("spent")
+        before = f"; so far {money(spent)} {started.price['currency']}" if spent else ""
+        yield "price", f"{price}{before}"
 
 
 def _range(pair: tuple[float, float]) -> str:

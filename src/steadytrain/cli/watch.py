@@ -16,9 +16,23 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Stream, note, print_text
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock, duration, epoch, number, pairs, percent, rate, time_of_day
+from steadytrain.format import (
+    clean,
+    clock,
+    duration,
+    epoch,
+    money,
+    number,
+    pairs,
+    percent,
+    rate,
+    score_name,
+    time_of_day,
+    wrap,
+)
 
 if TYPE_CHECKING:
+    from steadytrain.cost.prices import Price
     from steadytrain.reports.watch import Snapshot, Watch
     from steadytrain.run import Run
 
@@ -31,7 +45,7 @@ def watch(
     *target: Annotated[str, Parameter(show=True)],
     web: bool = False,
     port: int | None = None,
-    price: float | None = None,
+    price: str | None = None,
     seconds: float | None = None,
     pid: int | None = None,
     json: bool = False,
@@ -49,7 +63,8 @@ def watch(
             start and watch instead.
         web: Show it in a browser: prints the page's address.
         port: Port of the page, on this machine only (default: 8321, or a free port if that is taken).
-        price: Price of an hour of the machine, in any currency: shows the cost.
+        price: Price of an hour of each machine, in place of what the run recorded: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W,
+            or an instance, such as p3.2xlarge@us-east-1:spot.
         seconds: Stop watching after this many seconds; 0: show the state once.
         pid: Watch this process instead, whatever it trains with.
         json: Print the figures as one JSON document at the end.
@@ -68,9 +83,11 @@ def watch(
         from steadytrain.cli.watch_process import watch_process
 
         return watch_process(pid=pid, command=command, seconds=seconds, json=json)
-    for name, value in (("--seconds", seconds), ("--price", price)):
-        if value is not None and value < 0:
-            raise InputError(f"{name} is {value:g}; it must be 0 or more")
+    if seconds is not None and seconds < 0:
+        raise InputError(f"--seconds is {seconds:g}; it must be 0 or more")
+    from steadytrain.cost.prices import parse_price
+
+    paid = None if price is None else parse_price(price)
     if len(runs) > 1:
         raise InputError(f"watch shows one run at a time, not {len(runs)} (put a command after --)")
     if not runs and not RUNS.is_dir():
@@ -88,13 +105,13 @@ def watch(
         with listening(port) as listener:
             print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
             note(f"watching {run.directory}; the page is available on this machine only, until Ctrl-C")
-            serve(run, listener, price=price, seconds=seconds)
+            serve(run, listener, price=paid, seconds=seconds)
     else:
-        _watch_run(run, price=price, seconds=seconds, json=json)
+        _watch_run(run, price=paid, seconds=seconds, json=json)
     return 0
 
 
-def _watch_run(run: Run, *, price: float | None, seconds: float | None, json: bool) -> None:
+def _watch_run(run: Run, *, price: Price | None, seconds: float | None, json: bool) -> None:
     """Show a run until it is over, ``seconds`` have passed, or Ctrl-C; then print its figures."""
     from steadytrain.reports.watch import Watch, snapshot
 
@@ -144,7 +161,8 @@ class Log:
         """Write what is new."""
         evaluations = []
         for event in watched.history.evaluated[-50:]:
-            scores = {"top1": f"{event.top1:.4f}", "loss": f"{event.loss:.4f}"}
+            name = "top1" if event.mean_ap is None else "mean_ap"
+            scores = {name: f"{event.score:.4f}", "loss": f"{event.loss:.4f}"}
             evaluations.append("evaluated " + pairs({"step": event.step, "epoch": f"{event.epoch:.2f}"} | scores))
         if self._written is None:  # what was evaluated before the watch began is no news
             self._written = set(evaluations)
@@ -178,9 +196,10 @@ def state_line(now: Snapshot) -> str:
     if now.steps:
         values |= {"step": f"{now.step}/{now.steps}", "epoch": f"{now.epoch:.2f}"}
     if now.train_loss is not None:
-        values |= {"loss": f"{now.train_loss:.4f}", "top1": f"{now.train_top1:.4f}"}
+        right = "exact_match" if now.is_multi_label else "top1"
+        values |= {"loss": f"{now.train_loss:.4f}", right: f"{now.train_top1:.4f}"}
     if now.last is not None:
-        values["val_top1"] = f"{now.last.top1:.4f}"
+        values["val_mean_ap" if now.is_multi_label else "val_top1"] = f"{now.last.value:.4f}"
     rates = {"images_per_second": now.images_per_second.now}
     rates |= {"steady": now.images_per_second.steady, "overall": now.images_per_second.overall}
     values |= {name: f"{value:.1f}" for name, value in rates.items() if value is not None}
@@ -199,12 +218,15 @@ def state_line(now: Snapshot) -> str:
     if now.remaining_seconds is not None:
         values["eta_seconds"] = f"{now.remaining_seconds:.0f}"
     if now.cost is not None:
-        values["cost"] = f"{now.cost.so_far:.2f}"
+        values |= {"cost": money(now.cost.so_far), "currency": now.cost.currency}
+        if now.cost.at_end is not None:
+            values["cost_at_end"] = money(now.cost.at_end)
     return pairs(values)
 
 
 def final_lines(now: Snapshot, width: int) -> list[str]:
     """Return the figures that stay on the terminal, in lines of ``width`` columns but for the verdict's own words."""
+    from steadytrain.reports.tables import interval_text
     from steadytrain.reports.time_spent import largest_buckets
     from steadytrain.reports.verdict import verdict_sentences
 
@@ -216,15 +238,16 @@ def final_lines(now: Snapshot, width: int) -> list[str]:
         if rates.overall is not None:
             lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
         if now.best is not None:
-            interval = f"{100 * now.best.top1_95.low:.2f} to {100 * now.best.top1_95.high:.2f}"
-            lines.append(f"best top-1 {percent(now.best.top1, 2)} ({interval}) at epoch {now.best.epoch:.3g}")
+            name, best = score_name(now.is_multi_label), now.best
+            interval = f" ({interval_text(best.interval)})" if best.interval else ""
+            lines.append(f"best {name} {percent(best.value, 2)}{interval} at epoch {best.epoch:.3g}")
         if now.train_loss is not None:
-            lines.append(f"train loss {number(now.train_loss, 4)}, train top-1 {percent(now.train_top1, 2)}")
+            right = "exact match" if now.is_multi_label else "top-1"
+            lines.append(f"train loss {number(now.train_loss, 4)}, train {right} {percent(now.train_top1, 2)}")
         if now.remaining_seconds is not None:
             lines.append(f"about {clock(now.remaining_seconds)} left")
         if now.cost is not None:
-            in_all = "" if now.cost.in_all is None else f", about {now.cost.in_all:,.2f} in all"
-            lines.append(f"cost {now.cost.so_far:,.2f} so far at {now.cost.per_hour:g} an hour{in_all}")
+            lines += wrap(f"cost: {now.cost}, at {now.cost.price}", width, "", "  ")
     lines += map(clean, now.alarms())
     if ledger is not None and ledger.wall_seconds > 0:
         lines += ["", "where the time went"]

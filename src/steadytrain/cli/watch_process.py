@@ -17,12 +17,12 @@ from steadytrain.cli.console import Foot, Stream, note, print_json, print_text
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
-from steadytrain.format import clock, pairs
+from steadytrain.format import clock, pairs, wrap
 from steadytrain.launch.supervise import exit_code, in_foreground, take_signals
 from steadytrain.machine.process import given_environment
 from steadytrain.monitor.process_watch import Cause, Moment, Reading, Sampler, read
 from steadytrain.monitor.rules import LEAST
-from steadytrain.reports.verdict import MAX_COLUMNS, wrap
+from steadytrain.reports.verdict import MAX_COLUMNS
 
 if TYPE_CHECKING:
     from rich.text import Text

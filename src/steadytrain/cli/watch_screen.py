@@ -14,7 +14,7 @@ from rich.text import Text
 
 from steadytrain.cli.console import Stream, bar_line, truncate
 from steadytrain.cli.render import shorten_name
-from steadytrain.format import clean, clock, duration, epoch, percent, rate, size, time_of_day
+from steadytrain.format import clean, clock, duration, epoch, percent, rate, score_name, size, time_of_day
 from steadytrain.monitor.process_watch import Moment, Reading
 from steadytrain.reports.charts import COLUMNS
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
@@ -79,13 +79,12 @@ class RunDrawing:
             title.append(" " * (width - title.cell_len - len(moment)) + moment, "bright_black")
         yield title
         if now.steps:
-            share = now.step / now.steps
+            share = now.share
             left = "" if now.remaining_seconds is None else f"  {clock(now.remaining_seconds)} left"
             right = f"{share:4.0%}  {clock(now.seconds)}{left}"
             yield bar_line(f"epoch {now.epoch:.2f}/{epoch(now.epochs)}", share, right, width, self.ascii_only)
         if now.cost is not None and now.steps:
-            in_all = "" if now.cost.in_all is None else f", about {now.cost.in_all:,.2f} in all"
-            yield Text(f"cost {now.cost.so_far:,.2f} so far{in_all}")
+            yield Text(f"cost: {now.cost}")
         for alarm in now.alarms():
             yield from (Text(line, style="bold red") for line in textwrap.wrap(clean(alarm), width))
         if now.notice:
@@ -102,10 +101,12 @@ class RunDrawing:
         now, rates = self.now, self.now.images_per_second
         if now.train_loss is not None:
             yield self.row("loss", f"{now.train_loss:.4f} train", "train", 3)
-            yield self.row("train top-1", percent(now.train_top1, 2), "train", 4)
+            if not now.is_multi_label:
+                yield self.row("train top-1", percent(now.train_top1, 2), "train", 4)
         if now.last is not None:
-            best = f", best {percent(now.best.top1, 2)}" if now.best else ""
-            yield self.row("val top-1", f"{percent(now.last.top1, 2)}{best}", "val", 4)
+            best = f", best {percent(now.best.value, 2)}" if now.best else ""
+            name = score_name(now.is_multi_label)
+            yield self.row(f"val {name}", f"{percent(now.last.value, 2)}{best}", "val", 4)
         if rates.overall is not None:
             newest = rate(rates.now if rates.now is not None else rates.steady)
             yield self.row("images/s", f"{newest}, overall {rate(rates.overall)}", "rate", 3, zero=True)

@@ -4,15 +4,18 @@ A line for each image, in the order of the data set: the ``file`` that it was pa
 records names it; the record file (``shard``) and the number of the ``record`` in it, from 0; the ``true`` and the
 ``predicted`` class, with the probability of both; the cross-entropy ``loss``; and the ``rank`` of the true class, 1
 where the prediction is right.
+
+Where images may have several labels, ``true`` and ``predicted`` hold those of an image, joined by ``;``, ``wrong`` says
+for how many labels the prediction is not what the image has, and a column for each label its probability.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,20 +66,68 @@ def write_predictions(
     Raises:
         StorageError: it cannot be written.
     """
+
+    def lines() -> Iterator[Sequence[object]]:
+        for first in range(0, len(ids), MOST_LINES):
+            numbers = ids[first : first + MOST_LINES]
+            true = (records.labels[numbers] if labels is None else labels[first : first + MOST_LINES]).tolist()
+            values = outputs[first : first + MOST_LINES].astype(np.float64)
+            p_true = np.exp(-values[:, 2]).tolist()
+            for place, label, p, row in zip(records.places(numbers), true, p_true, values.tolist(), strict=True):
+                predicted, p_predicted, loss, rank = row
+                figures = (f"{p:.6g}", f"{p_predicted:.6g}", f"{loss:.6g}", int(rank))
+                yield (*place, classes[label], classes[int(predicted)], *figures)
+
+    _write_table(path, ImageResult._fields, lines())
+
+
+LABELS_HEAD = ("file", "shard", "record", "true", "predicted", "wrong")
+"""The first columns where images may have several labels; one for each label follows."""
+
+
+def write_label_predictions(
+    path: Path,
+    records: Records,
+    ids: NDArray[np.int64],
+    classes: Sequence[str],
+    probabilities: NDArray[np.float64],
+    labels: NDArray[Any],
+    *,
+    threshold: float = 0.5,
+) -> None:
+    """Write a line for each image that may have several labels, whole or not at all.
+
+    Args:
+        path, records, ids: as of :func:`write_predictions`.
+        classes: names of the labels.
+        probabilities: float64[N, L].
+        labels: [N, L], 1 for each label that an image has.
+        threshold: a label with a probability above it is predicted.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    names = np.array(classes, object)
+
+    def lines() -> Iterator[Sequence[object]]:
+        for first in range(0, len(ids), MOST_LINES):
+            places = records.places(ids[first : first + MOST_LINES])
+            for place, p, has_label in zip(places, probabilities[first:], labels[first:] > 0, strict=False):
+                predicted = p > threshold
+                words = (";".join(names[has_label]), ";".join(names[predicted]), int((predicted != has_label).sum()))
+                yield (*place, *words, *(f"{value:.6g}" for value in p.tolist()))
+
+    _write_table(path, (*LABELS_HEAD, *classes), lines())
+
+
+def _write_table(path: Path, head: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file whole or not at all. Raises StorageError."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(ImageResult._fields)
-            for first in range(0, len(ids), MOST_LINES):
-                numbers = ids[first : first + MOST_LINES]
-                true = (records.labels[numbers] if labels is None else labels[first : first + MOST_LINES]).tolist()
-                values = outputs[first : first + MOST_LINES].astype(np.float64)
-                p_true = np.exp(-values[:, 2]).tolist()
-                for place, label, p, row in zip(records.places(numbers), true, p_true, values.tolist(), strict=True):
-                    predicted, p_predicted, loss, rank = row
-                    figures = (f"{p:.6g}", f"{p_predicted:.6g}", f"{loss:.6g}", int(rank))
-                    lines.writerow((*place, classes[label], classes[int(predicted)], *figures))
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(head)
+            writer.writerows(lines)
         part.replace(path)
     except OSError as error:
         raise storage_error(error, path) from error
@@ -89,7 +140,10 @@ def read_predictions(path: Path) -> Iterator[ImageResult]:
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             lines = csv.reader(file)
-            if next(lines, None) != list(ImageResult._fields):
+            head = next(lines, None)
+            if head is not None and tuple(head[: len(LABELS_HEAD)]) == LABELS_HEAD:
+                raise DataError(f"{path} is of images with several labels each, and one class for each is needed here")
+            if head != list(ImageResult._fields):
                 raise DataError(f"{path} does not begin with the columns {HEAD}: write it again")
             for row in lines:
                 try:
@@ -100,6 +154,36 @@ def read_predictions(path: Path) -> Iterator[ImageResult]:
                     raise DataError(f"line {lines.line_num} of {path} is damaged: write the file again") from None
     except (OSError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_label_predictions(path: Path) -> tuple[list[str], NDArray[np.bool_], NDArray[np.float64]]:
+    """Read the names of labels, bool[N, L] which an image has, and float64[N, L] their probabilities.
+
+    Raises:
+        DataError: the file cannot be read, is of images with one class each, or damaged.
+    """
+    start = len(LABELS_HEAD)
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            lines = csv.reader(file)
+            head = next(lines, [])
+            if tuple(head[:start]) != LABELS_HEAD:
+                raise DataError(f"{path} does not begin with the columns {','.join(LABELS_HEAD)}: write it again")
+            names = head[start:]
+            has_label, probabilities = [], []
+            for row in lines:
+                try:
+                    probabilities.append(np.array(row[start:], np.float64))
+                    if len(row) != len(head):
+                        raise ValueError
+                except ValueError:
+                    raise DataError(f"line {lines.line_num} of {path} is damaged: write the file again") from None
+                true = set(row[3].split(";"))
+                has_label.append([name in true for name in names])
+    except (OSError, csv.Error) as error:
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    shape = (len(has_label), len(names))
+    return names, np.array(has_label, np.bool_).reshape(shape), np.array(probabilities, np.float64).reshape(shape)
 
 
 def require_writable(path: Path) -> None:
@@ -115,5 +199,5 @@ def require_writable(path: Path) -> None:
     if path.exists():
         with path.open("rb") as file:
             start = file.read(len(HEAD))
-        if start not in (b"", HEAD.encode()):
+        if start not in (b"", HEAD.encode()) and not start.startswith(",".join(LABELS_HEAD).encode()):
             raise InputError(f"{path} exists and is no list of predictions: choose another file for --per-image")

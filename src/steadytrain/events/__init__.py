@@ -36,6 +36,7 @@ from steadytrain.events.schema import Event as Event
 from steadytrain.events.schema import Failed as Failed
 from steadytrain.events.schema import FeedPlaced as FeedPlaced
 from steadytrain.events.schema import FeedStats as FeedStats
+from steadytrain.events.schema import Halved as Halved
 from steadytrain.events.schema import Logged as Logged
 from steadytrain.events.schema import MachineStats as MachineStats
 from steadytrain.events.schema import Noticed as Noticed
@@ -45,5 +46,6 @@ from steadytrain.events.schema import Stalled as Stalled
 from steadytrain.events.schema import Started as Started
 from steadytrain.events.schema import Step as Step
 from steadytrain.events.schema import StepMeasured as StepMeasured
+from steadytrain.events.schema import ThreadStats as ThreadStats
 from steadytrain.events.schema import Unknown as Unknown
 from steadytrain.events.schema import Unreadable as Unreadable

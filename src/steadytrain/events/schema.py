@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from steadytrain.config.batches import Batches, BatchStage
+
 VERSION = 1
 
 
@@ -55,9 +57,18 @@ class Unreadable(Event):
 class Started(Event):
     """The beginning of an attempt. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
 
+    ``batch_size``: images of the first update, by which ``steps_per_epoch`` is counted; ``growth``: where they become
+    more, a row of update, position and images an update each time.
+
     ``startup``: what was done since the process started -> seconds: ``process`` (the interpreter, imports and what the
     command line did), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and ``threads`` (to find which parts,
-    whether they can be, and how many), ``compile``.
+    whether they can be, and how many), ``compile``. ``startup_waits``: those of them in which the starting thread
+    neither ran nor was ready to: it waited for a disk, a network, a lock; parts of which that is unknown are left out.
+    ``startup_disk_bytes``: that the process read from a disk, and not from memory, while it opened the data.
+
+    ``began``: when the process started, seconds since 1970; 0: an older version did not write it. ``price``: what an
+    hour of each machine costs: ``per_hour``, ``currency``, ``name`` and ``date`` of the price; ``spent``: what the
+    attempts before have cost; None where no price is known.
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``,
     ``channels`` and ``largest_side`` (pixels) of the training images.
@@ -73,10 +84,21 @@ class Started(Event):
     steps: int
     steps_per_epoch: float
     batch_size: int
+    growth: Sequence[Sequence[int]] = field(default_factory=list)
     data: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     startup: Mapping[str, float] = field(default_factory=dict)
+    startup_waits: Mapping[str, float] = field(default_factory=dict)
+    startup_disk_bytes: int | None = None
+    began: float = 0.0
+    price: Mapping[str, Any] | None = None
+
+    @property
+    def batches(self) -> Batches:
+        """The images of each update."""
+        grown = [BatchStage(*row) for row in self.growth]
+        return Batches((BatchStage(0, 0, self.batch_size), *grown), self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +167,26 @@ class EpochTrained(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
-    """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``."""
+    """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``.
+
+    ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
+    which every label is right, and ``top5`` is None.
+    """
 
     step: int
     epoch: float
     n: int
     loss: float
     top1: float
-    top5: float
+    top5: float | None
     seconds: float
     weights: str = "model"
+    mean_ap: float | None = None
+
+    @property
+    def score(self) -> float:
+        """What evaluations are ranked by: top-1; of several labels, mAP."""
+        return self.top1 if self.mean_ap is None else self.mean_ap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +205,14 @@ class Noticed(Event):
 
     message: str
     step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Noticed):
+    """Memory ran out: from here on ``images`` go through the network at a time, ``during`` updates or evaluations."""
+
+    during: str = "update"
+    images: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +248,7 @@ BUCKETS = (
     "forward",
     "backward",
     "optimizer",
+    "update",
     "communication",
     "evaluation",
     "checkpoint",
@@ -219,7 +260,8 @@ BUCKETS = (
 
 ``warmup``: compiling, and the first updates; ``input``: the loop, or the device, waits for a batch;
 ``epoch_gap``: what it waits for the first batch of an epoch beyond that; ``host``: Python between the parts of an
-update; ``communication``: waiting for other ranks; ``measuring``: what the run spends on measuring itself.
+update; ``update``: updates that nothing tells the parts of; ``communication``: waiting for other ranks;
+``measuring``: what the run spends on measuring itself.
 """
 
 UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "optimizer", "communication")
@@ -303,10 +345,11 @@ class MachineStats(Event):
     children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
     ``steal`` (taken by other virtual machines): of the ``cores`` that this process may use. ``system_share``: of
     ``cpu``, spent in the kernel. ``throttled_seconds``: held back by a control group's quota. ``pressure``: share of
-    the time in which something waited for ``cpu``, ``memory``, ``io``. ``other_processes``: the busiest of the others,
-    three at most: ``pid``, ``name``, ``user`` and ``cores`` of each. Faults, switches and bytes are per second;
-    ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``missing``: what is not measurable
-    here.
+    the time in which something waited for ``cpu``, ``memory``, ``io``. ``other_processes``: of the others, the
+    three busiest on cores and the three busiest on disks: ``pid``, ``name``, ``user`` and ``cores`` of each, and
+    ``disk_bytes`` of those that read and write, where this user may know. Faults, switches and bytes are per second;
+    ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``energy_joules``: what the
+    machine's processors took in the interval (RAPL), whoever used them. ``missing``: what is not measurable here.
     """
 
     seconds: float
@@ -334,8 +377,38 @@ class MachineStats(Event):
     disk_write_bytes: float | None = None
     disk_busy: float | None = None
     network_bytes: float | None = None
+    energy_joules: float | None = None
     other_processes: Sequence[Mapping[str, Any]] = ()
     missing: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStats(Event):
+    """What the threads of this process did, by looks at them since the attempt began; every figure is cumulative.
+
+    ``seconds`` were covered by ``looks`` looks, which took ``cost_seconds`` of processor time and waited
+    ``lock_seconds`` for Python's lock. ``loop``: of the thread that trains, a bucket of :data:`BUCKETS` -> its
+    ``seconds`` and, of those, ``ran`` (on a processor) and ``queued`` (ready to run, and no processor free).
+    ``places``: what it did longest: ``bucket``, ``what``, ``seconds`` and ``place``, the function, file and line of
+    code that is neither ours nor torch's (empty: none was at work). ``what``: ``computes``; ``computing threads``: it
+    waits for them; ``python``: it runs Python code, or waits for Python's lock or another; ``holds``: Python's lock had
+    been kept for half a millisecond or more; ``runs``: native code that the place called; ``sleeps``; ``waits``: in
+    another system call; ``disk``. ``compute``: ``ran`` and ``queued`` seconds of the busiest of the other computing
+    threads during updates, None where there is none. ``feed``: ``ran`` and ``queued`` seconds of the loader's threads
+    in this process, all together. ``others``: Python threads that are not ours and use a processor: ``name``, ``ran``
+    and ``place``.
+    """
+
+    step: int
+    seconds: float
+    looks: int
+    cost_seconds: float
+    lock_seconds: float
+    loop: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    places: Sequence[Mapping[str, Any]] = ()
+    compute: Mapping[str, float] | None = None
+    feed: Mapping[str, float] | None = None
+    others: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ def render(on: str, job: Job) -> Plan:
     if on not in LAUNCHERS:
         raise InputError(f"unknown launcher {on!r}: choose {', '.join(LAUNCHERS)}.{did_you_mean(on, LAUNCHERS)}")
     launcher = LAUNCHERS[on]
+    if job.tasks and "tasks" not in launcher.TAKES:
+        raise InputError(f"--on {on} takes no array of jobs: use slurm")
     plan = launcher.render(job)
     plain = Job(words=("train",))
     set_fields = {field.name for field in fields(job) if getattr(job, field.name) != getattr(plain, field.name)}

@@ -204,6 +204,8 @@ class Job:
     Args:
         words: a verb of steady and what follows it; or ``python`` and a program that starts its ranks as told by the
             environment.
+        tasks: in place of ``words``, those of each task of an array: jobs that have nothing to do with each other.
+        at_once: tasks of the array that may run at a time; None: as the scheduler likes.
         nodes: machines; None: as many as there are hosts, or one.
         least: go on while so many machines are left (and take in those that come back); None: all are needed.
         procs: processes on each machine; None: a host's slots, or one.
@@ -224,6 +226,8 @@ class Job:
     """
 
     words: tuple[str, ...]
+    tasks: tuple[tuple[str, ...], ...] = ()
+    at_once: int | None = None
     nodes: int | None = None
     least: int | None = None
     procs: int | None = None
@@ -253,7 +257,8 @@ class Job:
         for name in ("ssh", "mpi", "slurm", "kubernetes", "yarn"):
             check_types(getattr(self, name), name)
         object.__setattr__(self, "words", _program(self.words))
-        for name in ("nodes", "least", "procs", "ranks", "minutes", "cpus", "memory_gb"):
+        object.__setattr__(self, "tasks", tuple(map(_program, self.tasks)))
+        for name in ("at_once", "nodes", "least", "procs", "ranks", "minutes", "cpus", "memory_gb"):
             value = getattr(self, name)
             _require(value is None or 1 <= value <= 100_000, name, value, "1 to 100000")
         _require(self.gpus is None or 0 <= self.gpus <= 1024, "gpus", self.gpus, "0 to 1024 per machine")
@@ -284,7 +289,8 @@ class Job:
         for name, value in lines.items():
             is_line = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
             _require(is_line, name, value, "one line that does not begin with a dash")
-        _require(not any("\0" in word for word in self.words), "the command", self.words, "without NUL characters")
+        for words in (self.words, *self.tasks):
+            _require(not any("\0" in word for word in words), "the command", words, "without NUL characters")
         if self.procs and self.ranks:
             raise InputError(
                 f"procs={self.procs} and ranks={self.ranks}: set processes per machine or the total, not both"

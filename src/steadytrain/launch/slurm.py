@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage, rank_command
 
-TAKES = frozenset({"ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm"})
+TAKES = frozenset({"tasks", "at_once", "ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm"})
 
 _BODY = """\
 set -u
@@ -22,8 +23,8 @@ set -u
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
-asked='' cancelled=''
-trap 'asked=yes; scancel --signal=USR1 "$SLURM_JOB_ID"' USR1 # shortly before the time limit: the ranks save and end
+{task}asked='' cancelled=''
+trap 'asked=yes; scancel --signal=USR1 "{job}"' USR1 # shortly before the time limit: the ranks save and end
 trap 'cancelled=yes' TERM
 
 srun {flags} {program} &
@@ -32,7 +33,7 @@ while kill -0 "$ranks" 2> /dev/null; do wait "$ranks"; done # a signal ends the 
 wait "$ranks"
 code=$?
 
-again='' failures=".{name}-$SLURM_JOB_ID.failures" # Slurm's own count has the ends of time in it
+again='' failures=".{name}-{job}.failures" # Slurm's own count has the ends of time in it
 case "$code" in
     0 | 2) ;;             # done, or wrong use, which another start would not mend
     75) again=$asked ;;   # saved, because the time was up
@@ -43,7 +44,7 @@ case "$code" in
 esac
 [ -n "$again" ] || rm -f "$failures"
 if [ -n "$again" ] && [ -z "$cancelled" ]; then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60 # until Slurm ends this attempt
+    scontrol requeue "{job}" && sleep 60 # until Slurm ends this attempt
 fi
 exit "$code"
 """
@@ -56,7 +57,8 @@ def render(job: Job) -> Plan:
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))
-    log = f"{job.name}-NUMBER.log in {job.folder or 'the working directory'}"
+    number = "NUMBER_TASK" if job.tasks else "NUMBER"
+    log = f"{job.name}-{number}.log in {job.folder or 'the working directory'}"
     notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER makes it save and stop")
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
 
@@ -66,6 +68,7 @@ def _script(job: Job) -> str:
     cpus_per_rank = max(1, job.cpus // procs) if job.cpus else None
     options = {
         "job-name": job.name,
+        "array": _array(job) if job.tasks else None,
         "nodes": nodes,
         "ntasks-per-node": procs,
         "cpus-per-task": cpus_per_rank,
@@ -77,7 +80,7 @@ def _script(job: Job) -> str:
         "account": job.slurm.account,
         "qos": job.slurm.qos,
         "chdir": job.folder,
-        "output": "%x-%j.log",
+        "output": "%x-%A_%a.log" if job.tasks else "%x-%j.log",
         "open-mode": "append",
     }
     lines = [f"--{name}={_quote(str(value))}" for name, value in options.items() if value is not None]
@@ -87,12 +90,27 @@ def _script(job: Job) -> str:
     flags = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus_per_rank}"] if cpus_per_rank else [])]
     body = _BODY.format(
         exports="".join(exports),
+        task=_choose_task(job) if job.tasks else "",
+        # The number of an array stands for all of its tasks.
+        job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.tasks else "$SLURM_JOB_ID",
         flags=shlex.join(flags),
-        program=shlex.join((job.python, *rank_command(job))),
+        program=f'{shlex.quote(job.python)} "$@"' if job.tasks else shlex.join((job.python, *rank_command(job))),
         restarts=job.restarts,
         name=job.name,
     )
     return f"#!/bin/bash\n{directives}\n{body}"
+
+
+def _array(job: Job) -> str:
+    """Return the numbers of the tasks, and how many may run at a time."""
+    return f"0-{len(job.tasks) - 1}" + (f"%{job.at_once}" if job.at_once else "")
+
+
+def _choose_task(job: Job) -> str:
+    """Render what makes a task's words those of the script."""
+    words = (rank_command(replace(job, words=task, tasks=())) for task in job.tasks)
+    cases = [f"    {number}) set -- {shlex.join(task)} ;;" for number, task in enumerate(words)]
+    return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", "", ""])
 
 
 def _quote(value: str) -> str:

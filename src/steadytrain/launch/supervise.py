@@ -304,6 +304,17 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def cause_of_death(code: int) -> str:
+    """Word why a process that did not finish its work ended.
+
+    >>> cause_of_death(-9), cause_of_death(-11), cause_of_death(3)
+    ('killed by the system: not enough memory', 'the process crashed (SIGSEGV)', 'the process crashed (code 3)')
+    """
+    if code == -9:
+        return "killed by the system: not enough memory"
+    return f"the process crashed ({signal.Signals(-code).name if code < 0 else f'code {code}'})"
+
+
 def in_foreground() -> bool:
     """Say whether this process and its children have a terminal's keys: all of them get what Ctrl-C sends."""
     for file in (0, 2, 1):

@@ -19,10 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from steadytrain.machine import cgroups
-from steadytrain.machine.process_tree import read_stat
-from steadytrain.machine.procfs import TICKS, processor_seconds
+from steadytrain.machine.process_tree import read_schedstat, read_stat
+from steadytrain.machine.procfs import TICKS, processor_seconds, read_counters
 
 # glibc's <malloc.h>, <sys/mman.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
@@ -43,10 +44,67 @@ _SAME_SIGNAL, _GRACE = 0.3, 2.0
 """Seconds within which a launcher may pass on the same Ctrl-C, and those to end in after a second one."""
 
 _done: list[int] = []
+_parts: list[StartPart] = []
 _forgets: list[bool] = []
 _started: list[float] = []
 _looked: list[tuple[float, float]] = []
 _set_here: set[str] = set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPart:
+    """A part of a start: since when (``time.perf_counter()``), its seconds, and what this thread did in them.
+
+    ``waited``: seconds in which the thread neither ran nor was ready to run; ``disk_bytes``: that the process read from
+    a disk and not from memory; None where the system does not tell.
+    """
+
+    began: float
+    seconds: float
+    waited: float | None
+    disk_bytes: int | None
+
+
+class StartTimer:
+    """Measures one part of a start after another, each from where the last one ended."""
+
+    def __init__(self) -> None:
+        self._before = _start_figures()
+
+    def part(self) -> StartPart:
+        """Return the part that ends now."""
+        (began, at_work, read), now = self._before, _start_figures()
+        self._before = now
+        waited = None if at_work is None or now[1] is None else max(0.0, now[0] - began - (now[1] - at_work))
+        disk = None if read is None or now[2] is None else now[2] - read
+        return StartPart(began=began, seconds=now[0] - began, waited=waited, disk_bytes=disk)
+
+
+@contextmanager
+def opening_data() -> Iterator[None]:
+    """Count what the body takes as opening the data, which a command may do before its run begins."""
+    timer = StartTimer()
+    yield
+    _parts.append(timer.part())
+
+
+def opened_data(since: float) -> StartPart:
+    """Return what opening the data has taken since then, by ``time.perf_counter()``."""
+    parts = [part for part in _parts if part.began >= since]
+    waited = [part.waited for part in parts if part.waited is not None]
+    disk = [part.disk_bytes for part in parts if part.disk_bytes is not None]
+    return StartPart(
+        began=since,
+        seconds=sum(part.seconds for part in parts),
+        waited=sum(waited) if waited else None,
+        disk_bytes=sum(disk) if disk else None,
+    )
+
+
+def _start_figures() -> tuple[float, float | None, int | None]:
+    """The time, this thread's seconds on a processor or ready for one, and bytes that the process read from disks."""
+    times = read_schedstat(f"/proc/self/task/{threading.get_native_id()}")
+    return time.perf_counter(), times and times[0] + times[1], read_counters("/proc/self/io").get("read_bytes")
 
 
 def own_start() -> float | None:

@@ -6,8 +6,10 @@ it ends: the kernel adds it to the process that waited for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,40 @@ def read_schedstat(folder: str) -> tuple[float, float, int] | None:
     """Read a thread's seconds on a processor, its seconds ready for one, and how often it got one."""
     words = (read(f"{folder}/schedstat") or "").split()
     return (int(words[0]) / 1e9, int(words[1]) / 1e9, int(words[2])) if len(words) == 3 else None
+
+
+class ThreadFiles:
+    """A thread of this process whose files stay open, for one who looks at it often: a tenth of the time.
+
+    Its readings are None after it has ended, and where the system has no ``/proc``.
+    """
+
+    def __init__(self, tid: int) -> None:
+        self._files: dict[str, int] = {}
+        for name in ("schedstat", "stat"):
+            with contextlib.suppress(OSError):
+                self._files[name] = os.open(f"/proc/self/task/{tid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return os.pread(self._files[name], 1024, 0) if name in self._files else None
+        except OSError:
+            return None
+
+    def times(self) -> tuple[float, float] | None:
+        """Read its seconds on a processor, and those that it was ready for one."""
+        words = (self._read("schedstat") or b"").split()
+        return (int(words[0]) / 1e9, int(words[1]) / 1e9) if len(words) == 3 else None
+
+    def state(self) -> str | None:
+        """Read its state, such as ``R`` (running or ready) or ``S`` (sleeping)."""
+        words = (self._read("stat") or b"").rpartition(b")")[2].split(None, 1)
+        return words[0].decode() if words else None
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
 
 
 def thread_ids(pid: int, root: str = "/proc") -> list[int]:
@@ -225,6 +261,11 @@ class ProcessTree:
             del self._strangers[pid]
         stats = {pid: read_stat(f"{self._proc}/{pid}") for pid in list(self._strangers)[:_MOST_STRANGERS]}
         return {pid: stat for pid, stat in stats.items() if stat is not None and pid not in self._started}
+
+    def disk_bytes(self, pids: Iterable[int]) -> dict[int, int]:
+        """Read what processes have read from disks and written to them, of those that this user may look at."""
+        counted = {pid: read_counters(f"{self._proc}/{pid}/io") for pid in pids}
+        return {pid: io["read_bytes"] + io["write_bytes"] for pid, io in counted.items() if "write_bytes" in io}
 
     def read(self) -> TreeStats | None:
         """Add up what they have done; None where the process is gone, or this user may not look at it."""

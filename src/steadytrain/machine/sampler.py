@@ -23,10 +23,21 @@ from steadytrain.events import EventLog, MachineStats, Noticed
 from steadytrain.machine import cgroups
 from steadytrain.machine.nvml import GpuSampler
 from steadytrain.machine.process_tree import ProcessStat, ProcessTree, owner
-from steadytrain.machine.procfs import PAGE_BYTES, PRESSURES, ROOT, parse_table, processor_seconds, read, read_counters
+from steadytrain.machine.procfs import (
+    PAGE_BYTES,
+    PRESSURES,
+    ROOT,
+    PackageEnergy,
+    parse_table,
+    processor_seconds,
+    read,
+    read_counters,
+)
 
 _GRACE_SECONDS = 10.0  # a driver that does not answer keeps no run from ending
-_MOST_NAMED, _LEAST_NAMED = 3, 0.05  # other processes that a sample names, and the cores that each uses at least
+_MOST_NAMED = 3  # other processes that a sample names for their cores, and for their use of disks
+_LEAST_NAMED, _LEAST_DISK = 0.05, 1e6  # cores, or bytes a second, that each of them uses at least
+_BUSY_DISK = 0.1  # share of the time: only then it is asked which processes use disks, as that takes a file of each
 _NO_DISKS = ("loop", "ram", "zram")
 _FIELDS = frozenset(field.name for field in fields(MachineStats))
 _OPTIONAL = frozenset(name for name in _FIELDS if MachineStats.__dataclass_fields__[name].default is None)
@@ -96,7 +107,8 @@ class Counters:
 
     ``totals`` only grow: seconds, counts, bytes. ``levels``: threads, bytes. ``processors``: the seconds that each of
     those which may be used was busy, idle, waiting for a disk, and taken by other virtual machines. ``disks``: the
-    seconds that each was busy. ``others``: other processes of the machine, by number.
+    seconds that each was busy. ``others``: other processes of the machine, by number; ``others_disk_bytes``: read from
+    disks and written, by those that may be looked at, while a disk is busy.
     """
 
     at: float
@@ -107,6 +119,7 @@ class Counters:
     processors: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
     disks: Mapping[str, float] = field(default_factory=dict)
     others: Mapping[int, ProcessStat] = field(default_factory=dict)
+    others_disk_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 class LinuxCounters:
@@ -121,6 +134,8 @@ class LinuxCounters:
         self._root = root
         self._tree = ProcessTree(os.getpid(), root)
         self._ranks = [ProcessTree(pid, root) for pid in ranks]
+        self._energy = PackageEnergy(root)
+        self._disks: tuple[float, Mapping[str, float]] = 0.0, {}  # of the reading before: when, and busy seconds
         # The network's devices, without what the kernel makes up; nothing in a container, which has only such.
         self._networks = frozenset(link.parent.name for link in (root / "sys/class/net").glob("*/device"))
 
@@ -142,6 +157,7 @@ class LinuxCounters:
             "throttled_seconds": cgroups.throttled_seconds(root),
             "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
             "network_bytes": _network_bytes(read(root / "proc/net/dev") or "", self._networks),
+            "energy_joules": self._energy.read(),
             **{f"pressure_{name}": seconds for name, seconds in cgroups.pressures(root).items()},
         }
         most, left = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
@@ -161,15 +177,24 @@ class LinuxCounters:
             }
             levels |= {"threads": tree.num_threads, "memory_bytes": tree.memory_bytes}
         ranks = frozenset[int]().union(*(rank.pids for rank in self._ranks))
+        others = {pid: stat for pid, stat in self._tree.strangers().items() if pid not in ranks}
+        now, disks, (then, before) = (
+            time.perf_counter(),
+            _disk_seconds(read(root / "proc/diskstats") or ""),
+            self._disks,
+        )
+        self._disks = now, disks
+        busy = max((disks[name] - before.get(name, disks[name]) for name in disks), default=0.0)
         return Counters(
-            at=time.perf_counter(),
+            at=now,
             cores=cgroups.cores(root),
             machine_cores=os.cpu_count() or 1,
             totals={name: value for name, value in totals.items() if value is not None},
             levels={name: level for name, level in levels.items() if level is not None},
             processors=processor_seconds(root, cgroups.allowed()),
-            disks=_disk_seconds(read(root / "proc/diskstats") or ""),
-            others={pid: stat for pid, stat in self._tree.strangers().items() if pid not in ranks},
+            disks=disks,
+            others=others,
+            others_disk_bytes=self._tree.disk_bytes(others) if busy >= _BUSY_DISK * (now - then) else {},
         )
 
 
@@ -225,8 +250,9 @@ def stats_between(before: Counters, after: Counters) -> MachineStats:
         )
         if cpu is not None:
             values["others"] = max(0.0, busy - cpu - values.get("ranks", 0.0))
-    if "throttled_seconds" in values:
-        values["throttled_seconds"] *= seconds
+    for name in ("throttled_seconds", "energy_joules"):  # of the whole interval
+        if name in values:
+            values[name] *= seconds
     if "switches" in per_second:
         values["involuntary_switches"] = per_second["switches"]
     if cpu is not None:
@@ -245,7 +271,9 @@ def stats_between(before: Counters, after: Counters) -> MachineStats:
         cores=after.cores,
         machine_cores=after.machine_cores,
         pressure=pressure,
-        other_processes=busiest_between(before.others, after.others, seconds),
+        other_processes=busiest_between(
+            before.others, after.others, seconds, disk_bytes=(before.others_disk_bytes, after.others_disk_bytes)
+        ),
         missing=tuple(sorted(unknown)),
         **values,
     )
@@ -262,23 +290,38 @@ def shares_between(
 
 
 def busiest_between(
-    before: Mapping[int, ProcessStat], after: Mapping[int, ProcessStat], seconds: float
+    before: Mapping[int, ProcessStat],
+    after: Mapping[int, ProcessStat],
+    seconds: float,
+    *,
+    disk_bytes: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
 ) -> tuple[dict[str, Any], ...]:
-    """Name the processes that used most cores between two readings: ``pid``, ``name``, ``user``, ``cores``.
+    """Name the processes that used most cores between two readings, and those that used disks most.
 
-    Those that began meanwhile count from their beginning, those that have ended do not count.
+    Each has ``pid``, ``name``, ``user``, ``cores``, and where it used a disk ``disk_bytes``, per second. Those that
+    began meanwhile count from their beginning, those that have ended do not count.
+
+    Args:
+        disk_bytes: ``Counters.others_disk_bytes`` of the two readings.
     """
     last = max((stat.started for stat in before.values()), default=None)
     used: dict[int, float] = {}
     for pid, stat in after.items():
-        was = before.get(pid)
-        if was is not None and was.started == stat.started:
-            used[pid] = (stat.cpu_seconds - was.cpu_seconds) / seconds
+        earlier = before.get(pid)
+        if earlier is not None and earlier.started == stat.started:
+            used[pid] = (stat.cpu_seconds - earlier.cpu_seconds) / seconds
         elif last is not None and stat.started >= last:
             used[pid] = stat.cpu_seconds / seconds
-    busiest = sorted((pid for pid in used if used[pid] >= _LEAST_NAMED), key=lambda pid: -used[pid])[:_MOST_NAMED]
+    was, now = disk_bytes
+    moved = {pid: (now[pid] - was[pid]) / seconds for pid in used if pid in was and pid in now}
+    named = dict[int, None]()
+    for amounts, least in ((used, _LEAST_NAMED), (moved, _LEAST_DISK)):
+        most = sorted((pid for pid in amounts if amounts[pid] >= least), key=lambda pid: -amounts[pid])
+        named |= dict.fromkeys(most[:_MOST_NAMED])
     return tuple(
-        {"pid": pid, "name": after[pid].name, "user": owner(pid), "cores": round(used[pid], 3)} for pid in busiest
+        {"pid": pid, "name": after[pid].name, "user": owner(pid), "cores": round(used[pid], 3)}
+        | ({"disk_bytes": round(moved[pid])} if moved.get(pid, 0) >= _LEAST_DISK else {})
+        for pid in named
     )
 
 

@@ -8,6 +8,7 @@ from steadytrain.models.build import Built as Built
 from steadytrain.models.build import build as build
 from steadytrain.models.build import num_outputs as num_outputs
 from steadytrain.models.build import require_weights as require_weights
+from steadytrain.models.build import try_forward as try_forward
 from steadytrain.models.groups import first_epochs as first_epochs
 from steadytrain.models.groups import parameter_groups as parameter_groups
 from steadytrain.models.groups import set_train_mode as set_train_mode

@@ -21,6 +21,10 @@ from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
 from steadytrain.errors import ModelError, did_you_mean, first_line
+from steadytrain.interop.mxnet import checkpoint as mxnet
+from steadytrain.interop.mxnet.graph import build_network
+from steadytrain.interop.mxnet.match import translate
+from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
 from steadytrain.models.registry import Source, fetched_file, find, licence_note
 from steadytrain.models.weights import (
@@ -55,6 +59,7 @@ class Built:
         notes: for the user, a line each: what was replaced or adapted, what the licence restricts.
         weights: what it starts from: ``timm/resnet50.a1_in1k``, a file's path; empty where that is nothing.
         scaling_guessed: the mean and the standard deviation are the model's usual ones: the weights' file has none.
+        symbol: MXNet's symbol JSON that it was made of; empty elsewhere.
     """
 
     module: nn.Module
@@ -65,9 +70,12 @@ class Built:
     notes: tuple[str, ...] = ()
     weights: str = ""
     scaling_guessed: bool = False
+    symbol: str = ""
 
 
-def build(model: Model, *, num_classes: int, channels: int, size: int | None, allow_import: bool = False) -> Built:
+def build(
+    model: Model, *, num_classes: int, channels: int, size: int | None, allow_import: bool = False, symbol: str = ""
+) -> Built:
     """Build what the recipe names. Fresh parameters are drawn from torch's global generator: seed it before.
 
     Args:
@@ -76,15 +84,23 @@ def build(model: Model, *, num_classes: int, channels: int, size: int | None, al
         channels: of the images: 1 or 3.
         size: side of the images in pixels; None: the model's own (``Built.input.size``), or 224.
         allow_import: import a ``pkg.mod:factory``; only if the user named it on this command line.
+        symbol: of an ``mxnet:`` model, the graph that a weights file holds: its own files are not looked for.
 
     Raises:
         ModelError: no such model or option, weights that cannot be had or do not fit, images that it cannot take.
     """
     source = find(model.name, allow_import=allow_import)
+    if symbol and source.kind == "mxnet":
+        network = build_network(parse_symbol(symbol, where=model.name), channels=channels, size=size or 224)
+        return Built(network.module, source.name, Input(channels=channels), _head(network.head), symbol=symbol)
     built = _make(source, model, num_classes=num_classes, channels=channels, size=size)
     side = size or built.input.size or 224
     try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
-    return built if model.weights is None else _load_file(built, str(model.weights))
+    if model.weights is None or (source.kind == "mxnet" and _is_params(model.weights)):
+        return built
+    if _is_params(model.weights):
+        return _load_params(built, source, model)
+    return _load_file(built, str(model.weights))
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
@@ -99,10 +115,15 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
 
         config: Any = timm.models.get_pretrained_cfg(source.inner)
         return int(config.num_classes)
+    if _is_params(model.weights):
+        return mxnet.open_checkpoint(str(model.weights)).network().num_outputs
     if model.weights is None:
         raise ModelError(f"{model.name} has no weights file: give --weights FILE")
     # 997 is a number of outputs that no layer but the classifier is likely to have.
-    built = _make(source, Model(model.name, options=model.options), num_classes=997, channels=3, size=None)
+    weights = model.weights if source.kind == "mxnet" else None  # they may hold its graph
+    built = _make(
+        source, Model(model.name, weights=weights, options=model.options), num_classes=997, channels=3, size=None
+    )
     state = rename_to_match(built.module, read_weights(Path(model.weights)).tensors, head=built.head)
     outputs = [tensor.shape[0] for key, tensor in state.items() if under(key, built.head) and tensor.ndim]
     if not outputs:
@@ -194,7 +215,9 @@ def _load_file(built: Built, path: str) -> Built:
     notes = list(built.notes)
     if file.averaged:
         notes.append(f"the averaged weights ({file.averaged}) of {path} are used")
-    notes += load_weights(built.module, file.tensors, head=built.head, what=f"the weights of {path} and {built.name}")
+    own = built.module.state_dict() if built.symbol else file.tensors.keys()  # a cut graph has fewer
+    tensors = {name: value for name, value in file.tensors.items() if name in own}
+    notes += load_weights(built.module, tensors, head=built.head, what=f"the weights of {path} and {built.name}")
     if file.licence not in ("", "unknown") and (note := licence_note(file.licence)):
         notes.append(note)
     guessed = file.input is None and built.input.mean is not None
@@ -202,10 +225,112 @@ def _load_file(built: Built, path: str) -> Built:
     return replace(built, input=wanted, licence=file.licence, notes=tuple(notes), weights=path, scaling_guessed=guessed)
 
 
+def _is_params(weights: str | Path | None) -> bool:
+    return weights is not None and Path(weights).suffix == ".params"
+
+
+def _head(name: str) -> tuple[str, ...]:
+    return (name,) if name else ()
+
+
+def _load_params(built: Built, source: Source, model: Model) -> Built:
+    """Load MXNet's weights into a network that is not made of its symbol, but computes the same."""
+    path = str(model.weights)
+    checkpoint = mxnet.open_checkpoint(path)
+    network = checkpoint.network()
+    plain = Model(model.name, options=model.options)
+    same = _make(source, plain, num_classes=network.num_outputs, channels=network.channels, size=network.size)
+    state, _ = translate(network, network.state(checkpoint.params), same.module, name=built.name)
+    notes = load_weights(built.module, state, head=built.head, what=f"the weights of {path} and {built.name}")
+    mean, std, reason = checkpoint.scaling
+    wanted = replace(built.input, mean=mean, std=std, channels=network.channels)
+    return replace(
+        built,
+        input=wanted.with_channels(built.input.channels),
+        licence="unknown",
+        notes=(*built.notes, *notes, _scaling_note(reason)),
+        weights=path,
+        scaling_guessed=True,
+    )
+
+
+def _scaling_note(reason: str) -> str:
+    return f"MXNet's files do not say how images were scaled; assumed: {reason}"
+
+
+def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+    """Make the module of an MXNet checkpoint, with its weights where the recipe asks for them."""
+    known = ["layer_before_fullc"]
+    for option in model.options:
+        if option not in known:
+            raise ModelError(f"{source.name} has no option {option!r}, it has {known[0]}.{did_you_mean(option, known)}")
+    layer = model.options.get(known[0])
+    params = Path(str(model.weights)) if _is_params(model.weights) else None
+    file = None if model.weights is None or params else read_weights(Path(model.weights))
+    if file is not None and file.symbol:  # converted before, with its graph
+        symbol, seen = parse_symbol(file.symbol, where=str(model.weights)), file.input or Input()
+        path = Path(str(model.weights))
+        checkpoint = mxnet.Checkpoint(symbol, path, channels=seen.channels, size=seen.size or 224)
+    else:
+        checkpoint = mxnet.open_checkpoint(source.inner, params=params)
+    network = checkpoint.network(
+        num_classes=num_classes,
+        channels=channels,
+        size=size,
+        layer_before_fullc=None if layer is None else str(layer),
+    )
+    head, notes, mean, std = _head(network.head), list[str](), None, None
+    loads = model.pretrained or params is not None
+    if loads:
+        path = checkpoint.require_params()
+        what = f"the weights of {path} and {source.name}"
+        notes += load_weights(network.module, network.state(checkpoint.params), head=head, what=what)
+        mean, std, reason = checkpoint.scaling
+        notes.append(_scaling_note(reason))
+    wanted = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
+    return Built(
+        network.module,
+        source.name,
+        wanted,
+        head,
+        licence="unknown" if loads else "",
+        notes=tuple(notes),
+        weights=str(checkpoint.params_path) if loads else "",
+        scaling_guessed=loads,
+        symbol=symbol_json(network.symbol),
+    )
+
+
+def _make_torchvision(source: Source, model: Model, *, num_classes: int, channels: int) -> Built:
+    """Build torchvision's network; its weights are not fetched."""
+    import torchvision
+
+    if model.pretrained:
+        raise ModelError(
+            f"the weights of {source.name} are not fetched: give a file of them (--weights FILE), or take timm's model"
+            f" (steady models {source.inner})"
+        )
+    if channels != 3:
+        raise ModelError(f"{source.name} takes colour images, and these have {channels} channel: choose a timm model")
+    # The second classifiers of two nets of 2014 are for their training from scratch as it was done then.
+    has_two = source.inner in ("googlenet", "inception_v3")
+    shape = {"num_classes": num_classes} | ({"aux_logits": False, "init_weights": True} if has_two else {})
+    factory = torchvision.models.get_model_builder(source.inner)
+    module: nn.Module = _call_factory(source.name, factory, model.options, shape)
+    preset: Any = torchvision.models.get_model_weights(source.inner)
+    side = int(next(iter(preset)).transforms.keywords["crop_size"])
+    wanted = Input(size=side, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    return Built(module, source.name, wanted, find_head(module, num_classes))
+
+
 def _make(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
     """The network as its maker gives it, without the user's weights file."""
     if source.kind == "timm":
         return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size)
+    if source.kind == "mxnet":
+        return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size)
+    if source.kind == "torchvision":
+        return _make_torchvision(source, model, num_classes=num_classes, channels=channels)
     if source.kind == "import":
         return _make_imported(source.inner, model, num_classes=num_classes, channels=channels, size=size)
     name = source.inner

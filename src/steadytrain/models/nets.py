@@ -250,17 +250,34 @@ class Quick8(nn.Module):
         size: any from 9 on, and the same weights serve every size.
         width: filters of the first group; the other two have four times as many. 64 in Jordan's net, for a GPU; 32
             has a quarter of the arithmetic, for a few cores.
+        width2: filters of the second group, if not ``4 * width``; ``width3`` likewise of the third.
+        layers: convolutions of a group, 2 or 3; a third has a shortcut round itself and the second. Jordan's larger net
+            has widths of 128, 384 and 512, and 3 of them.
     """
 
-    def __init__(self, *, num_classes: int, channels: int, size: int | None = None, width: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        channels: int,
+        size: int | None = None,
+        width: int = 64,
+        width2: int | None = None,
+        width3: int | None = None,
+        layers: int = 2,
+    ) -> None:
         super().__init__()
         if size is not None and size < 9:
             raise ValueError(f"quick8 needs images of at least 9 pixels, not {size}")
-        if width < 1:
-            raise ValueError(f"width is {width}; it must be 1 or more")
+        widths = {"width": width, "width2": width2 or 4 * width, "width3": width3 or 4 * width}
+        for name, value in widths.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be 1 or more")
+        if layers not in (2, 3):
+            raise ValueError(f"layers is {layers}; it must be 2 or 3")
         self.whiten = _Whiten(channels)
-        filters = (2 * 4 * channels, width, 4 * width, 4 * width)
-        self.groups = nn.Sequential(*(_QuickGroup(*pair) for pair in pairwise(filters)))
+        filters = (2 * 4 * channels, *widths.values())
+        self.groups = nn.Sequential(*(_QuickGroup(*pair, layers) for pair in pairwise(filters)))
         self.fc = nn.Linear(filters[-1], num_classes, bias=False)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
@@ -270,7 +287,8 @@ class Quick8(nn.Module):
 
     def lr_scales(self) -> Mapping[str, float]:
         """Parameters that learn at a rate of their own, by name, and how many times the rate of the others it is."""
-        return {name: SHIFT_RATE for name, _ in self.named_parameters() if name.endswith(("norm1.bias", "norm2.bias"))}
+        shifts = ("norm1.bias", "norm2.bias", "norm3.bias")
+        return {name: SHIFT_RATE for name, _ in self.named_parameters() if name.endswith(shifts)}
 
 
 class _Whiten(nn.Module):
@@ -291,14 +309,19 @@ class _Whiten(nn.Module):
 
 
 class _QuickGroup(nn.Module):
-    def __init__(self, num_in: int, num_out: int) -> None:
+    def __init__(self, num_in: int, num_out: int, layers: int) -> None:
         super().__init__()
         self.conv1, self.norm1 = _dirac_conv(num_in, num_out), _quick_norm(num_out)
         self.conv2, self.norm2 = _dirac_conv(num_out, num_out), _quick_norm(num_out)
+        self.conv3 = _dirac_conv(num_out, num_out) if layers == 3 else None
+        self.norm3 = _quick_norm(num_out) if layers == 3 else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.gelu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
-        return F.gelu(self.norm2(self.conv2(x)))
+        y = F.gelu(self.norm2(self.conv2(x)))
+        if self.conv3 is None or self.norm3 is None:
+            return y
+        return F.gelu(self.norm3(self.conv3(y)) + x)
 
 
 def _dirac_conv(num_in: int, num_out: int) -> nn.Conv2d:

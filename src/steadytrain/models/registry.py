@@ -14,6 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlparse
 
 from steadytrain.errors import ModelError, did_you_mean
+from steadytrain.interop.mxnet.files import PREFIX
 from steadytrain.models.nets import BUILTINS, CHANNELS, SIZES
 
 BUILT_IN = tuple(BUILTINS)
@@ -24,27 +25,32 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: ``built-in``, ``timm`` or ``import``, and its name there."""
+    """Where a model comes from, and its name there."""
 
-    kind: Literal["built-in", "timm", "import"]
+    kind: Literal["built-in", "timm", "torchvision", "mxnet", "import"]
     inner: str
 
     @property
     def name(self) -> str:
         """The full name, such as ``timm/resnet50``."""
-        return f"timm/{self.inner}" if self.kind == "timm" else self.inner
+        if self.kind == "mxnet":
+            return f"{PREFIX}{self.inner}"
+        return f"{self.kind}/{self.inner}" if self.kind in ("timm", "torchvision") else self.inner
 
 
 def find(name: str, *, allow_import: bool = False) -> Source:
     """Find out what a model's name means.
 
     Args:
-        name: ``timm/NAME`` or ``timm/NAME.TAG``, a built-in, a plain name that only timm has, ``pkg.mod:factory``.
+        name: ``timm/NAME`` or ``timm/NAME.TAG``, a built-in, a plain name that only timm has, ``torchvision/NAME``,
+            ``mxnet:FILES`` (see :mod:`steadytrain.interop.mxnet.files`), ``pkg.mod:factory``.
         allow_import: whether a factory may be imported; so only if the user named it on this command line.
 
     Raises:
         ModelError: no such model (with the nearest names), or a factory that may not be imported.
     """
+    if name.startswith(PREFIX):
+        return Source("mxnet", name.removeprefix(PREFIX))
     if _FACTORY.fullmatch(name):
         if not allow_import:
             raise ModelError(
@@ -54,6 +60,8 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         return Source("import", name)
     if name in BUILTINS:
         return Source("built-in", name)
+    if name.startswith("torchvision/"):
+        return _find_torchvision(name.removeprefix("torchvision/"))
     import timm.models
 
     inner = name.removeprefix("timm/")
@@ -66,6 +74,16 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         if tag not in tags:
             raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {', '.join(tags) or 'none'}")
     return Source("timm", inner)
+
+
+def _find_torchvision(inner: str) -> Source:
+    """One of torchvision's classifiers. Raises ModelError."""
+    import torchvision
+
+    names = torchvision.models.list_models(module=torchvision.models)
+    if inner not in names:
+        raise ModelError(f"torchvision has no classifier {inner!r}.{did_you_mean(inner, names)}")
+    return Source("torchvision", inner)
 
 
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from steadytrain.config.plain import check_types
 from steadytrain.errors import ModelError, first_line
+from steadytrain.interop.mxnet.files import PREFIX
 
 NETWORK_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
 """What networks and their makers raise for options, images and weights that they cannot take."""
@@ -112,8 +113,9 @@ def reset_head(module: nn.Module, head: tuple[str, ...]) -> None:
 
 def head_note(before: int | None, now: int) -> str:
     """Word a note on a classifier that was not taken over; ``before`` is None or 0 where there was none."""
-    fresh = f"a fresh one for {now}"
-    return f"the classifier of {before} classes was replaced by {fresh}" if before else f"no classifier in it: {fresh}"
+    if before:
+        return f"the classifier of {before:,} classes was replaced by a fresh one for {now:,}"
+    return f"no classifier in it: a fresh one for {now:,}"
 
 
 def under(name: str, prefixes: Iterable[str]) -> bool:
@@ -252,13 +254,15 @@ _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"
 class WeightsFile:
     """What a file holds: ``tensors`` on the CPU, by name; the key of the average if it is one; and what a file of
     steadytrain's own says beside them: the input that they were trained for (None elsewhere), the licence of the
-    weights that they come from (``unknown`` elsewhere), and their model's name (empty elsewhere)."""
+    weights that they come from (``unknown`` elsewhere), their model's name (empty elsewhere), and of a network of
+    MXNet its symbol JSON."""
 
     tensors: dict[str, Tensor]
     averaged: str | None = None
     input: Input | None = None
     licence: str = "unknown"
     model: str = ""
+    symbol: str = ""
 
 
 def read_weights(path: Path) -> WeightsFile:
@@ -275,7 +279,9 @@ def read_weights(path: Path) -> WeightsFile:
         return _read_safetensors(path)
     if path.suffix in _PICKLES:
         return _read_pickle(path)
-    raise ModelError(f"{path} is no weights file that is known: it must end in .safetensors, .pth, .th or .pt")
+    if path.suffix == ".params":  # what its arrays are called follows from the symbol beside it
+        return WeightsFile({}, model=f"{PREFIX}{path}")
+    raise ModelError(f"{path} is no weights file that is known: it must end in .safetensors, .pth, .th, .pt or .params")
 
 
 def _read_safetensors(path: Path) -> WeightsFile:
@@ -292,7 +298,8 @@ def _read_safetensors(path: Path) -> WeightsFile:
             input = Input(**values)
         model = about.get("model")
         name = model.get("name") if isinstance(model, Mapping) else None
-        return WeightsFile(tensors, None, input, str(about.get("licence", "unknown")), str(name or ""))
+        licence, symbol = str(about.get("licence", "unknown")), str(about.get("symbol", ""))
+        return WeightsFile(tensors, None, input, licence, str(name or ""), symbol)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
 

@@ -13,14 +13,14 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-VERSION = 5
+VERSION = 6
 """Of the library's functions as they are called here."""
 
 _SPARE_BYTES = 4096  # for segments that are added
 MOST_ROOM = 32 * 2**20
 """Bytes that each thread works in, at most."""
 _NO_ROOM = -3  # restart's answer where its output is too small
-_RESIZE = struct.Struct("=8I2d3I")
+_RESIZE = struct.Struct("=8I2dI")
 _MOST_PIXELS = 0xFFFF  # across or down, that a JPEG can have
 _BEYOND = 96  # pixels around a part that are decoded with it, at most, and what is read behind them
 
@@ -93,7 +93,6 @@ def decode(
     part: tuple[int, int, int, int],
     *,
     channels: int = 3,
-    backwards: bool = False,
 ) -> bool:
     """Decode a part of a JPEG into memory. May be called from several threads at once; none waits for another.
 
@@ -107,7 +106,6 @@ def decode(
         size: how many they are.
         part: left, top, right and bottom, in pixels.
         channels: 3 (RGB) or 1 (grey).
-        backwards: blue first, red last.
 
     Returns:
         Whether it was done. It is not, and what ``out`` points to is undefined, where :data:`DECODES` is false, for
@@ -122,7 +120,7 @@ def decode(
         return False
     scratch = _scratch
     scratch.fit(clean=size + 16, memory=room)
-    wanted = left, top, width, height, channels, backwards
+    wanted = left, top, width, height, channels
     result: int = _library.steadytrain_decode(
         data, size, *wanted, out, stride, scratch.clean, scratch.memory, room, scratch.tables
     )
@@ -155,8 +153,6 @@ def resize(
     across: Axis,
     *,
     cubic: bool = False,
-    mirrored: bool = False,
-    swapped: bool = False,
 ) -> bool:
     """Resize RGB bytes, antialiased. May be called from several threads at once; none waits for another.
 
@@ -170,8 +166,6 @@ def resize(
         source_stride: in bytes.
         down, across: the two directions.
         cubic: bicubic; else bilinear.
-        mirrored: what is wanted is turned left to right.
-        swapped: red and blue change places.
 
     Returns:
         Whether it was done. It is not, and what ``out`` points to is undefined, where :data:`DECODES` is false, for
@@ -184,7 +178,7 @@ def resize(
         return False
     scratch = _scratch
     scratch.fit(memory=room)
-    _RESIZE.pack_into(scratch.resizing, 0, *down[:4], *across[:4], down.scale, across.scale, cubic, mirrored, swapped)
+    _RESIZE.pack_into(scratch.resizing, 0, *down[:4], *across[:4], down.scale, across.scale, cubic)
     result: int = _library.steadytrain_resize(
         source, source_stride, out, stride, scratch.resizing, scratch.memory, room
     )
@@ -263,7 +257,7 @@ def _load() -> Any:
         library.steadytrain_cut.restype = ctypes.c_double
         library.steadytrain_cut.argtypes = [*places, pointer, pointer, pointer, place, pointer, place]
         library.steadytrain_decode.restype = ctypes.c_ssize_t
-        wanted = (number,) * 6
+        wanted = (number,) * 5
         library.steadytrain_decode.argtypes = [place, size, *wanted, place, size, pointer, pointer, size, pointer]
     return library
 

@@ -8,24 +8,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from steadytrain.reports.files import KINDS, find, kind_of, names, write
+from steadytrain.interop.logs import LogRun
+from steadytrain.reports.files import KINDS, find_all, kind_of, names, write
+from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account as Account
 from steadytrain.reports.summary import Interval as Interval
 from steadytrain.reports.summary import Summary as Summary
+from steadytrain.reports.summary import spread as spread
 from steadytrain.reports.summary import summarise as summarise
 from steadytrain.reports.summary import wilson as wilson
 from steadytrain.run import Run
 
 
-def report(runs: Run | str | Path | Sequence[Run | str | Path], output: str | Path, *, force: bool = False) -> Path:
+def report(
+    runs: Run | str | Path | Sequence[Run | str | Path],
+    output: str | Path,
+    *,
+    force: bool = False,
+    target: float | None = None,
+) -> Path:
     """Write one report on one run or several; the format is the name's: ``.html``, ``.md``, ``.csv`` or ``.json``.
 
     Args:
-        runs: one or several of: a run, its folder, a folder that holds runs.
+        runs: one or several of: a run, its folder, a folder that holds runs, a log file of another program.
         output: the file. An older report of that name is replaced.
         force: replace a file that is not a report, too.
+        target: top-1 (of several labels: mAP), a fraction: a page on several runs says when each came to it.
 
     Returns:
         The path of the file.
@@ -35,13 +46,15 @@ def report(runs: Run | str | Path | Sequence[Run | str | Path], output: str | Pa
         StorageError: it cannot be written.
     """
     path = Path(output)
-    render = KINDS[kind_of(path)]
+    kind = kind_of(path)
+    render = partial(page, target=target) if kind == ".html" else KINDS[kind]
     runs = [runs] if isinstance(runs, Run | str | Path) else runs
-    chosen = find(run.directory if isinstance(run, Run) else run for run in runs).runs
+    chosen = find_all(run.directory if isinstance(run, Run) else run for run in runs).runs
     write(path, render(accounts(chosen)), force=force)
     return path
 
 
-def accounts(runs: Sequence[Run]) -> list[Account]:
+def accounts(runs: Sequence[Run | LogRun]) -> list[Account]:
     """Read runs and give each a name of its own. Raises RunError where nothing was started in one of them."""
-    return [Account.of(run, name) for run, name in zip(runs, names(runs), strict=True)]
+    named = zip(runs, names(runs), strict=True)
+    return [Account.of(run, name) if isinstance(run, Run) else Account.of_log(run, name) for run, name in named]

@@ -101,20 +101,34 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     def logged(value: Callable[[Logged], float]) -> list[Trace]:
         return curve("only", lambda history: history.logged, value)
 
-    def trained(value: Callable[[Logged | EpochTrained], float]) -> list[Trace]:
-        return curve("train", _most_means, value)
+    def trained(
+        value: Callable[[Logged | EpochTrained], float], *, of: Sequence[RunHistory] = histories
+    ) -> list[Trace]:
+        return curve("train", lambda history: _most_means(history) if history in of else [], value)
 
     def evaluated(value: Callable[[Evaluated], float]) -> list[Trace]:
         scores = [history.evaluated for history in histories]
         return [trace(run, "val", events, [value(event) for event in events]) for run, events in enumerate(scores)]
 
-    top1 = evaluated(lambda event: event.top1)
+    top1 = evaluated(lambda event: event.score)
+    single = [history for history in histories if not history.is_multi_label]  # nothing of a training has an mAP
+    names = (["Top-1 accuracy"] if single else []) + (["mAP"] if len(single) < len(histories) else [])
     for scores, history in zip(top1, histories, strict=True):
+        if history.is_multi_label:
+            continue
+        if not any(event.n for event in history.evaluated):  # a log that does not say of how many images
+            continue
         intervals = [wilson(event.top1, event.n) for event in history.evaluated]
         scores["low"] = [_six_digits(interval.low) for interval in intervals]
         scores["high"] = [_six_digits(interval.high) for interval in intervals]
     figures = (
-        ("top1", "Top-1 accuracy", ".2%", False, _alternate(trained(lambda means: means.top1), top1)),
+        (
+            "top1",
+            " and ".join(names),
+            ".2%",
+            False,
+            _alternate(trained(lambda means: means.top1, of=single), top1),
+        ),
         (
             "loss",
             "Loss",
@@ -129,7 +143,7 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     return [
         {"id": name, "title": title, "format": form, "zero": zero, "traces": traces}
         for name, title, form, zero, traces in figures
-        if any(trace["y"] for trace in traces)
+        if any(y is not None for trace in traces for y in trace["y"])
     ]
 
 
@@ -172,12 +186,13 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
         case Logged():
             overall = history.images / seconds if seconds > 0 else None
             return [
-                point("train", event.epoch, event.step, event.loss, event.top1),
+                point("train", event.epoch, event.step, event.loss, None if history.is_multi_label else event.top1),
                 point("rate", event.epoch, event.step, event.images_per_second, overall),
             ]
         case Evaluated():
             interval = wilson(event.top1, event.n)
-            return [point("val", event.epoch, event.step, event.loss, event.top1, interval.low, interval.high)]
+            low, high = (None, None) if event.mean_ap is not None else (interval.low, interval.high)
+            return [point("val", event.epoch, event.step, event.loss, event.score, low, high)]
         case FeedStats():  # its figures are sums since the feed was made
             before = feed_before
             if before is not None and (before.attempt != event.attempt or before.asked > event.asked):

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.errors import InputError, RunError, did_you_mean, storage_error
+from steadytrain.errors import DataError, InputError, RunError, did_you_mean, storage_error
+from steadytrain.interop.logs import LogRun, may_be_log, read_log
 from steadytrain.monitor import RunHistory
 from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import MARK, comma_separated, markdown, to_json
-from steadytrain.run import Run
+from steadytrain.run import REPEAT, Run
 
 KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
     ".html": page,
@@ -53,6 +54,66 @@ def find(paths: Iterable[str | Path]) -> Found:
         for run in started:
             runs.setdefault(run.directory.resolve(), run)
     return Found(tuple(runs.values()), tuple(left_out))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a report is on: runs, and logs of other programs; ``notes``: a line for each log, and what was left out."""
+
+    runs: tuple[Run | LogRun, ...]
+    notes: tuple[str, ...]
+
+
+def find_all(paths: Iterable[str | Path]) -> Sources:
+    """Open runs, as :func:`find` does, and read logs of other programs: files, or the files of a folder without runs.
+
+    Raises:
+        RunError: a path is neither a run nor a folder of runs, or nothing was started in a run that was named.
+        DataError: a file is no log that can be read.
+    """
+    sources: dict[Path, Run | LogRun] = {}
+    notes: list[str] = []
+    for path in map(Path, paths):
+        if path.is_file() and not (path.parent / "recipe.json").exists():
+            logs = read_log(path)
+        elif _holds_files_alone(path):
+            logs, reasons = _logs_inside(path)
+            notes += reasons
+        else:
+            found = find([path])
+            notes += found.left_out
+            for run in found.runs:
+                sources.setdefault(run.directory.resolve(), run)
+            continue
+        for log in logs:
+            sources.setdefault(log.directory.resolve(), log)
+            notes.append("; ".join([f"{log.directory}: {log.title}", *log.remarks]))
+    return Sources(tuple(sources.values()), tuple(notes))
+
+
+def _holds_files_alone(folder: Path) -> bool:
+    """Whether a folder is no run, holds none, and has files that may be logs."""
+    if not folder.is_dir() or (folder / "recipe.json").exists():
+        return False
+    inside = list(folder.iterdir())
+    is_of_runs = any(path.is_dir() and any(path.glob("**/recipe.json")) for path in inside)
+    return not is_of_runs and any(path.is_file() for path in inside)
+
+
+def _logs_inside(folder: Path) -> tuple[list[LogRun], list[str]]:
+    """Read the logs of a folder, in the order of their names, and say what was left out; RunError if there are none."""
+    logs: list[LogRun] = []
+    reasons: list[str] = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        try:
+            if not may_be_log(path):
+                raise DataError(f"{path} is no text")
+            logs += read_log(path)
+        except DataError:
+            reasons.append(f"left out {path}: no training log that can be read")
+    if not logs:
+        raise RunError(f"{folder} is not a run (no recipe.json), and holds neither runs nor logs that can be read")
+    return logs, reasons
 
 
 @dataclass(frozen=True)
@@ -109,8 +170,10 @@ def open_run(path: Path) -> Run:
 
 
 def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
-    """Open the runs in a folder, and say why others were left out. Raises RunError where there are none."""
-    candidates = [path for path in sorted(folder.iterdir()) if (path / "recipe.json").exists()]
+    """Open the runs in a folder, repeats included, and say why others were left out; RunError if there are none."""
+    inside = (path for path in sorted(folder.iterdir()) if path.is_dir())
+    of_each = ([path] if (path / "recipe.json").exists() else sorted(path.glob(f"{REPEAT}*")) for path in inside)
+    candidates = [path for paths in of_each for path in paths if (path / "recipe.json").exists()]
     if not candidates:
         raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
     runs: list[Run] = []
@@ -123,7 +186,7 @@ def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
     return runs, reasons
 
 
-def names(runs: Sequence[Run]) -> list[str]:
+def names(runs: Sequence[Run | LogRun]) -> list[str]:
     """Name each run by its folder, with as many of the folders above as make equal names differ."""
     parts = [run.directory.resolve().parts for run in runs]
     counts = [1] * len(runs)

@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
-from steadytrain.format import NONE, duration, epoch, number, percent, rate, size
+from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size
 from steadytrain.reports.charts import COLUMNS, MAX_POINTS, TEMPLATES, Point, Row, thin_rows
 from steadytrain.reports.page import render
 from steadytrain.reports.status import milestones
@@ -71,7 +72,7 @@ class View:
 class Viewer:
     """Looks at a run for all who have its page open: at most once a second, and not at all where there is nobody."""
 
-    def __init__(self, run: Run, price: float | None = None) -> None:
+    def __init__(self, run: Run, price: Price | None = None) -> None:
         self.boot = secrets.token_hex(4)  # points are numbered anew by each server
         self.share = 0.0
         self._price = price
@@ -99,12 +100,12 @@ class Viewer:
         return View(watch.generation, watch.points, len(watch.points), _json(state(now)), self._account[1])
 
 
-def application(run: Run, *, price: float | None = None, closing: Callable[[], bool] = lambda: False) -> ASGIApp:
+def application(run: Run, *, price: Price | None = None, closing: Callable[[], bool] = lambda: False) -> ASGIApp:
     """Return the page of a run as an application.
 
     Args:
         run: to watch.
-        price: of an hour of its machine.
+        price: of an hour of each of its machines; None: what it recorded, if anything.
         closing: whether the server is about to stop: streams then end.
     """
     viewer = Viewer(run, price)
@@ -128,10 +129,10 @@ def application(run: Run, *, price: float | None = None, closing: Callable[[], b
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     routes = [Route(path, still) for path in fixed]
-    return _guarded(Starlette(routes=[*routes, Route("/plotly.js", plotly), Route("/events", events)]))
+    return guarded(Starlette(routes=[*routes, Route("/plotly.js", plotly), Route("/events", events)]))
 
 
-def make_server(run: Run, *, price: float | None = None) -> uvicorn.Server:
+def make_server(run: Run, *, price: Price | None = None) -> uvicorn.Server:
     """Return a server of the page; set ``should_exit`` to end it."""
     app = application(run, price=price, closing=lambda: server.should_exit)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
@@ -141,7 +142,7 @@ def make_server(run: Run, *, price: float | None = None) -> uvicorn.Server:
     return server
 
 
-def serve(run: Run, listener: socket.socket, *, price: float | None = None, seconds: float | None = None) -> None:
+def serve(run: Run, listener: socket.socket, *, price: Price | None = None, seconds: float | None = None) -> None:
     """Answer until Ctrl-C, or for so many seconds."""
     server = make_server(run, price=price)
 
@@ -246,18 +247,23 @@ def _plotly() -> Response:
     return Response(packed, media_type="text/javascript", headers=headers)
 
 
-def _guarded(app: ASGIApp) -> ASGIApp:
-    """Answer only who asks for this machine by its own name, and say with each answer what the page may do."""
+def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:
+    """Answer only who asks for one of these hosts by its name, and say with each answer what a page may do.
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+    Args:
+        app: what answers.
+        hosts: names without a port; None: any. No page of the network can reach this machine's own by another name.
+    """
+
+    async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 message = {**message, "headers": [*message.get("headers", []), *more]}
             await send(message)
 
-        hosts = [value.decode("latin-1").lower() for name, value in scope.get("headers", []) if name == b"host"]
-        if len(hosts) == 1 and PORT_OF_HOST.sub("", hosts[0]) in HOSTS:
+        names = [value.decode("latin-1").lower() for name, value in scope.get("headers", []) if name == b"host"]
+        if hosts is None or (len(names) == 1 and PORT_OF_HOST.sub("", names[0]) in hosts):
             await app(scope, receive, send_with_headers)
         else:
             refusal = PlainTextResponse(
@@ -265,12 +271,12 @@ def _guarded(app: ASGIApp) -> ASGIApp:
             )
             await refusal(scope, receive, send_with_headers)
 
-    return guarded
+    return guarded_app
 
 
 def state(now: Snapshot) -> dict[str, Any]:
     """Word what changes from second to second: how far it is, how fast, how long it will take."""
-    share = now.step / now.steps if now.steps else 0.0
+    share = now.share
     feed, machine = now.feed, now.machine
     cores = memory = ""
     if machine is not None and machine.cpu is not None:
@@ -290,6 +296,7 @@ def state(now: Snapshot) -> dict[str, Any]:
         "epochs": f"epoch {now.epoch:.2f} of {epoch(now.epochs)}" if now.steps else "",
         "steps": f"step {now.step:,} of {now.steps:,}" if now.steps else "",
         "seconds": round(now.seconds, 1),
+        "score": "mAP" if now.is_multi_label else "Top-1 accuracy",
         "heroes": _heroes(now),
         "feed": "" if feed is None else f"{feed.ready:.1f} of {feed.depth:.0f}",
         "starved": "" if feed is None else percent(feed.starved, 0),
@@ -342,11 +349,12 @@ def _heroes(now: Snapshot) -> list[dict[str, str]]:
     loss = None if now.train_loss is None else f"loss {number(now.train_loss, 4)}"
     if best is None:
         more = "no evaluation yet" if loss is None else f"in training; {loss}"
-        heroes = [hero("Top-1 accuracy", percent(now.train_top1, 2), more)]
+        name = "Exact match" if now.is_multi_label else "Top-1 accuracy"
+        heroes = [hero(name, percent(now.train_top1, 2), more)]
     else:
-        interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, epoch {epoch(best.epoch)}"
-        more = interval + ("" if loss is None else f"; train {loss}")
-        heroes = [hero("Best top-1 accuracy", percent(best.top1, 2), more)]
+        interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
+        more = f"{interval}epoch {epoch(best.epoch)}" + ("" if loss is None else f"; train {loss}")
+        heroes = [hero("Best mAP" if now.is_multi_label else "Best top-1 accuracy", percent(best.value, 2), more)]
     steady = f"{rate(rates.steady)} steady, {rate(rates.overall)} overall" if rates.overall else ""
     if rates.now is None:
         heroes.append(hero("Images per second", rate(rates.steady), steady))
@@ -359,8 +367,11 @@ def _heroes(now: Snapshot) -> list[dict[str, str]]:
         more = "evaluations and checkpoints included" if left is not None else "available after the first log lines"
         heroes.append(hero("Time left", duration(left), more))
     if now.cost is not None:
-        in_all = f"about {now.cost.in_all:,.2f} in all; " if now.cost.in_all is not None else ""
-        heroes.append(hero("Cost so far", f"{now.cost.so_far:,.2f}", f"{in_all}{now.cost.per_hour:g} an hour"))
+        bill = now.cost
+        at_end = f"about {money(bill.at_end)} at the end; " if bill.at_end is not None else ""
+        dated = f", price of {bill.price.date}" if bill.price.date else ""
+        more = f"{at_end}{bill.per_hour:.6g} {bill.currency} an hour{dated}"
+        heroes.append(hero("Cost so far", f"{money(bill.so_far)} {bill.currency}", more))
     return heroes
 
 

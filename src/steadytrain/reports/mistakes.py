@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadytrain.errors import DataError, SteadyError
@@ -30,6 +29,8 @@ LISTED_CLASSES = 12
 MOST_CLASSES = 1000
 PAIRS, PICTURES_PER_PAIR, WORST = 12, 3, 24
 THUMBNAIL_PIXELS = 112
+THRESHOLD = 0.5
+"""Of the probability of a label, above which it is predicted."""
 RUNS_WITH_PICTURES = 6
 """Of a report on many runs, those that show pictures: some 300 kB each."""
 
@@ -90,6 +91,8 @@ def read_mistakes(account: Account) -> Mistakes:
 
 def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[str, Any]:
     """Word what a run confuses, for the page; ``why`` there is nothing to show, else empty."""
+    if account.summary.log:
+        return {"why": "A log of another program holds no predictions of single images.", "command": ""}
     if not account.summary.num_val:
         return {"why": "The run has no validation images.", "command": ""}
     path = account.run.predictions
@@ -100,6 +103,10 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
         why = "This run has no predictions.csv, which older versions did not write."
         return {"why": why, "command": command}
     try:
+        if account.summary.is_multi_label:
+            figures = _label_figures(account)
+            intro = f"A label is predicted above a probability of {percent(THRESHOLD)}. From {path.name}."
+            return {"why": "", "intro": intro, "labels": label_rows(figures)[:MOST_CLASSES]}
         mistakes = read_mistakes(account)
     except DataError as error:
         return {"why": f"{error}.", "command": command}
@@ -130,17 +137,13 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
 def _open_pictures(account: Account) -> Records:
     """Open the records that a run was evaluated on, from wherever the report is made.
 
-    A relative path is looked for from here, then from each folder above the run: the run was started in one of them.
-
     Raises:
         DataError: they are gone, or others.
     """
     from steadytrain.data.recordio.reader import Records
 
     data = account.history.started.data if account.history.started else {}
-    name = Path(str(data.get("val")))
-    places = [name, *(folder / name for folder in account.run.directory.resolve().parents)]
-    records = Records.open(next((place for place in places if place.exists()), name))
+    records = Records.open(account.run.locate(str(data.get("val"))))
     if records.card is not None and records.digest != data.get("val_digest"):
         records.close()
         raise DataError(f"{data.get('val')} is not the file any more that the run was evaluated on")
@@ -164,11 +167,45 @@ def class_figures(account: Account) -> list[dict[str, Any]]:
 
     ``class``, its images ``n``, those that are ``right``, ``top1`` as a fraction, the class that it is most often
     ``taken_for`` (None: never) and how often (``taken``).
+
+    Where images may have several labels: each ``label``, the images ``n`` that have it, for which it is ``predicted``
+    and for which rightly so (``right``), ``ap``, ``precision``, ``recall`` and ``f1``; the lowest ``ap`` first.
     """
     try:
-        return _class_figures(read_mistakes(account)) if account.run.predictions.exists() else []
+        if not account.run.predictions.exists():
+            return []
+        if account.summary.is_multi_label:
+            return _label_figures(account)
+        return _class_figures(read_mistakes(account))
     except DataError:
         return []
+
+
+def _label_figures(account: Account) -> list[dict[str, Any]]:
+    from steadytrain.data.predictions import read_label_predictions
+    from steadytrain.data.scores import label_scores
+
+    names, has_label, probabilities = read_label_predictions(account.run.predictions)
+    scores = label_scores(probabilities, probabilities > THRESHOLD, has_label)
+    figures = [{"label": name, **vars(score)} for name, score in zip(names, scores, strict=True)]
+    return sorted(figures, key=lambda row: (row["ap"] is None, row["ap"]))
+
+
+def label_rows(figures: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Word the figures of labels, those that no image has left out."""
+    shares = ("ap", "precision", "recall", "f1")
+    return [
+        {
+            "name": row["label"],
+            "images": f"{row['n']:,}",
+            "predicted": f"{row['predicted']:,}",
+            "right": f"{row['right']:,}",
+            **{share: percent(row[share], 1) for share in shares},
+            "width": f"{100 * row['ap']:.1f}%",
+        }
+        for row in figures
+        if row["n"]
+    ]
 
 
 def _class_figures(mistakes: Mistakes) -> list[dict[str, Any]]:

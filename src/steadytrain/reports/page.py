@@ -14,18 +14,32 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from steadytrain import __version__
-from steadytrain.config.plain import leaves
 from steadytrain.events import FeedStats
-from steadytrain.format import NONE, compact, count, duration, epoch, number, percent, rate, size, when
+from steadytrain.format import (
+    NONE,
+    compact,
+    count,
+    duration,
+    epoch,
+    money,
+    number,
+    percent,
+    rate,
+    score_name,
+    size,
+    when,
+)
 from steadytrain.reports.charts import TEMPLATES, charts, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
-from steadytrain.reports.summary import Account
-from steadytrain.reports.tables import COLUMNS, MARK, epoch_cells, facts
+from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
+from steadytrain.reports.tables import MARK, epoch_table, facts, interval_text
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
+from steadytrain.reports.tuned import section
 
 MAX_CLASSES = 12
 SHOWN_ROWS = 12
@@ -33,7 +47,7 @@ SHOWN_ROWS = 12
 SHOWN_DIFFERENCES = 4
 TIME_FIGURES = ("rate", "wait")
 """Curves that belong to where the time went."""
-HEROES = ("best top-1", "images/s, steady", "wall time", "epochs")
+HEROES = ("best top-1", "best mAP", "images/s, steady", "wall time", "epochs")
 
 
 def render(template: str, data: object, **values: Any) -> str:
@@ -53,12 +67,13 @@ def render(template: str, data: object, **values: Any) -> str:
     return environment.get_template(template).render(data=Markup(text), version=__version__, **values)
 
 
-def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
+def page(accounts: Sequence[Account], *, now: float | None = None, target: float | None = None) -> str:
     """Return the whole page.
 
     Args:
         accounts: one run or several to compare.
         now: when it is made, seconds since 1970; None: the present.
+        target: accuracy, a fraction: the table of several runs says when each came to it.
     """
     from markupsafe import Markup
 
@@ -74,12 +89,11 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
     return render(
         "page.html.j2",
         {"runs": runs, "figures": figures},
-        **_words(accounts),
+        **_words(accounts, target),
         mark=MARK,
         made=when(time.time() if now is None else now),
         figures=[figure for figure in figures if figure["id"] not in TIME_FIGURES],
         time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
-        columns=list(COLUMNS),
         policy=(
             f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"
             " base-uri 'none'; form-action 'none'"
@@ -90,41 +104,65 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
     )
 
 
-def _words(accounts: Sequence[Account]) -> dict[str, Any]:
+def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
     first, is_alone = accounts[0].summary, len(accounts) == 1
-    models = sorted({account.summary.model for account in accounts})
+    models = sorted({account.summary.model for account in accounts} - {NONE})
     lede = f"{_value([account.summary.name for account in accounts])} · {_value(models)}"
-    recipes = [dict(leaves(account.run.recipe.to_dict())) for account in accounts]
+    recipes = [account.settings for account in accounts]
+    begun = "" if first.began is None else f" · begun {when(first.began)}"
+    logs = {bool(account.summary.log) for account in accounts}
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
-        "lede": f"{first.model} · {first.status} · begun {when(first.began)}" if is_alone else lede,
-        "sources": "its event log" if is_alone else "their event logs",
+        "lede": f"{first.log or first.model} · {first.status}{begun}" if is_alone else lede,
+        "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
         "runs": [_run(i, account) for i, account in enumerate(accounts)],
+        "has_log": True in logs,
         "heroes": _heroes(accounts[0]) if is_alone else [],
-        "ranking": [] if is_alone else _ranking(accounts),
+        "ranking": [] if is_alone else _ranking(accounts, target),
+        "target": "" if target is None else percent(target, 1),
+        "has_repeats": bool(find_repeats([account.summary for account in accounts])),
         "summary": _summary(accounts),
         "shown": SHOWN_ROWS,
         "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.data_set for account in accounts}))),
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
+        "tunings": [section(account.run) for account in accounts],
         "places": _split([_places(account) for account in accounts]),
     }
 
 
-def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
+def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[dict[str, Any]]:
     """Group runs by the images that they were trained and validated on, and rank them within each group alone."""
+    by_name = {account.summary.name: account for account in accounts}
     groups: dict[str, list[int]] = {}
-    for i, account in enumerate(accounts):
-        groups.setdefault(account.summary.data_set, []).append(i)
+    ours = {account.summary.data_set for account in accounts if not account.summary.log}
+    for i, account in enumerate(accounts):  # logs of other programs, beside runs on one data set, are taken to be on it
+        key = next(iter(ours)) if account.summary.log and len(ours) == 1 else account.summary.data_set
+        groups.setdefault(key, []).append(i)
     tables: list[dict[str, Any]] = []
     for members in groups.values():
-        recipes = [dict(leaves(accounts[i].run.recipe.to_dict())) for i in members]
-        keys = [row["key"] for row in _split([{k: _value(v) for k, v in one.items()} for one in recipes])["differing"]]
+        recipes = [accounts[i].settings for i in members]
+        settings = [{key: _value(value) for key, value in recipe.items()} for recipe in recipes]
+        keys = [key for key in dict.fromkeys(key for one in settings for key in one) if _differs(key, settings)]
         keys = [key for key in keys if key != "model.name" and not key.startswith(("data.train", "data.val"))]
-        rows = [_ranked(i, accounts[i], recipe, keys) for i, recipe in zip(members, recipes, strict=True)]
+        of_repeats = {
+            name: group for group in find_repeats([accounts[i].summary for i in members]) for name in group.runs
+        }
+        rows = []
+        for i, recipe in zip(members, recipes, strict=True):
+            group = of_repeats.get(accounts[i].summary.name)
+            if group is None:
+                rows.append(_ranked(i, accounts[i], recipe, keys) | _to_target([accounts[i]], target))
+            elif accounts[i].summary.name == group.runs[0]:  # one row for all of them
+                others = [key for key in keys if key != "seed"]
+                to_target = _to_target([by_name[name] for name in group.runs], target)
+                rows.append(_ranked(i, accounts[i], recipe, others) | _spread_cells(group) | to_target)
         rows.sort(key=lambda row: -row["score"])
-        tables.append({"title": _data_words(accounts[members[0]]), "rows": rows})
+        name = score_name(accounts[members[0]].summary.is_multi_label)
+        first = next((i for i in members if not accounts[i].summary.log), members[0])
+        has_log = any(accounts[i].summary.log for i in members)
+        tables.append({"title": _data_words(accounts[first]), "rows": rows, "score": name, "has_log": has_log})
     titles = [table["title"] for table in tables]
     for table, data_set in zip(tables, groups, strict=True):
         if titles.count(table["title"]) > 1:  # of one name, and yet not the same images
@@ -132,31 +170,76 @@ def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
     return tables
 
 
+def _differs(key: str, runs: Sequence[Mapping[str, str]]) -> bool:
+    """Whether runs that say anything of a key say different things."""
+    return len({run[key] for run in runs if key in run}) > 1
+
+
+def _to_target(accounts: Sequence[Account], target: float | None) -> dict[str, str]:
+    """Word when runs came to an accuracy, in the mean of those that did."""
+    hits = []
+    if target is not None:
+        met = (reached(account.history, target, account.summary.cost) for account in accounts)
+        hits = [hit for hit in met if hit is not None]
+    if not hits:
+        return {"to_target": NONE, "to_target_epochs": ""}
+    of = f", {len(hits)} of {len(accounts)}" if len(hits) < len(accounts) else ""
+    epochs = f"epoch {epoch(fmean(hit.epoch for hit in hits))}{of}"
+    return {"to_target": duration(fmean(hit.seconds for hit in hits)), "to_target_epochs": epochs}
+
+
 def _data_words(account: Account) -> str:
     data, summary = account.run.recipe.data, account.summary
+    if summary.log:
+        named = account.settings.get("data.train")
+        return f"{named}, as the log says" if named else "data that the logs do not name"
     words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {number(summary.num_train)} images to train on"]
+    kind = ("label", "labels") if summary.is_multi_label else ("class", "classes")
     words.append(f"{number(summary.num_val)} to validate with" if summary.num_val else "none to validate with")
-    return ", ".join([*words, *([count(summary.num_classes, "class", "classes")] if summary.num_classes else [])])
+    return ", ".join([*words, *([count(summary.num_classes, *kind)] if summary.num_classes else [])])
 
 
 def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     summary, best = account.summary, account.summary.best
-    is_known = best is not None and math.isfinite(best.top1)
+    is_known = best is not None and math.isfinite(best.value)
     of = "" if summary.steps_done == summary.steps else f" of {epoch(summary.epochs)}"
-    differences = [f"{key.removeprefix('optim.')} {_value(recipe.get(key))}" for key in keys]
+    keys = [key for key in keys if key in recipe]
+    differences = [f"{key.removeprefix('optim.')} {_short_value(recipe[key])}" for key in keys]
     more = f", {len(keys) - SHOWN_DIFFERENCES} more" if len(keys) > SHOWN_DIFFERENCES else ""
     return {
         "index": index,
-        "score": best.top1 if best and is_known else -1.0,
+        "repeats": "",
+        "score": best.value if best and is_known else -1.0,
         "status": summary.status,
         "model": summary.model,
-        "top1": percent(best.top1, 2) if best and is_known else NONE,
-        "interval": f"{100 * best.top1_95.low:.2f} to {100 * best.top1_95.high:.2f}" if best and is_known else "",
+        "best": percent(best.value, 2) if best and is_known else NONE,
+        "interval": interval_text(best.interval) if best and best.interval else "",
         "epochs": epoch(summary.epochs_done) + of,
         "rate": rate(summary.images_per_second),
         "seconds": duration(summary.seconds),
         "differences": ", ".join(differences[:SHOWN_DIFFERENCES]) + more,
     }
+
+
+def _short_value(value: Any) -> str:
+    """Word a value of the recipe in a list of several: of a path its last part, what is a list in brackets.
+
+    >>> _short_value("/data/weights/a.safetensors"), _short_value([0.4, 1.0])
+    ('a.safetensors', '(0.4, 1)')
+    """
+    words = _value(value)
+    if isinstance(value, str) and "/" in value and value.endswith((".safetensors", ".pth", ".pt", ".rec", ".json")):
+        return value.rpartition("/")[2]
+    return f"({words})" if isinstance(value, list | tuple) and len(value) > 1 else words
+
+
+def _spread_cells(group: Repeats) -> dict[str, Any]:
+    """Word what stands for all repeats in the row of the first; nothing of the accuracy where fewer than two ended."""
+    cells: dict[str, Any] = {"repeats": group.title}
+    if (best := group.best_mean_ap or group.best_top1) is not None:
+        interval = f"± {100 * best.std:.2f}, {interval_text(best.mean_95)}"
+        cells |= {"score": best.mean, "best": percent(best.mean, 2), "interval": interval}
+    return cells | ({"seconds": duration(group.seconds.mean)} if group.seconds else {})
 
 
 def _summary(accounts: Sequence[Account]) -> list[dict[str, Any]]:
@@ -168,9 +251,9 @@ def _summary(accounts: Sequence[Account]) -> list[dict[str, Any]]:
 def _run(index: int, account: Account) -> dict[str, Any]:
     summary, started = account.summary, account.history.started
     assert started is not None
-    scores = [
-        row.val_top1 if row.val_top1 is not None and math.isfinite(row.val_top1) else -1 for row in account.epochs
-    ]
+    values = [row.val_mean_ap if summary.is_multi_label else row.val_top1 for row in account.epochs]
+    scores = [-1 if value is None or not math.isfinite(value) else value for value in values]
+    columns, cells = epoch_table(account)
     rejected = started.data.get("rejected")
     pairs = (
         [pair for pair in rejected if isinstance(pair, list) and len(pair) == 2] if isinstance(rejected, list) else []
@@ -183,7 +266,8 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
         "rates": rates_in_words(account.ledger),
-        "epochs": epoch_cells(account.epochs),
+        "columns": columns,
+        "epochs": cells,
         "best_epoch": scores.index(max(scores)) + 1 if scores and max(scores) >= 0 else 0,
         "happened": milestones(account.history),
         "rejected": [f"{name}: {reason}" for name, reason in pairs],  # as many as the log names
@@ -195,16 +279,19 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     summary, best = account.summary, account.summary.best
     accuracy, more = NONE, "no evaluation yet"
     if best is not None:
-        interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}"
-        accuracy, more = percent(best.top1, 2), f"{interval}, epoch {epoch(best.epoch)}"
+        interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
+        accuracy, more = percent(best.value, 2), f"{interval}epoch {epoch(best.epoch)}"
     each = f"{duration(summary.seconds_per_epoch)} an epoch" if summary.seconds_per_epoch else ""
     overall = f"steady; {rate(summary.images_per_second_overall)} overall"
-    heroes = (
-        ("Best top-1 accuracy", accuracy, more),
+    heroes = [
+        ("Best mAP" if summary.is_multi_label else "Best top-1 accuracy", accuracy, more),
         ("Images per second", rate(summary.images_per_second), overall),
         ("Wall time", duration(summary.seconds), each),
         ("Epochs", epoch(summary.epochs_done), f"of {epoch(summary.epochs)}"),
-    )
+    ]
+    if (bill := summary.cost) is not None:
+        at_end = "" if bill.at_end is None else f"about {money(bill.at_end)} at the end; "
+        heroes.append(("Cost", f"{money(bill.so_far)} {bill.currency}", f"{at_end}{bill.price}"))
     return [{"label": label, "value": value, "more": more} for label, value, more in heroes]
 
 
@@ -230,11 +317,19 @@ def _rows(runs: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
 
 
 def _split(runs: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]]]:
-    """Split the rows into those in which runs differ and those that they share; what is set nowhere is left out."""
+    """Split the rows into those in which runs differ and those that they share; what is set nowhere is left out.
+
+    What a log of another program says nothing of is no difference.
+    """
     table = _rows(runs)
+    common = [next(run for run in runs if row["key"] in run)[row["key"]] for row in table]
     return {
-        "differing": [{**row, "differs": True} for row in table if len(set(row["cells"])) > 1],
-        "common": [row for row in table if set(row["cells"]) not in ({NONE}, set()) and len(set(row["cells"])) == 1],
+        "differing": [{**row, "differs": True} for row in table if _differs(row["key"], runs)],
+        "common": [
+            {**row, "cells": [value]}
+            for row, value in zip(table, common, strict=True)
+            if value != NONE and not _differs(row["key"], runs)
+        ],
     }
 
 

@@ -1,9 +1,9 @@
-"""Line charts as one SVG picture, or as a page around it: no script, no network."""
+"""Line and dot charts as one SVG picture, or as a page around it: no script, no network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,6 +15,9 @@ WIDTH, HEIGHT = 860, 220
 
 LEFT, RIGHT, TOP, BOTTOM = 76, 20, 30, 40
 """Pixels around the curve of a panel: the labels of y, and those of x below."""
+
+ROW, NAMES, LEGEND = 22, 170, 26
+"""Pixels of a row of dots, of the names beside it, and of a line of the legend."""
 
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STYLE = (
@@ -51,24 +54,44 @@ class Panel:
     ticks: Sequence[tuple[float, str]] = ()
 
 
-def svg(panels: Sequence[Panel], *, title: str) -> str:
+@dataclass(frozen=True)
+class Dots:
+    """One chart of positive values on a logarithmic axis: a row for each name, a dot for each series.
+
+    Args:
+        title: what the values are.
+        names: of the rows.
+        series: by its name in the legend, a value for each row; None where there is none. Up to eight.
+        x_title: the unit.
+    """
+
+    title: str
+    names: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+    x_title: str
+
+
+def svg(panels: Sequence[Panel | Dots], *, title: str) -> str:
     """Draw panels one below the other.
 
     >>> panel = Panel("rate", [0, 1, 2], [[0.0, 1.0, 0.5]], "update")
     >>> svg([panel], title="a schedule").count("<polyline")
     1
     """
-    height = HEIGHT * len(panels)
+    height = sum(map(_height, panels))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
         f' role="img"><!-- {MARK} --><title>{escape(title)}</title><style>{STYLE}</style>'
     ]
+    top = 0
     for number, panel in enumerate(panels):
-        parts += [f'<g transform="translate(0 {number * HEIGHT})">', *_panel(panel, COLOURS[number]), "</g>"]
+        lines = _panel(panel, COLOURS[number]) if isinstance(panel, Panel) else _dots(panel)
+        parts += [f'<g transform="translate(0 {top})">', *lines, "</g>"]
+        top += _height(panel)
     return "\n".join([*parts, "</svg>", ""])
 
 
-def page(panels: Sequence[Panel], *, title: str, lede: str) -> str:
+def page(panels: Sequence[Panel | Dots], *, title: str, lede: str) -> str:
     """Put the picture of :func:`svg` into an HTML page with a heading and a sentence."""
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     return (
@@ -129,5 +152,76 @@ def _panel(panel: Panel, colour: str) -> list[str]:
         lines.append(f'<polyline class="curve{faint}" stroke="{colour}" points="{points}"/>')
     for x, word in panel.marks:
         lines.append(f'<line class="mark" x1="{x_of(x)}" x2="{x_of(x)}" y1="{TOP}" y2="{bottom}"/>')
-        lines.append(f'<text x="{x_of(x) + 4}" y="{bottom - 6}">{escape(word)}</text>')
+        is_right = x_of(x) > LEFT + 0.9 * across  # the word stands on the side that has room
+        side = f'x="{x_of(x) - 4}" text-anchor="end"' if is_right else f'x="{x_of(x) + 4}"'
+        lines.append(f'<text {side} y="{bottom - 6}">{escape(word)}</text>')
+    return lines
+
+
+def _height(panel: Panel | Dots) -> int:
+    if isinstance(panel, Panel):
+        return HEIGHT
+    return TOP + LEGEND * len(_legend(panel)) + ROW * len(panel.names) + BOTTOM
+
+
+def _legend(dots: Dots) -> list[list[tuple[int, str, int]]]:
+    """Place the names of series in lines: number, name and x of each."""
+    lines: list[list[tuple[int, str, int]]] = [[]]
+    x = NAMES
+    for number, name in enumerate(dots.series):
+        width = 30 + 7 * len(name)
+        if x + width > WIDTH and lines[-1]:
+            lines.append([])
+            x = NAMES
+        lines[-1].append((number, name, x))
+        x += width
+    return lines
+
+
+def _mark(number: int, x: float, y: float) -> str:
+    """Draw a dot of a series: its colour and its shape both tell it from the others."""
+    colour, size = COLOURS[number % len(COLOURS)], 4.5
+    if number % 4 == 0:
+        return f'<circle fill="{colour}" cx="{x}" cy="{y}" r="{size}"/>'
+    corners = {
+        1: ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+        2: ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+        3: ((0, -1.2), (1.2, 1), (-1.2, 1)),
+    }[number % 4]
+    points = " ".join(f"{round(x + size * dx, 2)},{round(y + size * dy, 2)}" for dx, dy in corners)
+    return f'<polygon fill="{colour}" points="{points}"/>'
+
+
+def _dots(dots: Dots) -> list[str]:
+    values = [value for row in dots.series.values() for value in row if value]
+    low, high = (min(values), max(values)) if values else (1.0, 10.0)
+    low, high = low / 1.15, high * 1.15
+    across, legend = WIDTH - NAMES - RIGHT, _legend(dots)
+    top = TOP + LEGEND * len(legend)
+    bottom = top + ROW * len(dots.names)
+
+    def x_of(value: float) -> float:
+        return round(NAMES + across * math.log(value / low) / math.log(high / low), 2)
+
+    lines = [f'<text class="title" x="{NAMES}" y="18">{escape(dots.title)}</text>']
+    for line, entries in enumerate(legend):
+        baseline = TOP + LEGEND * line + 12
+        for number, name, left in entries:
+            mark = _mark(number, left + 6, baseline - 4)
+            lines.append(f'{mark}<text x="{left + 16}" y="{baseline}">{escape(name)}</text>')
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    for tick in (step * 10.0**decade for decade in decades for step in steps):
+        if low <= tick <= high:
+            x = x_of(tick)
+            lines.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{bottom + 5}"/>')
+            lines.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{tick:,g}</text>')
+    lines.append(f'<text x="{NAMES + across}" y="{bottom + 34}" text-anchor="end">{escape(dots.x_title)}</text>')
+    for row, name in enumerate(dots.names):
+        y = top + ROW * row + ROW / 2
+        lines.append(f'<line class="grid" x1="{NAMES}" x2="{NAMES + across}" y1="{y}" y2="{y}"/>')
+        lines.append(f'<text x="{NAMES - 10}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
+        for number, series in enumerate(dots.series.values()):
+            if value := series[row]:
+                lines.append(_mark(number, x_of(value), y))
     return lines

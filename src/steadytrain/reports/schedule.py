@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steadytrain.config import Recipe
+from steadytrain.config.batches import Batches
 from steadytrain.config.schedules import momentum, schedule, spans, usual_momentum, words
 from steadytrain.format import count
 from steadytrain.reports.plots import Panel, round_ticks
@@ -39,10 +40,11 @@ class Forecast:
     Args:
         num_train: images to train on.
         steps: updates in the run.
-        steps_per_epoch: updates in an epoch.
+        steps_per_epoch: updates in an epoch, as long as the batch has its first size.
         peak: the highest learning rate.
         words: the schedule in words.
         moments: updates in rising order, all of them or equally spaced ones, and every one with an event.
+        batches: the images of each update.
     """
 
     num_train: int
@@ -51,6 +53,7 @@ class Forecast:
     peak: float
     words: str
     moments: Sequence[Moment]
+    batches: Batches
 
 
 def forecast(recipe: Recipe, num_train: int) -> Forecast:
@@ -64,30 +67,39 @@ def forecast(recipe: Recipe, num_train: int) -> Forecast:
     >>> [round(moment.lr, 4) for moment in forecast(recipe, 512).moments]
     [0.2, 0.1924, 0.1707, 0.1383, 0.1, 0.0617, 0.0293, 0.0076]
     """
-    optim, steps, per_epoch = recipe.optim, recipe.num_steps(num_train), num_train / recipe.batch_size
-    peak, batch_size = optim.scaled_lr(recipe.batch_size), recipe.batch_size
-    rate = schedule(optim, steps=steps, steps_per_epoch=per_epoch)
-    moves, still = momentum(optim, steps=steps, steps_per_epoch=per_epoch), usual_momentum(optim)
+    optim, batches, per_epoch = recipe.optim, recipe.batches(num_train), num_train / recipe.batch_size
+    peak, steps, progress = optim.scaled_lr(recipe.batch_size), batches.steps, batches.progress
+    rate = schedule(optim, steps=batches.first, steps_per_epoch=per_epoch)
+    moves, still = momentum(optim, steps=batches.first, steps_per_epoch=per_epoch), usual_momentum(optim)
     events = {0: "the warm-up begins"} if optim.warmup_epochs else {}
-    for span in spans(optim, steps=steps, steps_per_epoch=per_epoch):
-        events[math.ceil(span.begin)] = f"{span.stage.law} begins"
+    for span in spans(optim, steps=batches.first, steps_per_epoch=per_epoch):
+        events[math.ceil(batches.updates(span.begin))] = f"{span.stage.law} begins"
         if span.stage.law in ("step", "mxnet/multi-factor"):
-            at = span.stage.updates or tuple(math.ceil(epoch * per_epoch) for epoch in optim.milestones)
-            events |= {step: f"x {span.number('factor'):g}" for step in at if step >= span.begin}
+            at: Iterable[float] = span.stage.updates or [epoch * per_epoch for epoch in optim.milestones]
+            drops = [math.ceil(batches.updates(step)) for step in at if step >= span.begin]
+            events |= dict.fromkeys(drops, f"x {span.number('factor'):g}")
+    for stage in batches.stages[1:]:
+        before = f"{events[stage.update]}, " if stage.update in events else ""
+        events[stage.update] = f"{before}batches of {stage.images:,}"
+    for position, size in recipe.sizes(num_train, usual=0):
+        update = round(batches.step(position))
+        if size:
+            before = f"{events[update]}, " if update in events else ""
+            events[update] = f"{before}images of {size} pixels"
     events[steps - 1] = "the last update"
     chosen = {*range(0, steps, max(1, steps // MOST_UPDATES)), *(step for step in events if step < steps)}
     moments = [
         Moment(
             update=step + 1,
-            epoch=step / per_epoch,
-            lr=peak * rate(step),
-            momentum=still if moves is None else moves(step),
-            batch_size=batch_size,
+            epoch=progress(step) / per_epoch,
+            lr=peak * rate(progress(step)),
+            momentum=still if moves is None else moves(progress(step)),
+            batch_size=batches.size(step),
             event=events.get(step, ""),
         )
         for step in sorted(chosen)
     ]
-    return Forecast(num_train, steps, per_epoch, peak, words(optim, peak), moments)
+    return Forecast(num_train, steps, per_epoch, peak, words(optim, peak), moments, batches)
 
 
 def lines(forecast: Forecast, rows: int = 16) -> list[str]:
@@ -110,8 +122,9 @@ def lines(forecast: Forecast, rows: int = 16) -> list[str]:
         table.append((*cells, bar, moment.event))
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     last = len(heads) - 2
+    at_first = " at first" if forecast.batches.is_growing else ""
     return [
-        f"{count(forecast.steps, 'update')}, {forecast.steps_per_epoch:,.1f} an epoch of"
+        f"{count(forecast.steps, 'update')}, {forecast.steps_per_epoch:,.1f} an epoch{at_first} of"
         f" {count(forecast.num_train, 'image')}; rate {forecast.peak:.4g}, {forecast.words}",
         *(
             "  ".join(
@@ -128,13 +141,14 @@ def panels(forecast: Forecast) -> list[Panel]:
     moments = forecast.moments
     x = [moment.update for moment in moments]
     marks = [(moment.update, moment.event) for moment in moments if moment.event and moment.update > 1][:-1]
-    epochs = round_ticks(0, forecast.steps / forecast.steps_per_epoch, 8)
-    ticks = [(max(x[0], min(x[-1], epoch * forecast.steps_per_epoch)), f"{epoch:g}") for epoch in epochs]
+    batches, per_epoch = forecast.batches, forecast.steps_per_epoch
+    epochs = round_ticks(0, batches.first / per_epoch, 8)
+    ticks = [(max(x[0], min(x[-1], batches.updates(epoch * per_epoch))), f"{epoch:g}") for epoch in epochs]
     made = [Panel("learning rate", x, [[moment.lr for moment in moments]], "epoch", marks=marks, ticks=ticks)]
     if moments[0].momentum is not None:
         held = [moment.momentum or 0.0 for moment in moments]
         made.append(Panel("momentum", x, [held], "epoch", from_zero=False, ticks=ticks))
-    title = f"update ({forecast.steps_per_epoch:,.1f} an epoch)"
+    title = f"update ({per_epoch:,.1f} an epoch{' at first' if batches.is_growing else ''})"
     return [*made, Panel("images an update", x, [[moment.batch_size for moment in moments]], title)]
 
 

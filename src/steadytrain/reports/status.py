@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.config import Every
+from steadytrain.cost.bill import Bill, bill_of
+from steadytrain.cost.prices import Price
 from steadytrain.events import Ended, Event, Failed, MachineStats
-from steadytrain.format import count, duration, rate, size, when
+from steadytrain.format import clock, count, duration, epoch, rate, size, when
 from steadytrain.monitor import RunHistory
 from steadytrain.monitor.samples import memory_words
 from steadytrain.run import Run
@@ -140,8 +142,8 @@ def remaining_seconds(history: RunHistory) -> float | None:
     pace, started, every = seconds_per_step(history), history.started, history.recipe.every
     if pace is None or started is None:
         return None
-    left = max(0, started.steps - history.step)
-    seconds = left * pace
+    batches, left = started.batches, max(0, started.steps - history.step)
+    updating = seconds = max(0.0, batches.first - batches.progress(history.step)) * pace
     num_val, evaluated, saved = started.data.get("num_val"), history.evaluated, history.saved
     if isinstance(num_val, int) and num_val and started.steps_per_epoch > 0:
         each = num_val / max(1, started.batch_size) * pace * FORWARD_SHARE
@@ -152,13 +154,35 @@ def remaining_seconds(history: RunHistory) -> float | None:
     if saved and left:
         by_steps = left / every.save_steps if every.save_steps else 0.0
         each = sum(event.seconds for event in saved) / len(saved)
-        by_time = left * pace / every.seconds_between_saves(each)
+        by_time = updating / every.seconds_between_saves(each)
         seconds += max(1.0, by_steps, by_time) * each
     return seconds
 
 
+def time_left(history: RunHistory, seen: Signs, now: float) -> float | None:
+    """Return the seconds from ``now`` to the end of a run that goes on; None while it stands still, or is over."""
+    left = remaining_seconds(history)
+    if left is None or seen.status != "running" or seen.silent or history.stalled is not None:
+        return None
+    last_step = history.recent[-1].time if history.recent else history.last_time
+    return max(0.0, left - (now - last_step))
+
+
+def current_bill(run: Run, history: RunHistory, seen: Signs, now: float, *, price: Price | None = None) -> Bill | None:
+    """Return what a run costs at a moment and, where it goes on, at its end; None where no price is known.
+
+    Args:
+        price: of an hour of each machine; None: what each attempt recorded.
+
+    Raises:
+        InputError: the prices cannot be used.
+    """
+    moment = now if seen.status == "running" else None
+    return bill_of(run, history, price=price, now=moment, left=time_left(history, seen, now))
+
+
 def seconds_per_step(history: RunHistory) -> float | None:
-    """Return the seconds of an update lately, its wait for images included; None before the first log line."""
+    """Return the recent seconds of a batch of the first size, its wait for images included; None before a log line."""
     if not history.logged or history.started is None:
         return None
     since = history.logged[-1].time - PACE_SECONDS
@@ -217,7 +241,8 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     for stall in history.stalls[-MAX_NOTICED:]:
         what = f"no progress of {stall.what} for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
         lines.append((stall.time, stall.step, what, "bad"))
-    if not_finite := [line for line in history.logged if not math.isfinite(line.loss)]:
+    not_finite = [line for line in history.logged if not math.isfinite(line.loss) and not history.is_foreign]
+    if not_finite:
         what = "the training loss is not finite from here on"
         lines.append((not_finite[0].time, not_finite[0].step, what, "bad"))
     if history.unreadable:
@@ -228,12 +253,19 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             reached = max((a.step for a in history.attempts if a.number == event.attempt), default=0)
             lines.append((event.time, _step(event) or reached, f"failed: {event.error}: {event.message}", "bad"))
         else:
-            speed = f", {rate(event.images / event.seconds)} images/s" if event.seconds > 0 else ""
+            speed = f", {rate(event.images / event.seconds)} images/s" if event.seconds > 0 and event.images else ""
             tone = "good" if event.status == "finished" else "warn"
             lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{speed}", tone))
     lines.sort(key=lambda line: line[0])
+    has_clock = history.attempts[0].began > 0  # a log of another program may tell no time
     return [
-        {"when": when(time), "step": f"step {step:,}", "what": what, "tone": tone} for time, step, what, tone in lines
+        {
+            "when": when(time) if has_clock else clock(time),
+            "step": f"epoch {epoch(history.epoch(step))}" if history.is_foreign else f"step {step:,}",
+            "what": what,
+            "tone": tone,
+        }
+        for time, step, what, tone in lines
     ]
 
 

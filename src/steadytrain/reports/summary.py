@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any, TypeVar
 
+from steadytrain.config.plain import leaves
+from steadytrain.cost.bill import Bill
+from steadytrain.errors import InputError
 from steadytrain.events import Evaluated, Logged, Started
+from steadytrain.interop.logs import LogRun
 from steadytrain.monitor import Ledger, RunHistory, read_history
-from steadytrain.reports.status import Status, outcome
-from steadytrain.run import Run
+from steadytrain.reports.status import Status, current_bill, outcome, signs
+from steadytrain.run import REPEAT, Run
 
 MOST_BYTES = 10_000_000
 """A log up to here is read with all its steps, in about a second; of a longer one the log lines tell the rates."""
+R = TypeVar("R", "Epoch", "Summary")
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
 
@@ -51,19 +59,86 @@ def wilson(fraction: float, n: int) -> Interval:
     return Interval(max(0.0, middle - half), min(1.0, middle + half))
 
 
+@dataclass(frozen=True)
+class Spread:
+    """A figure over ``n`` repeats: its mean, the sample standard deviation ``std``, the 95 % interval of the mean."""
+
+    n: int
+    mean: float
+    std: float
+    mean_95: Interval
+
+
+def spread(values: Iterable[float], *, are_shares: bool = False) -> Spread | None:
+    """Return mean and spread of a figure over repeats; None for fewer than two finite values, of which nothing follows.
+
+    The interval is Student's: the mean, plus and minus t(0.975, n - 1) std / sqrt(n). It is exact where the figure is
+    normally distributed over seeds, and says nothing about other data or another recipe.
+
+    Args:
+        values: one of each repeat.
+        are_shares: keep the interval within 0 and 1.
+
+    >>> told = spread([0.90, 0.92, 0.91])
+    >>> round(told.mean, 4), round(told.std, 4), round(told.mean_95.low, 4), round(told.mean_95.high, 4)
+    (0.91, 0.01, 0.8852, 0.9348)
+    """
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return None
+    middle, std = fmean(known), stdev(known)
+    half = _student95(len(known) - 1) * std / math.sqrt(len(known))
+    low, high = middle - half, middle + half
+    return Spread(
+        len(known), middle, std, Interval(max(0.0, low), min(1.0, high)) if are_shares else Interval(low, high)
+    )
+
+
+def _student95(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t for 1 or more degrees of freedom (Abramowitz & Stegun 1964, 26.7.3-4)."""
+
+    def within(angle: float) -> float:  # the probability of |t| <= sqrt(freedom) tan(angle)
+        cosine, term, total = math.cos(angle), 1.0, 0.0
+        for k in range(freedom // 2):
+            total += term
+            term *= cosine**2 * ((2 * k + 2) / (2 * k + 3) if freedom % 2 else (2 * k + 1) / (2 * k + 2))
+        if freedom % 2:
+            return 2 / math.pi * (angle + math.sin(angle) * cosine * total)
+        return math.sin(angle) * total
+
+    low, high = 0.0, math.pi / 2
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if within(middle) < 0.95 else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images."""
+    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
+
+    Where an image may have several labels, ``mean_ap`` is the main number, ``top1`` the images with every label right.
+    """
 
     step: int
     epoch: float
     n: int
-    loss: float
+    loss: float | None
     top1: float
     top1_95: Interval
-    top5: float
+    top5: float | None
     seconds: float
     weights: str
+    mean_ap: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The main number: top-1; of several labels, mAP."""
+        return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % confidence interval of the main number; None for mAP, or where it or ``n`` is not known."""
+        return self.top1_95 if self.mean_ap is None and math.isfinite(self.top1) and self.n > 0 else None
 
     @staticmethod
     def of(event: Evaluated) -> Score:
@@ -73,10 +148,10 @@ class Score:
 
 
 def best_and_last(history: RunHistory) -> tuple[Score | None, Score | None]:
-    """Return the evaluation with the highest top-1 (the first of equals), and the newest."""
+    """Return the evaluation with the highest top-1, or mAP (the first of equals), and the newest."""
 
     def rank(event: Evaluated) -> float:
-        return event.top1 if math.isfinite(event.top1) else -1.0
+        return event.score if math.isfinite(event.score) else -1.0
 
     if not history.evaluated:
         return None, None
@@ -88,7 +163,8 @@ class Summary:
     """A run in figures. Durations in seconds, accuracies as fractions, None where nothing was recorded.
 
     ``status`` with ``why``: for ``interrupted`` and ``failed`` what is known of the reason.
-    ``best``: the evaluation with the highest top-1 (the first of equals); ``last``: the newest.
+    ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
+    ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
     ``seconds_per_epoch``: of training steps alone.
     ``images_per_second``: the median of the log lines (the steady state).
     ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
@@ -96,16 +172,20 @@ class Summary:
     ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
     ``data_set``: tells the images that were trained and evaluated on apart from others, by their digests where known.
     ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
+    ``repeats_digest``: of the recipe without its ``seed``. ``cost``: what was paid so far, where a price is known.
+    ``log``: which program's log it was read from; empty for a run of ours.
     """
 
     name: str
     directory: str
     digest: str
+    seed: int | None
+    repeats_digest: str
     model: str
     status: Status
     why: str
-    steps_done: int
-    steps: int
+    steps_done: int | None
+    steps: int | None
     epochs_done: float
     epochs: float
     best: Score | None
@@ -120,8 +200,8 @@ class Summary:
     attempts: int
     restarts: int
     repeated_steps: int
-    batch_size: int
-    lr: float
+    batch_size: int | None
+    lr: float | None
     parameters: int | None
     num_train: int | None
     num_val: int | None
@@ -129,9 +209,71 @@ class Summary:
     data_set: str
     checkpoints: int
     not_finite: int
-    began: float
+    began: float | None
+    is_multi_label: bool = False
+    cost: Bill | None = None
     notices: tuple[str, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """Runs of one recipe on the same images that differ in their seed alone; figures are of those that are finished.
+
+    ``name``: the folder that holds them, where ``--repeats`` made it, else their own names. ``runs``: their names.
+    ``best_mean_ap``, ``last_mean_ap``: where an image may have several labels; top-1 is then exact match.
+    """
+
+    name: str
+    runs: tuple[str, ...]
+    seeds: tuple[int, ...]
+    finished: int
+    best_top1: Spread | None
+    last_top1: Spread | None
+    last_loss: Spread | None
+    seconds: Spread | None
+    best_mean_ap: Spread | None = None
+    last_mean_ap: Spread | None = None
+
+    @property
+    def title(self) -> str:
+        """Say what the figures are of.
+
+        >>> group = Repeats(name="a", runs=("a/seed-0", "a/seed-1"), seeds=(0, 1), finished=1, best_top1=None,
+        ...                 last_top1=None, last_loss=None, seconds=None)
+        >>> group.title
+        'a: 1 of 2 seeds'
+        """
+        of = "" if self.finished == len(self.runs) else f"{self.finished} of "
+        return f"{self.name}: {of}{len(self.runs)} seeds"
+
+
+def find_repeats(runs: Sequence[Summary]) -> list[Repeats]:
+    """Return each group of two runs or more that differ in their seed alone, in the order of their first runs."""
+    groups: dict[tuple[str, str], list[Summary]] = {}
+    for run in runs:
+        groups.setdefault((run.repeats_digest, run.data_set), []).append(run)
+    return [_repeats(group) for group in groups.values() if len({run.seed for run in group}) > 1]
+
+
+def _repeats(group: Sequence[Summary]) -> Repeats:
+    folders = [Path(run.directory).resolve() for run in group]
+    is_own = len({folder.parent for folder in folders}) == 1 and all(f.name.startswith(REPEAT) for f in folders)
+    done = [run for run in group if run.status == "finished"]
+    best, last = [run.best for run in done if run.best], [run.last for run in done if run.last]
+    return Repeats(
+        name=folders[0].parent.name if is_own else ", ".join(run.name for run in group),
+        runs=tuple(run.name for run in group),
+        seeds=tuple(run.seed for run in group if run.seed is not None),
+        finished=len(done),
+        best_top1=spread((score.top1 for score in best), are_shares=True),
+        last_top1=spread((score.top1 for score in last), are_shares=True),
+        last_loss=spread(score.loss for score in last if score.loss is not None),
+        seconds=spread(run.seconds for run in done),
+        best_mean_ap=spread((score.mean_ap for score in best if score.mean_ap is not None), are_shares=True),
+        last_mean_ap=spread((score.mean_ap for score in last if score.mean_ap is not None), are_shares=True),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +287,7 @@ class Epoch:
     val_loss: float | None = None
     val_top1: float | None = None
     val_top5: float | None = None
+    val_mean_ap: float | None = None
     n: int | None = None
     seconds: float | None = None
     images_per_second: float | None = None
@@ -152,13 +295,14 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Account:
-    """A run as reports show it."""
+    """A run as reports show it; ``settings``: its recipe, or what another program's log says of one, key by key."""
 
     run: Run
     history: RunHistory
     summary: Summary
     epochs: tuple[Epoch, ...]
     ledger: Ledger
+    settings: Mapping[str, Any]
 
     @staticmethod
     def of(run: Run, name: str | None = None) -> Account:
@@ -168,7 +312,65 @@ class Account:
         history = read_history(run, condensed=is_long, all_ranks=False)
         ledger = history.ledger()
         summary = summarise_history(run, history, ledger)
-        return Account(run, history, replace(summary, name=name or summary.name), epochs(history), ledger)
+        settings = dict(leaves(run.recipe.to_dict()))
+        return Account(run, history, replace(summary, name=name or summary.name), epochs(history), ledger, settings)
+
+    @staticmethod
+    def of_log(log: LogRun, name: str | None = None) -> Account:
+        """Fold another program's log and call it ``name`` (None: as its file); what it leaves out is None."""
+        run = Run(log.directory, log.recipe)
+        history = RunHistory(run.recipe)
+        for event in log.events():
+            history.take(event)
+        ledger = history.ledger()
+        spans = log.spans()
+        rows = tuple(_without_nan(replace(row, seconds=spans[row.epoch - 1].seconds)) for row in epochs(history))
+        summary = summarise_history(run, history, ledger)
+        seconds = [row.seconds for row in rows if row.seconds is not None]
+        waits = [line.wait_share for line in history.logged if math.isfinite(line.wait_share)]
+        lr = log.settings.get("optim.lr")
+        summary = replace(
+            summary,
+            name=name or run.name,
+            seed=log.settings["seed"] if isinstance(log.settings.get("seed"), int) else None,
+            repeats_digest=f"log {log.directory}",
+            status="finished" if log.is_complete else "interrupted",
+            why="" if log.is_complete else log.ending,
+            steps_done=history.step if log.steps_per_epoch else None,
+            steps=summary.steps if log.steps_per_epoch else None,
+            best=_known_score(summary.best) if summary.best and math.isfinite(summary.best.top1) else None,
+            last=_known_score(summary.last),
+            train_loss=rows[-1].train_loss,
+            train_top1=rows[-1].train_top1,
+            seconds_per_epoch=fmean(seconds) if seconds else None,
+            images_per_second_overall=summary.images_per_second_overall or None,
+            wait_share=fmean(waits) if waits else None,
+            seconds=ledger.wall_seconds or math.nan,
+            batch_size=log.batch_size,
+            lr=float(lr) if isinstance(lr, int | float) else None,
+            not_finite=0,
+            began=summary.began or None,
+            cost=None,
+            log=log.title,
+        )
+        return Account(run, history, _without_nan(summary), rows, ledger, log.settings)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The first evaluation that came to an accuracy: its epoch, the run's own seconds until then, and what it cost."""
+
+    epoch: float
+    seconds: float
+    cost: float | None
+
+
+def reached(history: RunHistory, target: float, bill: Bill | None) -> Reached | None:
+    """Say when a run first came to an accuracy (top-1; of several labels, mAP), a fraction; None: it never did."""
+    first = next((event for event in history.evaluated if event.score >= target), None)
+    if first is None:
+        return None
+    return Reached(first.epoch, history.elapsed(first.time), None if bill is None else bill.until(first.time))
 
 
 def summarise(run: Run) -> Summary:
@@ -184,7 +386,12 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     """Return a run in figures, from what happened in it and where its time went."""
     started, recipe = history.started, run.recipe
     assert started is not None
+    now = time.time()
+    seen = signs(run, history, now)
     status, why = outcome(run, history)
+    cost: Bill | None = None
+    with suppress(InputError):  # a price that cannot be used
+        cost = current_bill(run, history, seen, now)
     spans = list(log_spans(history))
     step_seconds = sum(span.seconds for span in spans)
     best, last = best_and_last(history)
@@ -199,6 +406,8 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         name=run.name,
         directory=str(run.directory),
         digest=started.digest,
+        seed=recipe.seed,
+        repeats_digest=recipe.with_(seed=0).digest,
         model=str(started.model.get("name") or recipe.model.name),
         status=status,
         why=why,
@@ -228,9 +437,24 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         checkpoints=len(history.saved),
         not_finite=sum(not math.isfinite(line.loss) for line in history.logged),
         began=history.attempts[0].began,
+        is_multi_label=history.is_multi_label,
+        cost=cost,
         notices=tuple(str(event.message) for event in history.noticed),
         machine=dict(started.machine),
     )
+
+
+def _known_score(score: Score | None) -> Score | None:
+    """Replace a loss that a log leaves out by None."""
+    return score if score is None or not math.isnan(score.loss or 0.0) else replace(score, loss=None)
+
+
+def _without_nan(row: R) -> R:
+    """Replace what is not a number by None, where a field may be None."""
+    kept = ("name", "seconds") if isinstance(row, Summary) else ()
+    values = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in kept}
+    unknown: dict[str, Any] = {name: None for name, v in values.items() if isinstance(v, float) and math.isnan(v)}
+    return replace(row, **unknown)
 
 
 def data_set(started: Started) -> str:
@@ -242,22 +466,24 @@ def data_set(started: Started) -> str:
 
 @dataclass(frozen=True)
 class LogSpan:
-    """A log line with the steps after ``first`` that it stands for, and the seconds that they took."""
+    """A log line with the steps after ``first`` that it stands for, their images, and the seconds that they took."""
 
     line: Logged
     first: int
     steps: int
+    images: float
     seconds: float
 
 
 def log_spans(history: RunHistory) -> Iterator[LogSpan]:
     """Yield the log lines with the steps that they stand for, oldest first; those without a rate left out."""
     # A step's own seconds are those of the host, which on a GPU only asks for the work; a log line has waited for it.
-    first, batch_size = 0, history.attempts[-1].batch_size
+    started, first = history.attempts[-1].started, 0
     for line in history.logged:
         steps, rate = line.step - first, line.images_per_second
         if steps > 0 and math.isfinite(rate) and rate > 0:
-            yield LogSpan(line, first, steps, steps * batch_size / rate)
+            images = started.batches.position(line.step) - started.batches.position(first) if started else 0
+            yield LogSpan(line, first, steps, images, images / rate)
         first = line.step
 
 
@@ -269,11 +495,15 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
     others only an epoch at hand has, and of the lines that lie in it.
     """
     length = history.started.steps_per_epoch if history.started else 0.0
-    if length <= 0 or not history.step:
+    if history.started is None or length <= 0 or not history.step:
         return ()
+    batches = history.started.batches
 
     def epoch_of(step: int) -> int:  # from 1
-        return 1 + max(0, math.floor((step - 1) / length + 1e-9))
+        return 1 + max(0, math.floor(batches.progress(step - 1) / length + 1e-9))
+
+    def updates(epochs: int) -> int:
+        return math.ceil(batches.updates(epochs * length))
 
     rows: dict[int, dict[str, Any]] = {index: {} for index in range(1, epoch_of(history.step) + 1)}
     sums: dict[int, list[float]] = {}
@@ -282,24 +512,25 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
         if is_averaged and epoch_of(span.first + 1) != epoch_of(span.line.step):
             continue
         for index in range(epoch_of(span.first + 1), epoch_of(span.line.step) + 1):
-            last = min(span.line.step, math.ceil(index * length))
-            weight = last - max(span.first, math.ceil((index - 1) * length))
+            last = min(span.line.step, updates(index))
+            weight = last - max(span.first, updates(index - 1))
             if weight > 0:
-                values = (1.0, span.line.loss, span.line.top1, span.seconds / span.steps)
-                so_far = sums.get(index, [0.0] * len(values))
-                sums[index] = [total + weight * value for total, value in zip(so_far, values, strict=True)]
-    for index, (steps, loss, top1, seconds) in sums.items():
-        rate = steps * history.attempts[-1].batch_size / seconds
+                each = span.images / span.steps, span.seconds / span.steps
+                means_of = (1.0, span.line.loss, span.line.top1, *each)
+                so_far = sums.get(index, [0.0] * len(means_of))
+                sums[index] = [total + weight * value for total, value in zip(so_far, means_of, strict=True)]
+    for index, (steps, loss, top1, images, seconds) in sums.items():
+        rate = images / seconds
         row = {"train_loss": loss / steps, "train_top1": top1 / steps, "seconds": seconds, "images_per_second": rate}
         rows.setdefault(index, {}).update(row)
     for means in history.trained.values():
         rate = means.images_per_second
         row = {"train_loss": means.loss, "train_top1": means.top1, "images_per_second": rate}
-        rows.setdefault(means.epoch, {}).update(row, seconds=means.n / rate if rate > 0 else None)
+        rows.setdefault(means.epoch, {}).update(row, seconds=means.n / rate if rate > 0 and means.n else None)
     for score in history.evaluated:
-        row = {"val_loss": score.loss, "val_top1": score.top1, "val_top5": score.top5, "n": score.n}
-        rows.setdefault(epoch_of(score.step), {}).update(row)
+        values = {"val_loss": score.loss, "val_top1": score.top1, "val_top5": score.top5, "val_mean_ap": score.mean_ap}
+        rows.setdefault(epoch_of(score.step), {}).update(values, n=score.n)
     if is_averaged:  # of epochs that a larger batch skips nothing is known
         rows = {index: row for index, row in rows.items() if row or index == epoch_of(history.step)}
-    ends = {index: min(history.step, math.ceil(index * length)) for index in rows}
+    ends = {index: min(history.step, updates(index)) for index in rows}
     return tuple(Epoch(epoch=index, step=ends[index], **rows[index]) for index in sorted(rows))

@@ -6,57 +6,71 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.format import NONE, clean, compact, duration, epoch, number, percent, rate, tells_top5
-from steadytrain.reports.mistakes import class_figures, class_rows
-from steadytrain.reports.summary import Account, Epoch, Score, Summary
+from steadytrain.format import NONE, clean, compact, duration, epoch, number, percent, rate, score_name, tells_top5
+from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
+from steadytrain.reports.summary import Account, Epoch, Interval, Repeats, Score, Spread, Summary, find_repeats
 from steadytrain.reports.time_spent import rows, to_dict
 
 MARK = "steadytrain-report"
 
 
 def facts(summary: Summary) -> dict[str, str]:
-    """Word a summary, the most asked-for first; every summary has the same keys."""
+    """Word a summary, the most asked-for first; every summary of one kind of labels has the same keys."""
     best, last, has_top5 = summary.best, summary.last, tells_top5(summary.num_classes)
+    name = score_name(summary.is_multi_label)
+    scores: dict[str, str] = {}
+    for when, score in (("best", best), ("last", last)):
+        scores[f"{when} {name}"] = _score(score)
+        if summary.is_multi_label:
+            scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
+        else:
+            scores[f"{when} top-5"] = percent(score.top5 if score and has_top5 else None, 2)
+        scores[f"{when} loss"] = number(score.loss if score else None, 4)
     return {
         "model": summary.model,
         "status": f"{summary.status}: {summary.why}" if summary.why else summary.status,
         "epochs": f"{epoch(summary.epochs_done)} of {epoch(summary.epochs)}",
-        "best top-1": _top1(best),
-        "best top-5": percent(best.top5 if best and has_top5 else None, 2),
-        "best loss": number(best.loss if best else None, 4),
-        "last top-1": _top1(last),
-        "last top-5": percent(last.top5 if last and has_top5 else None, 2),
-        "last loss": number(last.loss if last else None, 4),
-        "validation images": number(last.n if last else summary.num_val),
-        "train top-1": percent(summary.train_top1, 2),
+        **scores,
+        "validation images": number((last.n or None) if last else summary.num_val),
+        f"train {'exact match' if summary.is_multi_label else name}": percent(summary.train_top1, 2),
         "train loss": number(summary.train_loss, 4),
         "time per epoch": duration(summary.seconds_per_epoch),
         "images/s, steady": rate(summary.images_per_second),
         "images/s, overall": rate(summary.images_per_second_overall),
         "waiting for images": percent(summary.wait_share, 1),
         "wall time": duration(summary.seconds),
+        **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
         "restarts": f"{summary.restarts} ({summary.repeated_steps:,} steps repeated)" if summary.restarts else "0",
-        "steps": f"{summary.steps_done:,} of {summary.steps:,}",
-        "batch size": f"{summary.batch_size:,}",
-        "learning rate": compact(summary.lr),
+        "steps": NONE if summary.steps is None else f"{summary.steps_done:,} of {summary.steps:,}",
+        "batch size": number(summary.batch_size),
+        "learning rate": NONE if summary.lr is None else compact(summary.lr),
         "parameters": number(summary.parameters),
         "training images": number(summary.num_train),
-        "classes": number(summary.num_classes),
+        "labels" if summary.is_multi_label else "classes": number(summary.num_classes),
         "device": " ".join(str(summary.machine[key]) for key in ("device", "precision") if key in summary.machine)
         or NONE,
+        **({"read from": summary.log} if summary.log else {}),
     }
 
 
-COLUMNS: dict[str, Callable[[Epoch], str]] = {
-    "epoch": lambda row: str(row.epoch),
-    "train top-1": lambda row: percent(row.train_top1, 2),
-    "val top-1": lambda row: percent(row.val_top1, 2),
-    "val top-5": lambda row: percent(row.val_top5, 2),
+_SCORES: tuple[dict[str, Callable[[Epoch], str]], dict[str, Callable[[Epoch], str]]] = (
+    {
+        "train top-1": lambda row: percent(row.train_top1, 2),
+        "val top-1": lambda row: percent(row.val_top1, 2),
+        "val top-5": lambda row: percent(row.val_top5, 2),
+    },
+    {
+        "train exact match": lambda row: percent(row.train_top1, 2),
+        "val exact match": lambda row: percent(row.val_top1, 2),
+        "val mAP": lambda row: percent(row.val_mean_ap, 2),
+    },
+)
+_FIGURES: dict[str, Callable[[Epoch], str]] = {
     "train loss": lambda row: number(row.train_loss, 4),
     "val loss": lambda row: number(row.val_loss, 4),
     "seconds": lambda row: number(row.seconds, 2 if row.seconds is not None and row.seconds < 10 else 1),
@@ -64,9 +78,44 @@ COLUMNS: dict[str, Callable[[Epoch], str]] = {
 }
 
 
-def epoch_cells(rows: Sequence[Epoch]) -> list[list[str]]:
-    """Word the per-epoch table, a list for each row, in the order of ``COLUMNS``."""
-    return [[cell(row) for cell in COLUMNS.values()] for row in rows]
+SPREADS: dict[str, Callable[[Repeats], str]] = {
+    "best top-1": lambda group: spread_words(None if group.best_mean_ap else group.best_top1, percents=True),
+    "last top-1": lambda group: spread_words(None if group.last_mean_ap else group.last_top1, percents=True),
+    "best mAP": lambda group: spread_words(group.best_mean_ap, percents=True),
+    "last mAP": lambda group: spread_words(group.last_mean_ap, percents=True),
+    "last loss": lambda group: spread_words(group.last_loss),
+    "wall time": lambda group: duration(group.seconds.mean if group.seconds else None),
+}
+"""What is told of repeats: mean and sample standard deviation, and in brackets the 95 % interval of the mean."""
+
+
+def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
+    """Word repeats: the heads, then a line for each group; a figure that no group has is left out, but for top-1."""
+    has_map = [group.best_mean_ap is not None for group in groups]
+    heads = [head for head in SPREADS if any(has_map) or not head.endswith("mAP")]
+    heads = [head for head in heads if not all(has_map) or not head.endswith("top-1")]
+    return [["repeats", *heads], *([group.title, *(SPREADS[head](group) for head in heads)] for group in groups)]
+
+
+def spread_words(value: Spread | None, *, percents: bool = False) -> str:
+    """Word a spread, as percents with two digits or as a number with four.
+
+    >>> from steadytrain.reports.summary import spread
+    >>> spread_words(spread([0.90, 0.92, 0.91]), percents=True)
+    '91.00 % ± 1.00 (88.52 to 93.48)'
+    """
+    if value is None:
+        return NONE
+    scale, digits, unit = (100, 2, " %") if percents else (1, 4, "")
+    figures = (value.mean, value.std, value.mean_95.low, value.mean_95.high)
+    mean, std, low, high = (f"{scale * figure:.{digits}f}" for figure in figures)
+    return f"{mean}{unit} ± {std} ({low} to {high})"
+
+
+def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
+    """Word the per-epoch table: its heads, and a list of cells for each row."""
+    columns = {"epoch": lambda row: str(row.epoch), **_SCORES[account.summary.is_multi_label], **_FIGURES}
+    return list(columns), [[cell(row) for cell in columns.values()] for row in account.epochs]
 
 
 def markdown(accounts: Sequence[Account]) -> str:
@@ -87,16 +136,26 @@ def markdown(accounts: Sequence[Account]) -> str:
         for row in rows([account.ledger for account in accounts])
     ]
     parts = [f"<!-- {MARK} -->", f"# {', '.join(names)}"]
-    parts.append(table(["", *names], [[key, *(escape(run[key]) for run in words)] for key in words[0]]))
+    keys = dict.fromkeys(key for run in words for key in run)
+    parts.append(table(["", *names], [[key, *(escape(run.get(key, NONE)) for run in words)] for key in keys]))
+    if groups := find_repeats([account.summary for account in accounts]):
+        heads, *lines = spread_rows(groups)
+        lines = [[escape(line[0]), *line[1:]] for line in lines]
+        parts += ["## Repeats", table(heads, lines)]
     parts += ["## Where the time went", table(["", *names], spent)]
     for name, account in zip(names, accounts, strict=True):
-        parts += [f"## Epochs of {name}", table(list(COLUMNS), epoch_cells(account.epochs))]
-        if classes := class_rows(class_figures(account)):
+        parts += [f"## Epochs of {name}", table(*epoch_table(account))]
+        if account.summary.is_multi_label and (labels := label_rows(class_figures(account))):
+            heads = ["label", "images", "predicted", "right", "AP", "precision", "recall", "F1"]
+            keys = dict.fromkeys(("name", "images", "predicted", "right", "ap", "precision", "recall", "f1"))
+            parts += [f"## Labels of {name}", table(heads, [[escape(row[key]) for key in keys] for row in labels])]
+        elif classes := class_rows(class_figures(account)):
             heads = ["class", "images", "right", "top-1", "95 % interval", "most often taken for"]
-            keys = ("name", "images", "right", "top1", "interval", "other")
-            lines = [[escape(row[key]) or NONE for key in keys] for row in classes]
+            cells = ("name", "images", "right", "top1", "interval", "other")
+            lines = [[escape(row[key]) or NONE for key in cells] for row in classes]
             parts += [f"## Classes of {name}", table(heads, lines)]
-    parts.append("In brackets: the 95 % confidence interval (Wilson 1927).\n")
+    of_repeats = "; of repeats: of their mean (Student)" if groups else ""
+    parts.append(f"In brackets: the 95 % confidence interval (Wilson 1927){of_repeats}.\n")
     return "\n\n".join(parts)
 
 
@@ -112,22 +171,28 @@ def comma_separated(accounts: Sequence[Account]) -> str:
 
 
 def to_json(runs: Sequence[Summary | Account]) -> str:
-    """Return one indented JSON document: ``runs``, each the fields of :class:`Summary`.
+    """Return one indented JSON document: ``runs``, each the fields of :class:`Summary`, and groups of ``repeats``.
 
     An account has ``per_epoch``, ``per_class`` and ``ledger``, too. What is not a finite number is null.
     """
+
+    def figures(summary: Summary) -> dict[str, Any]:
+        return {**plain(summary), "cost": None if summary.cost is None else summary.cost.to_dict()}
+
     documents = [
         {
-            **plain(run.summary),
+            **figures(run.summary),
             "per_epoch": plain(run.epochs),
             "per_class": class_figures(run),
             "ledger": to_dict(run.ledger),
         }
         if isinstance(run, Account)
-        else plain(run)
+        else figures(run)
         for run in runs
     ]
-    return json.dumps({"format": MARK, "version": 1, "runs": finite(documents)}, indent=2, allow_nan=False) + "\n"
+    groups = find_repeats([run.summary if isinstance(run, Account) else run for run in runs])
+    document = {"format": MARK, "version": 1, "runs": documents, "repeats": plain(groups)}
+    return json.dumps(finite(document), indent=2, allow_nan=False) + "\n"
 
 
 def finite(value: Any) -> Any:
@@ -142,41 +207,66 @@ def finite(value: Any) -> Any:
 def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """Return a table for a terminal: a line for each figure of one run, or a line for each of several runs.
 
-    Runs on the same images stand together. Where names leave no room for the figures in ``width`` columns, each stands
-    on a line above them.
+    Runs on the same images stand together; below them stand the means of repeats. Where names leave no room for the
+    figures in ``width`` columns, each stands on a line above them.
     """
     if len(runs) == 1:
         run, words = runs[0], facts(runs[0])
-        keys = ("epochs", "best top-1", "last top-1", "images/s, steady", "wall time")
+        name = score_name(run.is_multi_label)
+        keys = ("epochs", f"best {name}", f"last {name}", "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.status], *([key, words[key]] for key in keys)]
-        return _aligned(lines)
-    lines = [["run", "status", "epochs", "best top-1", "images/s", "wall time"]]
+        lines += [] if run.cost is None else [["cost", str(run.cost)]]
+        return aligned(lines)
+    kinds = {run.is_multi_label for run in runs}
+    head_of_best = f"best {score_name(True in kinds)}" if len(kinds) < 2 else "best"
+    lines = [["run", "status", "epochs", head_of_best, "images/s", "wall time"]]
     data_sets = dict.fromkeys(run.data_set for run in runs)
     for run in (run for data_set in data_sets for run in runs if run.data_set == data_set):
         of = "" if run.steps_done == run.steps else f" of {epoch(run.epochs)}"
-        figures = [_interval(run.best), rate(run.images_per_second), duration(run.seconds)]
+        best = f"{'mAP ' * (run.is_multi_label and len(kinds) > 1)}{_interval(run.best)}"
+        figures = [best, rate(run.images_per_second), duration(run.seconds)]
         lines.append([clean(run.name), run.status, epoch(run.epochs_done) + of, *figures])
-    text = _aligned(lines)
+    means = []
+    for group in find_repeats(runs):
+        means += ["", f"{group.title}, mean ± standard deviation (95 % interval of the mean)"]
+        heads, figures_of = spread_rows([group])
+        table = aligned(list(zip(heads[1:], figures_of[1:], strict=True)))
+        means += [f"  {line}" for line in table.splitlines()]
+    text = aligned(lines)
     if max(map(len, text.splitlines())) <= width:
-        return text
-    head, *figures_of_each = _aligned([line[1:] for line in lines]).splitlines()
-    each = zip((line[0] for line in lines[1:]), figures_of_each, strict=True)
-    return "\n".join([f"run\n  {head}", *(f"{name}\n  {figures}" for name, figures in each)])
+        return "\n".join([text, *means])
+    head, *each_line = aligned([line[1:] for line in lines]).splitlines()
+    each = zip((line[0] for line in lines[1:]), each_line, strict=True)
+    return "\n".join([f"run\n  {head}", *(f"{name}\n  {line}" for name, line in each), *means])
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def aligned(lines: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    """Join cells to lines whose columns stand below each other; those of ``right`` are flush at their right.
+
+    >>> print(aligned([["images/s", "batch"], ["9", "1024"]], right=[0]))
+    images/s  batch
+           9  1024
+    """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    sides = [str.rjust if column in right else str.ljust for column in range(len(widths))]
+    return "\n".join(
+        "  ".join(side(cell, wide) for side, cell, wide in zip(sides, line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
-def _top1(score: Score | None) -> str:
-    if score is None or not math.isfinite(score.top1):
-        return _interval(score)
+def _score(score: Score | None) -> str:
+    if score is None or math.isnan(score.value):
+        return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
     return f"{_interval(score)} at epoch {epoch(score.epoch)}{weights}"
 
 
 def _interval(score: Score | None) -> str:
-    if score is None or not math.isfinite(score.top1):
-        return percent(score.top1 if score else None, 2)
-    return f"{percent(score.top1, 2)} ({100 * score.top1_95.low:.2f} to {100 * score.top1_95.high:.2f})"
+    value = percent(score.value if score else None, 2)
+    return value if score is None or score.interval is None else f"{value} ({interval_text(score.interval)})"
+
+
+def interval_text(interval: Interval) -> str:
+    """Word a confidence interval, in percent."""
+    return f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"

@@ -36,10 +36,10 @@ BUCKETS_SHOWN: Mapping[str, Bucket] = {
     "host": Bucket("host: Python, launches", "#b5559b", "between the parts of an update"),
     "transfer": Bucket("transfer to the device", "#8a77d8", "of batches"),
     "communication": Bucket("waiting for other ranks", "#2f93a8"),
-    "input_storage": Bucket("waiting: storage", "#b5431c", "for a batch, while the feed read", "#ffffff"),
-    "input_decode": Bucket("waiting: decoding", "#d4691e", "for a batch, while the feed decoded"),
-    "input_augment": Bucket("waiting: augmentation", "#e58f4a", "for a batch, while the feed cut and resized"),
-    "input_batch": Bucket("waiting: batching", "#efb47f", "for a batch, while the feed put it together"),
+    "input_storage": Bucket("waiting: storage", "#b5431c", "for a batch, while the data loader read", "#ffffff"),
+    "input_decode": Bucket("waiting: decoding", "#d4691e", "for a batch, while the data loader decoded"),
+    "input_augment": Bucket("waiting: augmentation", "#e58f4a", "for a batch, while the data loader cut and resized"),
+    "input_batch": Bucket("waiting: batching", "#efb47f", "for a batch, while the data loader put it together"),
     "input_other": Bucket("waiting: other", "#c79a78", "for a batch, of a feed that was not busy or told nothing"),
     "epoch_gap": Bucket("epoch gap", "#e0b23c", "for the first batch of an epoch, beyond the usual wait"),
     "logging": Bucket("logging", "#a8942a", "log lines, and what was done with them"),
@@ -114,10 +114,11 @@ def sentence(ledger: Ledger) -> str:
 def rates_in_words(ledger: Ledger) -> str:
     """Word wall time, pauses, and both rates in a line."""
     away = f", and {duration(ledger.away_seconds)} between its starts" if ledger.away_seconds >= 0.05 else ""
-    return (
-        f"{duration(ledger.wall_seconds)} of wall time{away}; {rate(ledger.images_per_second)} images/s overall,"
-        f" {rate(ledger.steady_images_per_second)} in updates alone"
-    )
+    words = f"{duration(ledger.wall_seconds)} of wall time{away}"
+    if not ledger.images_per_second:  # a probe makes no updates
+        return words
+    steady = rate(ledger.steady_images_per_second)
+    return f"{words}; {rate(ledger.images_per_second)} images/s overall, {steady} in updates alone"
 
 
 def to_dict(ledger: Ledger) -> dict[str, Any]:

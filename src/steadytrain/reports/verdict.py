@@ -7,10 +7,9 @@ verdict cause=threads share=0.430 saves=0.400 change="--threads 2" sentence="The
 from __future__ import annotations
 
 import shutil
-import textwrap
 from collections.abc import Iterator
 
-from steadytrain.format import clean, number, pairs, percent, rate
+from steadytrain.format import clean, number, pairs, percent, rate, wrap
 from steadytrain.monitor import Cause, Diagnosis, Ledger
 from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules import LEAST
@@ -66,7 +65,7 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
     lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
     if ceiling is not None:
         how = "measured alone" if ceiling.probed else "estimated from the run; --probe measures it"
-        rates = (("computing", ceiling.compute), ("the feed", ceiling.feed))
+        rates = (("computing", ceiling.compute), ("the data loader", ceiling.feed))
         both = ", ".join(f"{name} {number(value)}" for name, value in rates if value)
         reaches = f"{number(ceiling.most)} images/s, of which it reaches {percent(ceiling.near)}"
         lines += wrap(f"ceiling: {reaches} ({both}; {how})", width, "", "  ")
@@ -89,22 +88,9 @@ def ceiling_line(diagnosis: Diagnosis) -> str:
     ceiling = diagnosis.ceiling
     if ceiling is None or ceiling.most == float("inf"):
         return ""
-    what = "computing" if ceiling.limit == "compute" else "the feed"
+    what = "computing" if ceiling.limit == "compute" else "the data loader"
     how = "measured" if ceiling.probed else "estimated from the run"
     return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {what} alone would allow ({how})"
-
-
-def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
-    """Break text into lines of at most ``width`` columns, no word of it broken; ``first`` and ``rest`` indent them."""
-    rest = first if rest is None else rest
-    return textwrap.wrap(
-        clean(text),
-        max(width - 1, len(rest) + 16),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _columns(width: int | None) -> int:

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from steadytrain.config.plain import plain
+from steadytrain.cost.bill import Bill
+from steadytrain.cost.prices import Price
+from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats, Event, FeedStats, LogReader, MachineStats, Stalled, Started
 from steadytrain.format import duration, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
 from steadytrain.monitor.evidence import gather_evidence
 from steadytrain.reports.charts import COLUMNS, Point, points
-from steadytrain.reports.status import Signs, remaining_seconds, signs
+from steadytrain.reports.status import Signs, current_bill, signs, time_left
 from steadytrain.reports.summary import Score, best_and_last
 from steadytrain.reports.tables import finite
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
@@ -132,15 +136,6 @@ class Rates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Money, in the unit of ``per_hour``; ``in_all``: when the run ends, None where that is not known."""
-
-    per_hour: float
-    so_far: float
-    in_all: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class FeedQueue:
     """What the feed did lately: batches ready when one was asked for, of how many, and the share that found none."""
 
@@ -153,8 +148,10 @@ class FeedQueue:
 class Snapshot:
     """One moment of a run. Durations in seconds, accuracies as fractions, None where nothing was recorded (yet).
 
-    ``moment``: when, seconds since 1970. ``seconds``: of the run's own wall time; ``remaining_seconds``: with the
+    ``moment``: when, seconds since 1970. ``share``: of the run's images that it has come to;
+    ``seconds``: of the run's own wall time; ``remaining_seconds``: with the
     evaluations and checkpoints to come. ``stalled``: while nothing moves. ``notice``: the newest warning.
+    ``is_multi_label``: as of :class:`~steadytrain.reports.summary.Summary`.
     """
 
     moment: float
@@ -166,6 +163,7 @@ class Snapshot:
     steps: int = 0
     epoch: float = 0.0
     epochs: float = 0.0
+    share: float = 0.0
     attempts: int = 0
     batch_size: int | None = None
     train_loss: float | None = None
@@ -173,10 +171,11 @@ class Snapshot:
     lr: float | None = None
     best: Score | None = None
     last: Score | None = None
+    is_multi_label: bool = False
     images_per_second: Rates = Rates()
     seconds: float = 0.0
     remaining_seconds: float | None = None
-    cost: Cost | None = None
+    cost: Bill | None = None
     ledger: Ledger | None = None
     feed: FeedQueue | None = None
     machine: MachineStats | None = None
@@ -189,6 +188,7 @@ class Snapshot:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: instead of ``diagnosis`` its ``causes``, ``ceiling`` and ``not_measurable``."""
         document = plain(self)
+        document["cost"] = None if self.cost is None else self.cost.to_dict()
         if self.diagnosis:
             document |= self.diagnosis.to_dict()
         del document["diagnosis"]
@@ -213,24 +213,19 @@ class Snapshot:
         return f"{label}, pending" if bucket == "other" and self.signs.status == "running" else label
 
 
-def snapshot(watch: Watch, *, price: float | None = None) -> Snapshot:
+def snapshot(watch: Watch, *, price: Price | None = None) -> Snapshot:
     """Return the run at this moment.
 
     Args:
         watch: with what was read of it.
-        price: of an hour of the machine, in any money; None: nothing is said of cost.
+        price: of an hour of each machine; None: what the run recorded, if anything.
     """
     run, history, seen, now = watch.run, watch.history, watch.signs, time.time()
     is_running = seen.status == "running"
-    seconds, left = history.elapsed(now if is_running else None), remaining_seconds(history)
-    if left is not None:
-        last_step = history.recent[-1].time if history.recent else history.last_time
-        is_moving = is_running and not seen.silent and history.stalled is None
-        left = max(0.0, left - (now - last_step)) if is_moving else None
-    cost = None
-    if price is not None:
-        in_all = None if left is None else price * (seconds + left) / 3600
-        cost = Cost(per_hour=price, so_far=price * seconds / 3600, in_all=in_all)
+    seconds, left = history.elapsed(now if is_running else None), time_left(history, seen, now)
+    cost: Bill | None = None
+    with suppress(InputError):  # a price that cannot be used
+        cost = current_bill(run, history, seen, now, price=price)
     started, name, directory = history.started, run.name, str(run.directory)
     if started is None:
         model = run.recipe.model.name
@@ -250,13 +245,15 @@ def snapshot(watch: Watch, *, price: float | None = None) -> Snapshot:
         steps=started.steps,
         epoch=history.epoch(history.step),
         epochs=history.epoch(started.steps),
+        share=started.batches.progress(history.step) / started.batches.first if started.steps else 0.0,
         attempts=len(history.attempts),
         batch_size=started.batch_size,
         train_loss=logged.loss if logged else None,
         train_top1=logged.top1 if logged else None,
         lr=logged.lr if logged else None,
-        best=best if best is not None and best.top1 == best.top1 else None,
+        best=best if best is not None and best.value == best.value else None,
         last=last,
+        is_multi_label=history.is_multi_label,
         images_per_second=Rates(
             now=watch.images_per_second if is_running else None,
             steady=ledger.steady_images_per_second or None,

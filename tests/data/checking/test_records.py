@@ -182,7 +182,8 @@ def test_labels_that_do_not_go_with_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "what"),
     [
-        ([[0.0, 1.0], [1.0, 1.0]], "records with label vectors"),
+        ([[0.0, 1.0], [1.0, 1.0]], "records with several of 2 labels each"),
+        ([[0.0, 1.0], [0.5, 1.0]], "records with label vectors"),
         ([1.5, 2.5, 0.25], "records with a number each"),
         ([[2, 5, 0, 0.1, 0.1, 0.5, 0.5], [2, 6, 0, 0, 0, 1, 1, 0, 1, 0.5, 0.5, 1, 1, 0]], "detection records"),
         ([3.0, 4.0], "image records"),
@@ -302,7 +303,7 @@ def test_records_of_texts_are_refused_in_one_sentence(tmp_path: Path, text: str,
             writer.write(pack_header(number % 2, id=number) * with_header + text.encode(), number)
     report = examine_records(path, workers=0).report
     errors = [one for _, _, kept in report.findings.by_kind() for one in kept if one.severity == "error"]
-    sentence = "none of 16 records holds an image (the first: a text)"
+    sentence = "none of 16 records holds an image (the first: text)"
     assert [(one.kind, one.detail) for one in errors] == [("not-images", sentence)]
     assert [do for do, _ in report.remedies] == [PACK_IMAGES]
     for refuse in (lambda: open_records(path), lambda: pack(path, tmp_path / "b")):

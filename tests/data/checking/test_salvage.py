@@ -199,15 +199,12 @@ def test_without_decoding_every_framed_record_is_salvaged(tmp_path: Path, decode
 
 
 @pytest.mark.peer
-def test_mxnet_reads_what_was_salvaged(cifar: Path, tmp_path: Path) -> None:
-    python = os.environ.get("STEADYTRAIN_MXNET_PYTHON")
-    if not python:
-        pytest.skip("STEADYTRAIN_MXNET_PYTHON is not set: it names the Python of an environment with MXNet 1.9.1")
+def test_mxnet_reads_what_was_salvaged(cifar: Path, mxnet_python: str, tmp_path: Path) -> None:
     original = read_original(cifar)
     done = _salvage(original.without(original.offsets[60] + 50, original.offsets[60] + 57), tmp_path)
     variables = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
     told = subprocess.run(
-        [python, "-c", READ, str(done.path)], env=variables, capture_output=True, text=True, check=True
+        [mxnet_python, "-c", READ, str(done.path)], env=variables, capture_output=True, text=True, check=True
     )
     records, labels = json.loads(told.stdout.split("TOLD")[1])
     with Records.open(done.path) as ours:

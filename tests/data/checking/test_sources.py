@@ -19,6 +19,7 @@ from tests.data.packing.pictures import picture, write_folder
 from tests.data.sources.samples import encoded, write_tar
 from tests.data.sources.test_arrays_idx import write_idx
 
+from steadytrain.cli.check import report_text
 from steadytrain.data.checking.findings import Finding, Report
 from steadytrain.data.checking.records import examine_records
 from steadytrain.data.checking.sources import examine_source
@@ -70,7 +71,7 @@ def test_files_that_cannot_be_used_are_told_with_their_reason(folder: Path) -> N
         "unreadable": ["cat/nowhere.png"],
     }
     assert _only(report, "unreadable").detail == "a broken link"
-    assert [one.detail for one in report.findings.of("no-image")] == ["empty: 0 bytes", "an HTML page", "a text"]
+    assert [one.detail for one in report.findings.of("no-image")] == ["empty: 0 bytes", "an HTML page", "text"]
     assert report.num_sound == 24
     # Packing leaves out the same ones.
     [(_, card)] = pack(folder, folder.parent / "out")
@@ -238,8 +239,27 @@ def test_label_vectors_are_told_before_packing_and_after(folder: Path, tmp_path:
     (tmp_path / "a.lst").write_text("\n".join(lines))
     report = _examine(tmp_path / "a.lst", root=folder)
     [(path, _)] = pack(tmp_path / "a.lst", tmp_path / "out", root=folder)
-    for one in (report, examine_records(path, workers=0).report):
-        assert (_only(one, "label-vectors").detail, one.is_usable, one.classes) == ("2 labels for each image", True, {})
+    for one, what in ((report, "images"), (examine_records(path, workers=0).report, "records")):
+        assert _only(one, "label-vectors").detail == f"2 labels for each image, not all 0 or 1 in 12 {what}"
+        assert (one.is_usable, one.classes) == (True, {})
+
+
+def test_several_labels_are_counted_and_are_no_finding(folder: Path, tmp_path: Path) -> None:
+    labels = ["", "wet;dark", *["dark"] * 10]
+    (tmp_path / "a.csv").write_text(
+        "path,labels\n" + "".join(f"cat/{n:04d}.png,{label}\n" for n, label in enumerate(labels))
+    )
+    report = _examine(tmp_path / "a.csv", root=folder)
+    assert report.findings.counts["label-vectors"] == 0
+    assert report.classes == {"dark": 11, "wet": 1}
+    assert "several labels for each image; 1 image has none" in report.facts
+    assert "2 labels: dark 11, wet 1" in report_text(report)
+    (folder / "cat" / "0005.png").write_bytes((folder / "cat" / "0001.png").read_bytes())
+    twice = _examine(tmp_path / "a.csv", root=folder)
+    assert _only(twice, "conflicting-labels").detail == "dark: cat/0005.png, dark and wet: cat/0001.png"
+    [(path, _)] = pack(tmp_path / "a.csv", tmp_path / "out", root=folder)
+    packed = examine_records(path, workers=0).report
+    assert (packed.what, packed.findings.counts["label-vectors"]) == ("records with several of 2 labels each", 0)
 
 
 def test_a_list_that_is_none_is_told(tmp_path: Path) -> None:

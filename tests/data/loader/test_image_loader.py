@@ -76,6 +76,25 @@ def test_resuming_gives_the_tail_of_the_uninterrupted_stream(start: int, size: i
     assert same(whole, tail, skip=start)
 
 
+@pytest.mark.parametrize("blocks", [None, BlockShuffle(size=3, window=2)])
+@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
+def test_repeats_show_each_image_in_a_row_with_other_cuts(
+    source: Pictures, cut: Crop, blocks: BlockShuffle | None
+) -> None:
+    options: dict[str, Any] = {"stop": 90, "seed": 3, "repeats": 3, "blocks": blocks, "read_ahead": True}
+    whole = images, ids, positions = everything(ImageLoader(source, cut, batch_size=30, threads=2, **options))
+    plain = everything(ImageLoader(source, cut, batch_size=30, stop=90, seed=3, blocks=blocks))
+    assert ids.tolist() == np.repeat(plain[1][:30], 3).tolist(), "the order without repeats, three times as slow"
+    assert sorted(ids.tolist()) == sorted([*range(30)] * 3), "three epochs show each image three times"
+    assert positions.tolist() == list(range(90))
+    groups = images.reshape(30, 3, -1)
+    differ = [any(not np.array_equal(group[0], other) for other in group[1:]) for group in groups]
+    assert sum(differ) >= 28, "cropped and flipped anew"
+    for size, start, threads in ((5, 45, 1), (9, 0, 3)):
+        rest = everything(ImageLoader(source, cut, batch_size=size, start=start, threads=threads, **options))
+        assert same(whole, rest, skip=start)
+
+
 def test_seeds_give_other_orders_and_other_cuts() -> None:
     one, other = (everything(ImageLoader(JPEGS, LARGE, batch_size=30, stop=30, seed=seed)) for seed in (0, 1))
     assert one[1].tolist() != other[1].tolist()
@@ -377,6 +396,7 @@ def test_a_thread_that_cannot_go_on_names_the_record() -> None:
         ({"batch_size": 8, "depth": 0}, "depth=0"),
         ({"batch_size": 8, "threads": 0}, "threads=0"),
         ({"batch_size": 8, "start": -8}, "start=-8"),
+        ({"batch_size": 8, "repeats": 0}, "repeats=0"),
         ({"batch_size": 8, "stop": 20}, "use stop=24"),
         ({"batch_size": 8, "start": 16, "stop": 8}, "use stop=16"),
         ({"batch_size": 8, "ids": np.array([], int)}, "at least one number"),
@@ -451,12 +471,18 @@ def test_an_evaluation_has_its_short_last_batch() -> None:
 def test_when_all_images_are_kept_the_threads_end_and_only_small_batches_are_made_together() -> None:
     small = ImageLoader(small_pngs(40), SMALL_CUTS[0], batch_size=10, threads=2)
     batches = iter(small)
+    for _ in range(1000):  # on a busy machine the threads have begun some more of them
+        next(batches)
+        if small.stats().by_loop:
+            break
     for _ in range(20):
         next(batches)
     starved = small.stats().starved
     for _ in range(20):
         next(batches)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]:
+        thread.join(10.0)
+        assert not thread.is_alive()
     told = small.stats()
     assert told.by_loop and told.depth == MOST_BATCHES
     assert told.starved == starved, "what is made when it is wanted is ready"

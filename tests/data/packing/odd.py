@@ -219,15 +219,15 @@ GROUPS: dict[str, list[Odd]] = {
         ),
         Odd("SVG", bytes_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "", f"left out: an SVG drawing, {CONVERT}"),
         Odd("PDF", bytes_of(b"%PDF-1.7\n" + bytes(60)), "", "left out: a PDF document, not an image"),
-        Odd("PostScript", bytes_of(b"%!PS-Adobe-3.0 EPSF-3.0\n"), "", "left out: a text, not an image"),
+        Odd("PostScript", bytes_of(b"%!PS-Adobe-3.0 EPSF-3.0\n"), "", "left out: text, not an image"),
         Odd("Windows icon", image("ICO"), "", "left out: not an image of a known format"),
         Odd("DICOM", bytes_of(bytes(128) + b"DICM" + bytes(60)), "", f"left out: a DICOM image, {CONVERT}"),
         Odd("zip archive", bytes_of(b"PK\3\4" + bytes(60)), "", "left out: a zip archive, not an image"),
         Odd("MP4 video", bytes_of(b"\0\0\0\x18ftypisom" + bytes(60)), "", "left out: an MP4 video, not an image"),
         Odd("HTML page", bytes_of(b"\n<!DOCTYPE html><title>404"), "", "left out: an HTML page, not an image"),
-        Odd("error in XML", bytes_of(b"<?xml version='1.0'?><Error/>"), "", "left out: an XML text, not an image"),
-        Odd("error in JSON", bytes_of(b'{"error": "denied"}'), "", "left out: a JSON text, not an image"),
-        Odd("text", bytes_of(b"not found\n"), "", "left out: a text, not an image"),
+        Odd("error in XML", bytes_of(b"<?xml version='1.0'?><Error/>"), "", "left out: XML, not an image"),
+        Odd("error in JSON", bytes_of(b'{"error": "denied"}'), "", "left out: JSON, not an image"),
+        Odd("text", bytes_of(b"not found\n"), "", "left out: text, not an image"),
         Odd(
             "Git LFS pointer",
             bytes_of(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
@@ -311,7 +311,7 @@ REAL: dict[str, dict[str, int]] = {
     "jpeg_decoder/tests/reftest/images/lossless/1": {
         "grey JPEG": 10,
         "left out: a lossless JPEG of 16 bits, which is not read here: convert it to PNG": 8,
-        "left out: a text, not an image": 1,
+        "left out: text, not an image": 1,
     },
     "jpeg_decoder/tests/reftest/images/lossless/2": {
         "grey JPEG": 2,
@@ -333,9 +333,11 @@ this page.
 MEMORY = """## Memory
 
 An image of up to 100 million pixels is read, however small its file is. One with more is refused by its header: scale
-it down first. The table has the peak memory in MB of a process that packs, checks or reads (as the image loader does)
-one image of 9,900 x 9,900 pixels, 42 MB of Python included. `steady pack` and `steady check` decode as many images at
-once as they have workers (`--workers`). In training and `predict`, PyTorch's memory comes on top.
+it down first. Decoders of two formats need more memory a pixel, so their limits are lower, at 1 GiB for the decoder: 67
+million pixels for WebP (16 bytes each), 89 million for a CMYK JPEG (12 bytes each). The table has the peak memory in MB
+of a process that packs, checks or reads (as the image loader does) one image of 9,900 x 9,900 pixels, 42 MB of Python
+included. `steady pack` and `steady check` decode as many images at once as they have workers (`--workers`). In training
+and `predict`, PyTorch's memory comes on top.
 
 | file (size) | pack | check | read |
 |---|---|---|---|
@@ -347,8 +349,9 @@ once as they have workers (`--workers`). In training and `predict`, PyTorch's me
 | TIFF, grey of 32 bits (0.7 MB) | 591 | 591 | 817 |
 | JPEG, EXIF orientation 6 (1.5 MB) | 986 | 609 | 328 |
 | JPEG, progressive, 4:4:4 (1.2 MB) | 884 | 886 | 889 |
-| JPEG, progressive, CMYK (1.5 MB) | 1,167 | 1,166 | 1,171 |
-| WebP, lossless, one colour (34 bytes) | 1,543 | 1,543 | 1,548 |
+| JPEG, progressive, CMYK, of 9,400 x 9,400 (2.1 MB) | 1,108 | 1,108 | 1,108 |
+| WebP, lossless, one colour, of 8,191 x 8,191 (3 kB) | 1,121 | 1,121 | 1,121 |
+| the same two of 9,900 x 9,900: refused | 47 | 47 | 46 |
 | GIF, animated (0.2 MB) | 700 | 624 | 479 |
 | BMP, run-length encoded (0.8 MB) | 700 | 624 | 480 |
 | AVIF (2 kB) | 963 | 963 | 962 |

@@ -41,7 +41,7 @@ def test_children_give_what_one_process_gives_in_the_same_order(files: list[str]
     together = _all(encode_all(_tasks(files), settings, workers=3))
     assert alone == together
     assert len(alone[0]) == 40
-    assert alone[0][20] == "a text, not an image"
+    assert alone[0][20] == "text, not an image"
 
 
 def test_ending_early_ends_the_children(files: list[str], children: Children) -> None:

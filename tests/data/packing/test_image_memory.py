@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from steadytrain.data.packing.images import BadImageError, read_header
+
 SIDE = 5000
 BYTES_A_PIXEL = 10
 STRIPS = 110 << 20  # bytes of strips, tables and the encoder's output
@@ -68,3 +70,22 @@ def test_an_image_takes_a_bounded_number_of_bytes_a_pixel(tmp_path: Path, kind: 
     before, after, width = map(int, done.stdout.split())
     assert width == SIDE
     assert after - before < BYTES_A_PIXEL * SIDE**2 + STRIPS
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(
+    ("kind", "mode", "side", "words"),
+    [
+        ("WEBP", "RGB", 8200, "a WebP of 67,240,000 pixels, more than 67,108,864: scale it down"),
+        ("JPEG", "CMYK", 9460, "a CMYK JPEG of 89,491,600 pixels, more than 89,478,485: scale it down"),
+    ],
+    ids=["WebP", "CMYK JPEG"],
+)
+def test_what_would_take_more_than_a_gibibyte_is_refused_by_its_header(
+    tmp_path: Path, kind: str, mode: str, side: int, words: str
+) -> None:
+    for short in (0, 16):  # just too large, and just small enough
+        Image.new(mode, (side - short, side)).save(tmp_path / str(short), kind, progressive=True, lossless=True)
+    with pytest.raises(BadImageError, match=words):
+        read_header((tmp_path / "0").read_bytes())
+    assert read_header((tmp_path / "16").read_bytes()).size == (side - 16, side)

@@ -278,16 +278,16 @@ def test_labels_of_their_own_and_a_root_go_with_a_source(photos: Path, tmp_path:
         _prepare(tmp_path / "lists" / "a.csv", tmp_path / "cache")
 
 
-def test_label_vectors_are_refused_before_they_are_packed_where_one_class_is_needed(
-    photos: Path, tmp_path: Path
-) -> None:
-    lines = [f"{path.relative_to(photos)},a;{path.parent.name}\n" for path in sorted(photos.glob("*/*"))]
-    (photos / "a.csv").write_text("path,labels\n" + "".join(lines))
-    with pytest.raises(DataError, match=r"a\.csv has 3 labels for each image: training and evaluation need one class"):
-        _prepare(photos / "a.csv", tmp_path / "cache", one_class=True)
+def test_labels_that_nothing_can_learn_are_refused_before_they_are_packed(photos: Path, tmp_path: Path) -> None:
+    names = [str(path.relative_to(photos)) for path in sorted(photos.glob("*/*"))]
+    (photos / "a.csv").write_text("path,wet,warm\n" + "".join(f"{name},1,0.5\n" for name in names))
+    with pytest.raises(DataError, match=r"other values than 0 and 1 \(0\.5 in image 0\): training needs one class"):
+        _prepare(photos / "a.csv", tmp_path / "cache", trainable=True)
     assert not (tmp_path / "cache").exists()
-    with Records.open(_prepare(photos / "a.csv", tmp_path / "cache").train) as records:
+    (photos / "a.csv").write_text("path,labels\n" + "".join(f"{name},a;{name.split('/')[0]}\n" for name in names))
+    with Records.open(_prepare(photos / "a.csv", tmp_path / "cache", trainable=True).train) as records:
         assert records.labels.shape == (11, 3)
+        assert records.class_list == ("a", "cat", "dog")
 
 
 def test_without_a_home_the_remedy_is_told(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from tests.data.loader.pictures import Pictures, everything, scene
 
+from steadytrain.cli import main
 from steadytrain.data.loader import ImageLoader, jpeg
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.packing.encode import (
@@ -26,6 +27,7 @@ from steadytrain.data.packing.encode import (
     subsampled_chroma_psnr,
 )
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.card import Card
 from steadytrain.errors import DataError
 
 Pixels = NDArray[np.uint8]
@@ -119,7 +121,20 @@ def test_the_card_says_how(tmp_path: Path) -> None:
     (file,) = pack(tmp_path / "photos", tmp_path / "set", subsampling="444")
     assert file.card.settings["subsampling"] == "444"
     (file,) = pack(tmp_path / "photos", tmp_path / "other")
-    assert "subsampling" not in file.card.settings
+    assert "subsampling" not in file.card.settings and "full_chroma" not in file.card.to_json()
+
+
+def test_of_auto_the_card_says_how_many_have_all_chroma(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    (tmp_path / "photos" / "b").mkdir(parents=True)
+    for seed in range(3):
+        Image.fromarray(drawing(seed)).save(tmp_path / "photos" / "a" / f"{seed}.png")
+        Image.new("RGB", (300, 200), (seed * 80, 90, 90)).save(tmp_path / "photos" / "b" / f"{seed}.png")
+    options = ["--subsampling", "auto", "--encoding", "jpg"]
+    assert main(["pack", str(tmp_path / "photos"), str(tmp_path / "set"), *options]) == 0
+    assert "stored    6 jpg; 0 byte for byte; 3 jpg encoded with all colours (4:4:4)" in capsys.readouterr().out
+    card = Card.from_json((tmp_path / "set.json").read_text())
+    assert card.full_chroma == 3 and Card.from_json(card.to_json()) == card
 
 
 @pytest.fixture(params=["native", "libjpeg"])

@@ -48,15 +48,12 @@ print("TOLD" + json.dumps(told))
 
 
 @pytest.fixture(scope="module")
-def mxnet() -> Callable[..., dict[str, Any]]:
+def mxnet(mxnet_python: str) -> Callable[..., dict[str, Any]]:
     """``mxnet(path, size=0)``: what MXNet reads; with a size, also by ImageRecordIter at that side."""
-    python = os.environ.get("STEADYTRAIN_MXNET_PYTHON")
-    if not python:
-        pytest.skip("STEADYTRAIN_MXNET_PYTHON is not set: it names the Python of an environment with MXNet 1.9.1")
 
     def read(path: Path, size: int = 0) -> dict[str, Any]:
         variables = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
-        command = [python, "-c", READ, str(path), str(size)]
+        command = [mxnet_python, "-c", READ, str(path), str(size)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout.split("TOLD")[1])

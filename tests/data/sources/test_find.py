@@ -18,10 +18,19 @@ from tests.data.sources.samples import content, encoded, found, told, write_tar
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.writer import RecordWriter
-from steadytrain.data.sources.find import find_all
+from steadytrain.data.sources.find import find_all, require_there
 from steadytrain.data.sources.folder import list_folder
 from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
+
+
+def test_of_what_lies_beside_records_nothing_is_offered_but_them(tmp_path: Path) -> None:
+    for ending in ("rec", "idx", "lst", "json"):
+        (tmp_path / f"photos.{ending}").write_text("")
+    (tmp_path / "list.lst").write_text("")
+    for name, near in {"photos": r"photos\.rec", "photos.rek": r"photos\.rec", "lits.lst": r"list\.lst"}.items():
+        with pytest.raises(DataError, match=rf"Did you mean {near}\?$"):
+            require_there(str(tmp_path / name))
 
 
 def test_folders_and_lists_are_what_they_always_were(

@@ -13,6 +13,7 @@ import pytest
 from scipy.io import savemat
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
+from steadytrain.cli import main
 from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
 
@@ -163,6 +164,17 @@ def test_kaggle_s_tree_is_found_from_every_level(tmp_path: Path, photos: list[by
     (tmp_path / "LOC_val_solution.csv").unlink()
     with pytest.raises(DataError, match=r"val has images without labels: put ILSVRC2012_devkit_t12\.tar\.gz"):
         found(tmp_path, tmp_path / "scratch")
+
+
+def test_fetch_packs_the_archives_step_by_step(
+    given_out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["fetch", "imagenet", "--from", str(given_out), "-o", str(tmp_path / "out"), "--shorter-side", "64"]
+    assert main([*argv, "--workers", "1"]) == 0
+    out, err = capsys.readouterr()
+    steps = [line for line in err.splitlines() if line.startswith("step ")]
+    assert [": found, " in step for step in steps] == [True, True, True, False] and "packing" in steps[3]
+    assert "imagenet-train.rec: 12 images of 4 classes" in out and "imagenet-val.rec: 6 images of 4 classes" in out
 
 
 def test_the_kit_unpacked_beside_the_images_is_found(given_out: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import Line, parse_line
 from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
@@ -44,6 +45,15 @@ def test_labels_without_folders_of_their_own_are_numbers(tmp_path: Path) -> None
     assert listing.classes == ("0", "1", "2")
     assert listing.labels.tolist() == [0, 2]
     assert listing.labels.dtype == np.int64
+
+
+def test_label_vectors_get_the_names_of_a_list_of_labels(tmp_path: Path) -> None:
+    path = _list(tmp_path, "0\t1\t0\ta\n1\t0\t0\tb\n")
+    listing = read_list(path, classes=LabelNames(("wet", "warm")))
+    assert (listing.label_names, listing.classes) == (("wet", "warm"), ())
+    assert listing.labels.tolist() == [[1, 0], [0, 0]]
+    with pytest.raises(DataError, match=r"other labels than the class list \(2 without names; the list: a, b, c\)"):
+        read_list(path, classes=LabelNames(("a", "b", "c")))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.data.packing.pictures import write_folder
 from tests.data.sources.samples import content, encoded, found
 
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.card import LabelNames, read_classes
 from steadytrain.data.recordio.framing import MAGIC, pack_header
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.recordio.writer import RecordWriter
@@ -73,6 +74,24 @@ def test_label_vectors_are_kept(tmp_path: Path) -> None:
     assert content(listing, 1) == encoded(2)
     with pytest.raises(DataError, match="has label vectors: --classes does not apply"):
         found(path, tmp_path, classes=("a", "b"))
+
+
+def test_packed_labels_keep_their_names_and_take_the_order_of_a_list(tmp_path: Path) -> None:
+    images = write_folder(tmp_path / "images", {"cat": 2, "dog": 1})
+    rows = [
+        f"{path.relative_to(images)},{path.parent.name};{'old' if n else 'new'}"
+        for n, path in enumerate(sorted(images.glob("*/*")))
+    ]
+    (images / "a.csv").write_text("path,labels\n" + "\n".join(rows))
+    pack(images / "a.csv", tmp_path / "a")
+    assert read_classes(tmp_path / "a.json") == ("cat", "dog", "new", "old")
+    assert isinstance(read_classes(tmp_path / "a.rec"), LabelNames)
+    with Records.open(tmp_path / "a.rec") as records:
+        assert (records.class_list, records.classes) == (("cat", "dog", "new", "old"), ())
+        assert records.labels.tolist() == [[1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1]]
+    [listing] = found(tmp_path / "a.rec", tmp_path, classes=LabelNames(("old", "new", "dog", "cat")))
+    assert listing.label_names == ("old", "new", "dog", "cat")
+    assert listing.labels.tolist() == [[0, 1, 0, 1], [1, 0, 0, 1], [1, 0, 1, 0]]
 
 
 def test_several_files_are_one_and_those_named_for_splits_stay_apart(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
@@ -131,6 +132,30 @@ def test_several_labels_in_one_cell(read: Read, tmp_path: Path, sign: str) -> No
     [listing] = found(tmp_path / "a.csv", tmp_path, said)
     assert listing.labels.tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert said[-1].endswith("several labels per image, in this order: city, sea, sunset")
+
+
+def test_an_empty_cell_among_several_labels_is_an_image_without_any(read: Read) -> None:
+    [listing] = read("path,labels\na.jpg,sea;sunset\nb.jpg,\nc.jpg,sea\n")
+    assert (listing.label_names, listing.labels.tolist()) == (("sea", "sunset"), [[1, 1], [0, 0], [1, 0]])
+    with pytest.raises(DataError, match="line 3: the label is empty"):
+        read("path,label\na.jpg,sea\nb.jpg,\nc.jpg,city\n")
+
+
+def test_a_list_of_labels_decides_which_column_each_has(read: Read) -> None:
+    names = LabelNames(("sunset", "city", "sea"))
+    for table in (
+        "path,label\na.jpg,sea\nb.jpg,city\nc.jpg,\n",
+        "path,city,sea,sunset\na.jpg,0,1,0\nb.jpg,1,0,0\nc.jpg,0,0,0\n",
+    ):
+        [listing] = read(table, classes=names)
+        assert (listing.label_names, listing.classes) == (names, ())
+        assert listing.labels.tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]
+    with pytest.raises(DataError, match=r"the class list lacks: see\. Did you mean sea\?"):
+        read("path,label\na.jpg,see\nb.jpg,city\n", classes=names)
+    with pytest.raises(DataError, match=r"other labels than the class list \(sunset; the list"):
+        read("path,city,sea\na.jpg,0,1\nb.jpg,1,0\n", classes=names)
+    [bare] = read("a.jpg,0,1,1\nb.jpg,1,0,1\n", classes=names)
+    assert (bare.label_names, bare.labels.tolist()) == (names, [[0, 1, 1], [1, 0, 1]])
 
 
 def test_blanks_join_labels_only_where_they_can_mean_nothing_else(read: Read) -> None:

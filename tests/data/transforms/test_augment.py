@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torchvision.transforms import v2
 
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.config.transforms import KINDS, Transform, parse_transforms, split_transforms
-from steadytrain.data.transforms import Augmentation
+from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.data.transforms.augment import APPLY, DRAWS
 from steadytrain.errors import RecipeError
 from steadytrain.events import Step
@@ -148,8 +151,94 @@ def test_erasing_takes_as_many_images_and_as_much_of_them_as_asked(images: Tenso
     assert set(map(tuple, out[erased].reshape(-1, 3).tolist())) == {(7, 7, 7), (128, 102, 76)}
 
 
+# -- transforms of the user's own ---------------------------------------------------------------------------------
+
+HERE = "tests.data.transforms.test_augment"
+
+
+def blur_or_flip() -> v2.Transform:
+    return v2.Compose([v2.RandomHorizontalFlip(0.5), v2.GaussianBlur(3, sigma=(0.1, 3.0))])
+
+
+def shift_levels() -> Callable[[Tensor], Tensor]:
+    """Draws from all three generators, and gives numbers from 0 to 1."""
+
+    def shift(images: Tensor) -> Tensor:
+        assert images.dtype == torch.uint8 and images.shape[1] == 3
+        return images / 255 * (0.5 + 0.2 * torch.rand(1) + 0.2 * random.random() + 0.1 * np.random.rand())
+
+    return shift
+
+
+def crops() -> v2.Transform:
+    return v2.CenterCrop(8)
+
+
+def fails() -> v2.Transform:
+    raise ValueError("no luck")
+
+
+def own(text: str, *, group: int = 8, seed: int = 1) -> Augmentation:
+    transforms = parse_transforms(split_transforms(text))
+    made = make_own(transforms, torch.device("cpu"), (20, 24, 3), allow_import=True)
+    return Augmentation(transforms, seed, (0.5, 0.4, 0.3), K, group, made)
+
+
+@pytest.mark.parametrize("text", [f"{HERE}:blur_or_flip", f"{HERE}:shift_levels,vflip,{HERE}:blur_or_flip"])
+def test_what_is_drawn_for_a_micro_batch_depends_on_its_position_alone(images: Tensor, text: str) -> None:
+    augment = own(text)
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+    whole, _ = augment(images, LABELS, POSITIONS)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+    assert torch.equal(states[0], after[0]) and states[1:] == after[1:], "dropout's numbers stay as they were"
+    assert whole.shape == images.shape and whole.dtype == torch.uint8 and whole.is_contiguous()
+    torch.manual_seed(99)
+    for part in (slice(8, 16), slice(0, 8)):
+        assert torch.equal(own(text)(images[part], LABELS[part], POSITIONS[part])[0], whole[part])
+    assert not torch.equal(own(text, seed=2)(images, LABELS, POSITIONS)[0], whole)
+    assert not torch.equal(augment(images, LABELS, POSITIONS + B)[0], whole)
+
+
+def test_it_does_what_the_module_does_and_comes_before_erasing(images: Tensor) -> None:
+    chain = parse_transforms(["erase:0.5", f"{HERE}:crops", "grey:0.5", "mixup:0.2", f"{HERE}:blur_or_flip"])
+    assert [transform.name.rpartition(":")[2] for transform in chain] == [
+        *("grey", "crops", "blur_or_flip", "erase", "mixup")
+    ]
+    out, _ = own(f"{HERE}:shift_levels")(images, LABELS, POSITIONS)
+    for part in (slice(0, 8), slice(8, 16)):  # one factor for each micro-batch
+        share = (out[part].double().sum() / images[part].double().sum()).item()
+        assert 0.5 < share < 1
+        assert (out[part].double() - images[part].double() * share).abs().max() < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"{HERE}:crops", r"gave torch.uint8 of shape \[2, 3, 8, 8\]; .* as many of the same size"),
+        (f"{HERE}:fails", "failed: ValueError: no luck"),
+        (f"{HERE}:nothing", "cannot be imported: AttributeError"),
+        ("autougment:imagenet", "cannot be imported: ModuleNotFoundError: .* Did you mean autoaugment"),
+    ],
+)
+def test_a_factory_that_cannot_be_used_is_one_line(name: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        own(name)
+
+
+def test_one_that_a_file_names_is_imported_only_when_it_is_allowed(recipe: Recipe, tmp_path: Path) -> None:
+    text = recipe.with_({"data.transforms": [f"{HERE}:blur_or_flip"]}).to_json()
+    run = Run.create(tmp_path / "run", Recipe.from_json(text).with_({"optim.lr": 0.02}))
+    with pytest.raises(RecipeError, match=r"would import code, .* add --transforms"):
+        train(run)
+    assert train(run, allow_import=True).status == "finished"
+
+
 def test_a_run_with_transforms_is_resumed_to_the_same_bits(recipe: Recipe, tmp_path: Path) -> None:
     transforms = ["vflip", "rotate:10", "randaugment:2,9", "color:0.4", "erase:0.25", "mixup:0.2", "cutmix:1"]
+    transforms += [f"{HERE}:blur_or_flip"]
     recipe = recipe.with_({"data.transforms": transforms, "optim.accumulate": 2, "optim.ema": 0.9})
     whole, parts = (Run.create(tmp_path / name, recipe) for name in ("whole", "parts"))
     train(whole)

@@ -138,3 +138,12 @@ def test_the_quantiles_are_those_of_the_beta_distribution(alpha: float) -> None:
     drawn = np.sort(np.random.default_rng(0).beta(alpha, alpha, 400_000))
     shares = np.searchsorted(drawn, quantiles) / len(drawn)
     assert np.abs(shares - uniform).max() < 4e-3
+
+
+def test_a_large_batch_is_moved_in_pieces_to_the_same_pixels() -> None:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (100, 32, 32, 3), dtype=torch.uint8, generator=draw)
+    assert images.numel() > 2 * operations.PIECE
+    maps, fill = operations.turns(np.linspace(-90, 90, 100)), torch.tensor([120.0, 110.0, 100.0])
+    alone = torch.cat([operations.warp(images[k : k + 1], maps[k : k + 1], fill) for k in range(100)])
+    assert torch.equal(operations.warp(images, maps, fill), alone)

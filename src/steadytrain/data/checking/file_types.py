@@ -131,9 +131,9 @@ def _recognise_text(start: bytes) -> FileType | None:
     if head.startswith("<svg") or (head.startswith("<?xml") and "<svg" in head):
         return FileType("an SVG drawing, which is not read here", _CONVERT)
     if head.startswith("<?xml"):
-        return FileType("an XML text", _AGAIN)
+        return FileType("XML", _AGAIN)
     if head.startswith(("{", "[")):
-        return FileType("a JSON text", "give the file that holds the images")
+        return FileType("JSON", "give the file that holds the images")
     fields = text.splitlines()[0].split("\t") if text.strip() else [""]
     if len(fields) == 2 and all(field.strip().isdigit() for field in fields):
         return FileType("the index (.idx) of a record file", "give the .rec that it lies beside")
@@ -141,7 +141,7 @@ def _recognise_text(start: bytes) -> FileType | None:
         return FileType(
             "a list of images (.lst)", "call it NAME.lst, and pack it: steady pack NAME.lst OUT", packs=True
         )
-    return FileType("a text", "give the file that holds the images", packs=True)
+    return FileType("text", "give the file that holds the images", packs=True)
 
 
 def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> str:

@@ -43,7 +43,7 @@ KINDS: dict[str, Kind] = {
     "detection": Kind(
         "error", "detection records: objects and boxes", "training refuses them; MXNet's ImageDetRecordIter reads them"
     ),
-    "label-vectors": Kind("warning", "label vectors", "training refuses them: it needs one class for each image"),
+    "label-vectors": Kind("warning", "label vectors", "training refuses them: each label must be 0 or 1"),
     "refused": Kind("error", "packing refuses this", "nothing is packed"),
     "changing": Kind(
         "error", "the file is changing while it is read", "this report may be wrong: wait, then check again"
@@ -67,7 +67,7 @@ KINDS: dict[str, Kind] = {
     "no-image": Kind("error", "not an image", _REPLACED, _LEFT_OUT),
     "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
     "truncated-image": Kind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
-    "unusable-image": Kind("error", "images of an unsupported kind", _REPLACED, _LEFT_OUT),
+    "unusable-image": Kind("error", "images of an unsupported kind or size", _REPLACED, _LEFT_OUT),
     "unreadable": Kind("error", "files that cannot be read", _LEFT_OUT),
     "too-many-bad": Kind("error", "too many images cannot be used", "packing fails, unless --max-bad allows them"),
     # odd traits
@@ -235,7 +235,8 @@ class Report:
         num_images: records or files looked at.
         num_sound: those of them that can be used.
         bytes: of the record file, or of all files.
-        classes: images of each class, by name; empty for what has none.
+        classes: images of each class, or with each label, by name; empty for what has none.
+        is_multi_label: an image may have several of them.
         split: in which these are counted, where there are several.
         formats: images of each format, where they were decoded.
         width, height: smallest and largest, in pixels, upright; None where nothing was decoded.
@@ -251,6 +252,7 @@ class Report:
     num_sound: int = 0
     bytes: int = 0
     classes: dict[str, int] = field(default_factory=dict)
+    is_multi_label: bool = False
     split: str = ""
     formats: dict[str, int] = field(default_factory=dict)
     width: tuple[int, int] | None = None
@@ -334,7 +336,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
         ),
         (
             has("detection", "label-vectors"),
-            "pack the images in a folder for each class, or from a .lst with one class each",
+            "pack the images in a folder for each class, or from a list of one class or of a 0 or 1 for each label",
             "to classify them",
         ),
         (has("lies-on-its-side"), "pack the images again (not with --encoding pass)", "turns them upright"),

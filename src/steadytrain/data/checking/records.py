@@ -52,8 +52,8 @@ from steadytrain.errors import DataError
 Span = tuple[int, int]  # where a record begins and ends
 
 _HEADER = struct.Struct("<IfQQ")
-_ROW = struct.Struct("<qqQqf??")
-_COLUMNS = "<i8, <i8, <u8, <i8, <f4, ?, ?"
+_ROW = struct.Struct("<qqQqf???")
+_COLUMNS = "<i8, <i8, <u8, <i8, <f4, ?, ?, ?"
 _LARGEST = 2**63 - 1
 _PORTION_RECORDS = 32
 _PORTION_BYTES = 2 << 20
@@ -85,6 +85,7 @@ class Headers:
         labels: float32[N], the first label of each.
         finite: bool[N], all labels are numbers.
         detection: bool[N], the labels are those of objects and their boxes.
+        binary: bool[N], several labels, each 0 or 1.
     """
 
     offsets: NDArray[np.int64]
@@ -94,6 +95,7 @@ class Headers:
     labels: NDArray[np.float32]
     finite: NDArray[np.bool_]
     detection: NDArray[np.bool_]
+    binary: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -363,6 +365,7 @@ class _Header(NamedTuple):
     label: float
     is_finite: bool
     is_detection: bool
+    is_binary: bool
 
 
 def _read_header(source: ByteSource, record: Record, number: int, findings: Findings) -> _Header:
@@ -371,7 +374,7 @@ def _read_header(source: ByteSource, record: Record, number: int, findings: Find
     if record.cflag and record.length >= HEADER_BYTES:  # a magic inside the header itself cuts that in parts
         head = payload_in(source, (record.start, record.end))
     flag, label, id_, _ = _HEADER.unpack_from(head)
-    is_finite, objects, width = math.isfinite(label), False, max(flag, 1)
+    is_finite, objects, binary, width = math.isfinite(label), False, False, max(flag, 1)
 
     def add(kind: str, detail: str = "") -> None:
         known = id_ if record.length >= HEADER_BYTES else None
@@ -390,9 +393,10 @@ def _read_header(source: ByteSource, record: Record, number: int, findings: Find
         data = head if record.cflag else source.read(start, HEADER_BYTES + 4 * flag)
         vector = np.frombuffer(data, "<f4", count=flag, offset=HEADER_BYTES)
         label, is_finite, objects = float(vector[0]), bool(np.isfinite(vector).all()), is_detection(vector)
+        binary = bool(((vector == 0) | (vector == 1)).all())
     if width and not is_finite:
         add("label-not-finite", f"label {label}" if width == 1 else "in a vector")
-    return _Header(id_, width, label, is_finite, objects)
+    return _Header(id_, width, label, is_finite, objects, binary)
 
 
 def is_detection(labels: NDArray[np.float32]) -> bool:
@@ -486,7 +490,9 @@ def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Fin
         scan.add(findings, "label-width", row, f"{headers.widths[row]}; most have {width}")
     fits &= headers.finite
     if width > 1:
-        findings.add("label-vectors", f"{width} labels for each image")
+        if not (others := np.flatnonzero(fits & ~headers.binary)).size:
+            return _Labels(f"records with several of {width:,} labels each", fits)
+        findings.add("label-vectors", f"{width} labels for each image, not all 0 or 1 in {len(others):,} records")
         return _Labels("records with label vectors", fits)
     wrong = fits & ~((headers.labels >= 0) & (headers.labels == np.floor(headers.labels)))
     if 2 * int(wrong.sum()) > n:

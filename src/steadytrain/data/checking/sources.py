@@ -32,6 +32,7 @@ from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import build_tree, list_folder, list_unclassed, read_entries, scan_folder
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say
 from steadytrain.errors import DataError
+from steadytrain.format import count
 
 FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpg"),
@@ -121,6 +122,10 @@ def examine_source(
         what = f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
         what = "a folder" if refusal else what
     facts = [f"{listing.split}: {len(listing):,} images" for listing in listings if listing.split]
+    if listings[0].labels.ndim > 1 and not findings.counts["label-vectors"]:
+        without = sum(int((listing.labels.sum(1) == 0).sum()) for listing in listings)
+        none = f"; {count(without, 'image has', 'images have')} none" if without else ""
+        facts.append(f"several labels for each image{none}")
     if not decode:
         facts.append("the images themselves were not looked at")
     return Report(
@@ -131,7 +136,8 @@ def examine_source(
         num_images=total,
         num_sound=total - bad,
         bytes=sum(int(listing.sizes[listing.sizes > 0].sum()) for listing in listings),
-        classes=dict(zip(listings[0].classes, listings[0].counts(), strict=True)),
+        classes=_count_classes(listings[0]),
+        is_multi_label=listings[0].labels.ndim > 1,
         split=listings[0].split,
         formats=dict(sorted(images.formats.items())),
         width=images.width,
@@ -154,7 +160,7 @@ def _describe(sources: Sequence[str]) -> tuple[str, FileType | None]:
         return "a list of images", None
     with path.open("rb") as file:
         file_type = recognise(file.read(LOOK_AT), path.stat().st_size)
-    if file_type is None or file_type.name == "a text":
+    if file_type is None or file_type.name == "text":
         return f"a {path.suffix.lstrip('.').upper()} file" if path.suffix else "a file", file_type
     return file_type.name, file_type
 
@@ -234,10 +240,22 @@ def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield names[before], names[row]
 
 
+def _count_classes(listing: Listing) -> dict[str, int]:
+    """Count the images of each class, or with each label where an image may have several of them, which have names."""
+    if listing.labels.ndim == 1:
+        return dict(zip(listing.classes, listing.counts(), strict=True))
+    is_binary = bool(((listing.labels == 0) | (listing.labels == 1)).all())
+    return dict(zip(listing.label_names, listing.labels.sum(0).astype(int).tolist(), strict=True)) if is_binary else {}
+
+
 def _check_class_sizes(listings: Sequence[Listing], findings: Findings) -> None:
     """Add what is notable about sizes of classes, and whether the splits have the same ones."""
     if listings[0].labels.ndim > 1:
-        findings.add("label-vectors", f"{listings[0].labels.shape[1]} labels for each image")
+        vectors = [listing.labels for listing in listings]
+        others = sum(int((~((part == 0) | (part == 1)).all(1)).sum()) for part in vectors)
+        if others:
+            width = vectors[0].shape[1]
+            findings.add("label-vectors", f"{width} labels for each image, not all 0 or 1 in {others:,} images")
         return
     for listing in listings:
         required = listing.split in ("", "train")
@@ -284,8 +302,11 @@ def _find_duplicates(listings: Sequence[Listing], images: ImageTally, findings: 
         """Name, split and class of an image."""
         number = int(np.searchsorted(starts, row, side="right")) - 1
         listing, at = listings[number], row - int(starts[number])
-        label = int(listing.labels[at]) if listing.labels.ndim == 1 else 0
-        return printable(listing.names[at]), listing.split, listing.classes[label] if listing.classes else ""
+        name, label = printable(listing.names[at]), listing.labels[at]
+        if listing.labels.ndim > 1:
+            has = [listing.label_names[k] for k in np.flatnonzero(label).tolist()] if listing.label_names else []
+            return name, listing.split, " and ".join(has) or "no label"
+        return name, listing.split, listing.classes[int(label)] if listing.classes else ""
 
     for group in duplicates(images.prints):
         places = [place_of(row) for row in group]
@@ -306,11 +327,10 @@ def _find_duplicates(listings: Sequence[Listing], images: ImageTally, findings: 
         for pair, start in [*((pair, 0) for pair in across), *inside]:
             name, split, class_name = place_of(int(starts[number]) + pair.row)
             like, its_split, its_class = place_of(int(start) + pair.like)
-            detail = f"like {like}{', mirrored' * pair.is_mirrored}"
+            mirrored = ", mirrored" * pair.is_mirrored
+            detail = f"like {like}{mirrored}"
             kind = "near-leak" if split != its_split else "near-duplicate"
             if class_name != its_class:
-                kind, detail = (
-                    ("near-conflict" if split == its_split else kind),
-                    f"{class_name}, {detail} of {its_class}",
-                )
+                kind = "near-conflict" if split == its_split else kind
+                detail = f"{class_name}, like {like} of {its_class}{mirrored}"
             findings.add(kind, detail, name=name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +66,18 @@ class LoadedBatch:
     bad: list[BadImage]
 
 
+def batch_view(buffer: NDArray[np.uint8], n: int, side: int) -> NDArray[np.uint8]:
+    """Return memory for ``n`` images of ``side`` pixels, uint8[n, side, side, C], in a buffer for as many or larger.
+
+    >>> batch_view(np.empty((4, 8, 8, 3), np.uint8), 3, 6).shape
+    (3, 6, 6, 3)
+    """
+    if buffer.shape[1] == side:
+        return buffer[:n]
+    shape = (n, side, side, buffer.shape[3])
+    return buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
 class BufferPool:
     """Image buffers of one shape, each handed out to one owner at a time.
 
@@ -91,9 +103,7 @@ class BufferPool:
             memory = self._free.pop()
         except IndexError:
             memory = self._allocate()
-        lease = _Lease(memory)
-        weakref.finalize(lease, self._free.append, memory).atexit = False
-        return np.asarray(lease)
+        return np.asarray(_Lease(memory, self._free.append))
 
     def clear(self) -> None:
         """Free what is not in use."""
@@ -114,8 +124,14 @@ class BufferPool:
 class _Lease:
     """Stands between memory and its views: numpy keeps it alive as the base of each of them."""
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
+    __slots__ = ("__array_interface__", "_give_back", "_memory")
+
+    def __init__(self, memory: NDArray[np.uint8], give_back: Callable[[NDArray[np.uint8]], None]) -> None:
         self.__array_interface__: dict[str, Any] = memory.__array_interface__
+        self._memory, self._give_back = memory, give_back
+
+    def __del__(self) -> None:
+        self._give_back(self._memory)
 
 
 class Quarantine:

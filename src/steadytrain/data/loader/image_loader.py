@@ -6,8 +6,8 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
@@ -82,10 +82,10 @@ class ImageLoader:
     """Iterable of :class:`Batch`. Each iteration starts at position ``start`` with threads of its own.
 
     Training (``train=True``) is one endless stream of n samples an epoch: position p belongs to epoch p // n. Each
-    epoch contains every sample once, in a new order; batches are always full and may cross the end of an epoch. The
-    sample at a position, its crop and its flip depend only on ``seed``, the position and the data, not on threads,
-    batch size or restarts. Evaluation (``train=False``) delivers ``ids`` in order, each once, without randomness;
-    the last batch may be smaller.
+    epoch contains every sample once (but for ``balance`` and ``repeats``), in a new order; batches are always full and
+    may cross the end of an epoch. The sample at a position, its crop and its flip depend only on ``seed``, the position
+    and the data, not on threads, batch size or restarts. Evaluation (``train=False``) delivers ``ids`` in order, each
+    once, without randomness; the last batch may be smaller.
 
     The threads end within the time of a few images when the iteration ends, when its iterator is deleted, or on
     :meth:`close`. Decoded images are cached if all of them fit into ``keep_bytes`` (see
@@ -114,9 +114,15 @@ class ImageLoader:
             ``keep_bytes`` is for all of them. None: the launch of torchrun or MPI, if any; empty: no sharing (see
             :mod:`~steadytrain.data.loader.rank_cache`).
         on_bad: called once for each image that cannot be decoded, in the iterating thread; None: a warning.
+        skip_bad: in evaluation, an image that cannot be decoded is black, and named by ``on_bad`` before its batch
+            comes; else it raises. Decoded images are not cached then.
         blocks: shuffle by blocks, for disks that are slow to seek; None: a global shuffle.
         balance: in training, all classes are equally frequent (see
             :class:`~steadytrain.data.loader.sampler.BalancedOrder`); not together with ``blocks``.
+        repeats: in training, each sample stands so many times in a row, each time cropped anew (see
+            :class:`~steadytrain.data.loader.sampler.RepeatedOrder`); not together with alternating flips.
+        sizes: pairs of a position, at which a batch begins, and a side in pixels: from there on, squares have this side
+            instead of the crop's, in training. Images are not copied to the device then.
         shard: ``(i, n)``: deliver every n-th batch of the stream, beginning with the i-th.
         share: ``(first, of)``: make one batch of every ``of`` positions, beginning at the ``first`` of them: a part of
             a larger batch, for processes with batches of different size. None: use ``shard``.
@@ -151,8 +157,11 @@ class ImageLoader:
         keep_bytes: int | None = None,
         launch: str | None = None,
         on_bad: Callable[[BadImage], None] | None = None,
+        skip_bad: bool = False,
         blocks: BlockShuffle | None = None,
         balance: bool = False,
+        repeats: int = 1,
+        sizes: Sequence[tuple[int, int]] = (),
         shard: tuple[int, int] = (0, 1),
         share: tuple[int, int] | None = None,
         read_ahead: bool = True,
@@ -168,6 +177,8 @@ class ImageLoader:
             raise InputError(f"seed={seed}; it must be at most 2**63 - 1")
         if balance and (blocks is not None or source.labels.ndim > 1):
             raise InputError("balance=True needs one class for each image, and no shuffle by blocks")
+        if at_least(1, "repeats", repeats) > 1 and crop.flip == "alternating":
+            raise InputError(f"repeats={repeats} and alternating flips exclude each other: these count passes")
         self.crop = crop if train else crop.for_evaluation()
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.start = at_least(0, "start", start)
@@ -175,6 +186,9 @@ class ImageLoader:
         self.stop = stop if train else min(len(used), len(used) if stop is None else stop)
         self.train = train
         self.shard, self.share = _check_share(shard, share, self.batch_size)
+        coming = self._coming_sizes(sizes) if sizes and train else ()
+        if coming:
+            self.crop = replace(self.crop, size=max(side for _, side in coming))
         self.threads = default_threads(pin=pin) if threads is None else at_least(1, "threads", threads)
         self.depth = at_least(1, "depth", depth)
         self.on_bad = on_bad or _warn
@@ -182,6 +196,9 @@ class ImageLoader:
         self.place: Place = place
         if self.stop is not None and train:
             self._check_stop(self.stop)
+        assert not (skip_bad and train), "training replaces what it cannot decode"
+        if skip_bad:
+            keep_bytes = 0
         if keep_bytes is None:
             keep_bytes = min(MOST_KEPT_BYTES, facts.memory_bytes() // 8)
         self._task = LoaderTask(
@@ -189,10 +206,13 @@ class ImageLoader:
             num_images=len(source),
             ids=None if ids is None else used,
             crop=self.crop,
+            sizes=coming,
             train=train,
+            skip_bad=skip_bad,
             seed=int(seed),
             blocks=blocks,
             balance=balance,
+            repeats=repeats,
             batch_size=self.batch_size,
             start=self.start,
             stop=self.stop,
@@ -207,7 +227,7 @@ class ImageLoader:
         self._on_placed = on_placed
         self._buffers = BufferPool(self._task.shape, keep=max(self.depth, MOST_BATCHES) + 2, pinned=pin)
         self._worker = BatchWorker(
-            self._task, self._buffers.take, None if device is None else DeviceCache(device, self.crop)
+            self._task, self._buffers.take, None if device is None or coming else DeviceCache(device, self.crop)
         )
         self._children: weakref.WeakSet[LoaderProcess] = weakref.WeakSet()
         self._idle: list[LoaderProcess] = []
@@ -397,6 +417,17 @@ class ImageLoader:
                 " own copy; enlarge /dev/shm (docker: --shm-size), or set STEADYTRAIN_SHM to a folder in memory",
                 stacklevel=3,
             )
+
+    def _coming_sizes(self, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Return the sizes from the first position on, in rising order. Raises InputError where they cannot be."""
+        stages = sorted([(-1, self.crop.size), *((at_least(0, "sizes", at), side) for at, side in sizes)])
+        reached = [stage for stage in stages if stage[0] <= self.start][-1]
+        coming = [stage for stage in stages if stage[0] > self.start]
+        for position, side in coming:
+            at_least(1, "sizes", side)
+            if (position - self.start) % self.share[1]:
+                raise InputError(f"sizes have position {position}, where no batch of start={self.start} begins")
+        return reached, *coming
 
     def _check_stop(self, stop: int) -> None:
         span, step, shards = stop - self.start, self.share[1], self.share[1] // self.batch_size

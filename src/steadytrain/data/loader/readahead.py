@@ -24,7 +24,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints
+from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints, RepeatedOrder
 from steadytrain.data.recordio.reader import Extents
 from steadytrain.machine import facts
 
@@ -81,7 +81,7 @@ class Readahead:
         self,
         source: LocatedSource,
         ids: Ints,
-        order: GlobalOrder | BlockOrder | None,
+        order: GlobalOrder | BlockOrder | RepeatedOrder | None,
         *,
         stop: int | None,
         own: Callable[[Ints], Ints],
@@ -89,6 +89,8 @@ class Readahead:
         self.source = source
         self.ids = ids
         self.order = order
+        self.repeats = order.times if isinstance(order, RepeatedOrder) else 1
+        self._blocks = order.order if isinstance(order, RepeatedOrder) else order
         self.stop = stop
         self.own = own
         sizes = source.extents(ids[:: max(1, len(ids) // 1000)]).size
@@ -109,7 +111,7 @@ class Readahead:
         """Ask for what comes after the batch of positions ``first`` to ``end - 1``, which is begun."""
         with self._lock:
             self._begun = first if self._begun is None else self._begun
-            last = self._begun + len(self.ids) if self.fits else None
+            last = self._begun + len(self.ids) * self.repeats if self.fits else None
             present = self._stretch(first, last)
             following = self._stretch(present.end, last)
             self._stretches = [present, following]
@@ -128,8 +130,8 @@ class Readahead:
         for known in self._stretches:
             if known.first <= position < known.end:
                 return known
-        if isinstance(self.order, BlockOrder):
-            first, end = self.order.bounds(position)
+        if isinstance(self._blocks, BlockOrder):
+            first, end = (bound * self.repeats for bound in self._blocks.bounds(position // self.repeats))
         else:
             first = position // self.samples * self.samples
             end = first + self.samples

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch
+from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, batch_view
 from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
 from steadytrain.data.loader.pipeline import RequestCounts, StageTimes, Stream
 from steadytrain.data.packing import worker_pool
@@ -301,12 +301,14 @@ class LoaderProcess:
             self._sweep()
         is_lent = len(self._lent) < SPARE
         (self._lent if is_lent else self._free).append(slot)
-        batch, n = self.slots.each[slot], self._task.span(number)[1]
-        if is_lent and self._has_labels and n == self._task.batch_size:
+        batch, (first, n) = self.slots.each[slot], self._task.span(number)
+        side = self._task.side(first)
+        if is_lent and self._has_labels and (n, side) == self._task.shape[:2]:
             return LoadedBatch(batch, bad)
-        images, labels, ids, positions = batch.images[:n], batch.labels[:n], batch.ids[:n], batch.positions[:n]
+        images, labels = batch_view(batch.images, n, side), batch.labels[:n]
+        ids, positions = batch.ids[:n], batch.positions[:n]
         if not is_lent:  # the consumer keeps batches: the child must not wait for it
-            shared, images = images, self._buffers.take()[:n]
+            shared, images = images, batch_view(self._buffers.take(), n, side)
             images[...] = shared
             labels, ids, positions = labels.copy(), ids.copy(), positions.copy()
         return LoadedBatch(

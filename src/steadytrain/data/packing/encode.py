@@ -146,7 +146,10 @@ class Settings:
 
 
 class Packed(NamedTuple):
-    """An image ready to be stored; ``height`` and ``width`` are those of the upright picture."""
+    """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
+
+    ``full_chroma``: it was encoded as a JPEG of 4:4:4.
+    """
 
     data: bytes
     height: int
@@ -154,6 +157,7 @@ class Packed(NamedTuple):
     channels: int
     format: str
     kept: bool
+    full_chroma: bool = False
 
 
 def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None = None) -> Packed | str:
@@ -355,15 +359,17 @@ def _encode(pixels: Pixels, name: str, settings: Settings) -> Packed:
             f"{width:,} x {height:,} pixels, and {'a JPEG' if name == 'jpg' else 'a WebP'} holds at most"
             f" {_LONGEST_SIDE[name]:,} a side: give --encoding png, or a --shorter-side"
         )
+    is_full = name == "jpg" and wants_full_chroma(pixels, settings.subsampling)
     if name == "ppm":
         data = to_ppm(pixels)
     elif name == "jpg":
-        data = encode_jpeg(pixels, settings.quality, most=settings.restart, subsampling=settings.subsampling)
+        chroma: Subsampling = "444" if is_full else "420"
+        data = encode_jpeg(pixels, settings.quality, most=settings.restart, subsampling=chroma)
     else:
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, name, quality=settings.quality)
         data = file.getvalue()
-    return _packed(data, pixels.shape, name, kept=False)
+    return _packed(data, pixels.shape, name, kept=False)._replace(full_chroma=is_full)
 
 
 def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> Packed:
@@ -381,10 +387,7 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
         most: as for :func:`restart_interval`; 0: no markers.
         subsampling: as for ``Settings``; of no consequence for grey.
     """
-    if subsampling == "auto":
-        is_full = pixels.ndim == 3 and subsampled_chroma_psnr(pixels) < MIN_CHROMA_PSNR
-    else:
-        is_full = pixels.ndim == 3 and subsampling == "444"
+    is_full = wants_full_chroma(pixels, subsampling)
     options: dict[str, Any] = {"quality": quality, "subsampling": "4:4:4" if is_full else "4:2:0"}
     if most and is_full:
         # Not a divisor of the row: 341 pixels are 43 MCUs of 8, and a marker after each of them makes files 5 % larger,
@@ -398,6 +401,13 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
     # less at quality 95, and files as large.
     Image.fromarray(pixels).save(file, "JPEG", **options)
     return file.getvalue()
+
+
+def wants_full_chroma(pixels: Pixels, subsampling: Subsampling) -> bool:
+    """Return whether an image is to be stored as 4:4:4; grey never is."""
+    if pixels.ndim == 2 or subsampling == "420":
+        return False
+    return subsampling == "444" or subsampled_chroma_psnr(pixels) < MIN_CHROMA_PSNR
 
 
 def subsampled_chroma_psnr(pixels: Pixels) -> float:

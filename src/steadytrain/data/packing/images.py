@@ -15,6 +15,8 @@ CMYK, YCCK, YCbCr, Lab, HSV       RGB, colour profiles ignored
 32-bit float                      refused: its range is not known
 EXIF orientation 2 to 8           turned upright
 more than 100 million pixels      refused, by the header, before anything is decoded
+WebP of more than 67 million      refused, by the header: decoding would take more than 1 GiB
+CMYK JPEG of more than 89         the same
 ================================  ==========================================================================
 """
 
@@ -45,6 +47,10 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "AVIF")
 _ORIENTATION = 0x0112
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP")
+MAX_DECODER_BYTES = 2**30
+_DECODER_BYTES = {"WEBP": 16, "JPEG": 12, "MPO": 12}
+"""Of a pixel, while it is decoded. WebP: two canvases, the frame and the image, 4 each. CMYK JPEG: 8 for the
+coefficients of all its scans, 4 for the image. Other files take at most 10 (docs/odd-images.md has the table)."""
 STRIP_PIXELS = 4_000_000
 """Of a larger image so many pixels are made plain at a time."""
 
@@ -75,6 +81,11 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImageError(_too_many(width * height))
+    if image.format == "WEBP" or getattr(image, "layers", 0) == 4:
+        most = MAX_DECODER_BYTES // _DECODER_BYTES[str(image.format)]
+        if width * height > most:
+            kind = "a WebP" if image.format == "WEBP" else "a CMYK JPEG"
+            raise BadImageError(f"{kind} of {width * height:,} pixels, more than {most:,}: scale it down")
     key = image.info.get("transparency")
     if isinstance(key, tuple) and image.tile and "16" in str(image.tile[0][3]):  # of a PNG whose lower 8 bits go unread
         image.info["transparency"] = tuple(value >> 8 for value in key)

@@ -394,6 +394,7 @@ class Tally:
         self._every = max(1, -(-len(listing) // COUNTED_IMAGES))  # the pixels of every so many-th file are counted
         self._encodings: Counter[str] = Counter()
         self._num_kept = 0
+        self._num_full_chroma = 0
         self._num_counted = 0
         self._colour = False
         # One entry an image, in arrays: a million Python objects would weigh more than the images in flight.
@@ -437,6 +438,7 @@ class Tally:
         self._widths.append(image.width)
         self._encodings[image.format] += 1
         self._num_kept += image.kept
+        self._num_full_chroma += image.full_chroma
         self._num_counted += self.is_counted(self.num_seen - 1)
         self._colour = self._colour or image.channels == 3
 
@@ -456,6 +458,7 @@ class Tally:
             "rejected": self.rejected[rejected:],
             "encodings": self._encodings,
             "totals": [self._num_kept, self._num_counted, self._colour],
+            "full_chroma": self._num_full_chroma,
             "counts": base64.b64encode(self.counts.tobytes()).decode(),
         }
 
@@ -469,6 +472,7 @@ class Tally:
             self.num_seen = notes[-1]["seen"]
             self._encodings = Counter(notes[-1]["encodings"])
             self._num_kept, self._num_counted, self._colour = notes[-1]["totals"]
+            self._num_full_chroma = notes[-1].get("full_chroma", 0)
             counts = np.frombuffer(base64.b64decode(notes[-1]["counts"]), np.int64)
             self.counts = counts.reshape(self.counts.shape).copy()
         self._num_noted = len(self._numbers), len(self.rejected)
@@ -506,6 +510,7 @@ class Tally:
             label_names=listing.label_names,
             by_class=listing.ids is None,
             kept=self._num_kept,
+            full_chroma=self._num_full_chroma if settings.get("subsampling") == "auto" else None,
             encodings=dict(sorted(self._encodings.items())),
             settings=settings,
             bytes=writer.num_bytes,

@@ -26,10 +26,11 @@ from typing import Literal
 from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import Progress, assign_files, digest, identity, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.card import card_for, read_classes, record_files, refuse_other_classes
+from steadytrain.data.recordio.card import LabelNames, card_for, read_classes, record_files, refuse_other_classes
 from steadytrain.data.sources import filenames
 from steadytrain.data.sources.filenames import group_by_split
 from steadytrain.data.sources.find import find
+from steadytrain.data.sources.labels import require_zero_or_one
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
@@ -75,7 +76,7 @@ def prepare(
     root: str | Path | None = None,
     labels: str | Path | None = None,
     classes: str | Path | Sequence[str] | None = None,
-    one_class: bool = False,
+    trainable: bool = False,
     only: Literal["val"] | None = None,
     cache: str | Path | None = None,
     shorter_side: int | None = 256,
@@ -92,7 +93,7 @@ def prepare(
             takes; of a source that is split ``train`` and ``val`` are used.
         root, labels: as for :func:`~steadytrain.data.packing.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
-        one_class: refuse label vectors, before anything is packed.
+        trainable: refuse labels that nothing can be trained on, before anything is packed.
         only: of a source that is split, pack no more than this part, unless a copy of all is there already.
         cache: where packed copies lie; None: ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
         shorter_side: larger images are scaled down to it in the copy; None keeps every size.
@@ -110,7 +111,7 @@ def prepare(
     if isinstance(classes, str | Path):
         class_list: tuple[str, ...] | None = read_classes(classes)
     else:
-        class_list = None if classes is None else tuple(classes)
+        class_list = classes if classes is None or isinstance(classes, tuple) else tuple(classes)
     prepared = _as_records(str(source), root, labels)
     if prepared is None:
         prepared = _Request(
@@ -118,7 +119,7 @@ def prepare(
             root=None if root is None else Path(root),
             labels=None if labels is None else Path(labels),
             classes=class_list,
-            one_class=one_class,
+            trainable=trainable,
             only=only,
             settings=Settings(shorter_side=shorter_side),
             place=(Path(cache) if cache is not None else default_cache()) / "packed",
@@ -130,7 +131,7 @@ def prepare(
         ).get()
     card = card_for(prepared.train)
     if class_list and card is not None:
-        refuse_other_classes(card.classes, class_list, of=prepared.train, card=card_name)
+        refuse_other_classes(card.class_list, class_list, of=prepared.train, card=card_name)
     return prepared
 
 
@@ -176,7 +177,7 @@ class _Request:
     root: Path | None
     labels: Path | None
     classes: tuple[str, ...] | None
-    one_class: bool
+    trainable: bool
     only: str | None
     settings: Settings
     place: Path
@@ -191,7 +192,8 @@ class _Request:
         """Names all copies of this source by these settings, whatever state it was in."""
         place = Path(self.source).resolve()
         options = [None if path is None else str(path.resolve()) for path in (self.root, self.labels)]
-        request = json.dumps([str(place), *options, self.classes]).encode()
+        kind = ["labels"] if isinstance(self.classes, LabelNames) else []
+        request = json.dumps([str(place), *options, self.classes, *kind]).encode()
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[-40:]
         return f"{stem}-{digest(self.settings, [request])[:8]}"
 
@@ -230,11 +232,8 @@ class _Request:
             # Every command that takes data has --root and --labels.
             has_option = "--classes" in str(error)
             raise DataError(f"{error}{f' (steady pack {self.source} OUT has it)' * has_option}") from error
-        if self.one_class and listings[0].labels.ndim > 1:
-            raise DataError(
-                f"{self.source} has {listings[0].labels.shape[1]} labels for each image: training and evaluation need"
-                " one class for each"
-            )
+        for listing in listings if self.trainable else ():
+            require_zero_or_one(listing.labels, where=self.source)
         return [listing for listing in Selection().of(listings, self.say) if listing.split != "test"]
 
     @contextlib.contextmanager

@@ -28,6 +28,15 @@ _SPOTS = 64
 _SPOT_BYTES = 4096
 
 
+class LabelNames(tuple[str, ...]):
+    """The class list of images that may have several labels: the names of the columns of their label vectors.
+
+    A source that is read with it gives label vectors, also where no image has more than one label.
+    """
+
+    __slots__ = ()
+
+
 class Rejected(NamedTuple):
     """A file that was left out, and why."""
 
@@ -51,6 +60,7 @@ class Card:
         label_names: of the columns of label vectors, where the source names them.
         by_class: the records lie class by class with ids 0, 1, 2, ...: labels follow from ``counts``.
         kept: images stored byte for byte as they came; the others were encoded anew.
+        full_chroma: of these, JPEGs of 4:4:4, where ``--subsampling auto`` chose; else None, and not in the file.
         encodings: images by format (``jpg``, ``png``, ...).
         settings: those of :class:`~steadytrain.data.packing.encode.Settings`.
         bytes: size of the ``.rec``.
@@ -73,6 +83,7 @@ class Card:
     label_names: tuple[str, ...] = ()
     by_class: bool = False
     kept: int = 0
+    full_chroma: int | None = None
     encodings: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     bytes: int = 0
@@ -92,10 +103,22 @@ class Card:
         if self.channels not in (1, 3) or not len(self.mean) == len(self.std) in (0, self.channels):
             raise DataError(f"a card with {self.channels} channels, mean {self.mean} and std {self.std}")
 
+    @property
+    def class_list(self) -> tuple[str, ...]:
+        """What a model of these data tells apart: the classes; of label vectors the names of their columns.
+
+        Columns without names are called by their numbers. Empty for single values that are no classes.
+        """
+        if self.classes or (self.label_width == 1 and not self.label_names):
+            return self.classes
+        return LabelNames(self.label_names or map(str, range(self.label_width)))
+
     def to_json(self) -> str:
         """Return indented JSON, the form of ``OUT.json``."""
         members = {"kind": KIND, "version": VERSION, **plain(self)}
         members["rejected"] = [file._asdict() for file in self.rejected]
+        if self.full_chroma is None:
+            del members["full_chroma"]
         return json.dumps(members, indent=1) + "\n"
 
     @staticmethod
@@ -159,6 +182,7 @@ def merge_cards(cards: Sequence[Card]) -> Card:
         stats_images=sum(card.stats_images for card in counted),
         by_class=False,
         kept=sum(card.kept for card in cards),
+        full_chroma=None if cards[0].full_chroma is None else sum(card.full_chroma or 0 for card in cards),
         encodings=dict(sorted(encodings.items())),
         bytes=sum(card.bytes for card in cards),
         digest="",
@@ -234,6 +258,8 @@ def card_of(records: Path) -> Card | None:
 def read_classes(path: str | Path) -> tuple[str, ...]:
     """Read the class list of a card, given as ``OUT.json`` or as the ``OUT.rec`` that it lies beside.
 
+    Of label vectors it is a :class:`LabelNames`.
+
     Raises:
         DataError: there is no such card, or it lists no classes.
     """
@@ -245,9 +271,9 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
         raise DataError(f"cannot read the card {file}: {error.strerror}: give the .json that pack wrote") from error
     except (DataError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}: give the .json that pack wrote") from error
-    if not card.classes:
-        raise DataError(f"{file} lists no classes (its labels are vectors): give another card")
-    return card.classes
+    if not card.class_list:
+        raise DataError(f"{file} lists no classes (its labels are numbers): give another card")
+    return card.class_list
 
 
 def refuse_other_classes(

@@ -46,6 +46,25 @@ def read_index(path: Path) -> Offsets:
     return offsets
 
 
+def write_index(rec: Path, index: Path) -> Path:
+    """Write the ``.idx`` of a record file, with keys from 0 on; return its path.
+
+    Raises:
+        DataError: the file is damaged, or cannot be read or written.
+    """
+    try:
+        with (
+            rec.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as view,
+        ):
+            offsets = scan(view)
+        index.write_text("".join(f"{key}\t{offset}\n" for key, offset in enumerate(offsets)), encoding="ascii")
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise DataError(f"cannot index {rec} as {index}: {getattr(error, 'strerror', None) or error}") from error
+    return index
+
+
 def scan(file: memoryview) -> Offsets:
     """Find every record by jumping from frame to frame.
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.checking.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
 from steadytrain.data.packing.images import BadImageError, read_header
-from steadytrain.data.recordio.card import Card, card_of, digest_of_spots, merge_cards, record_files
+from steadytrain.data.recordio.card import Card, LabelNames, card_of, digest_of_spots, merge_cards, record_files
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
 from steadytrain.data.recordio.index import (
     Columns,
@@ -245,8 +245,8 @@ def why_no_image(payload: memoryview | bytes) -> str:
 def none_is_an_image(count: int, reason: str) -> str:
     """Say that none of so many records holds an image, and why the first one does not.
 
-    >>> none_is_an_image(16, "a text")
-    'none of 16 records holds an image (the first: a text)'
+    >>> none_is_an_image(16, "text")
+    'none of 16 records holds an image (the first: text)'
     """
     return f"none of {count:,} records holds an image (the first: {reason})"
 
@@ -478,6 +478,15 @@ class Records:
         if largest >= MOST_CLASSES:
             raise DataError(f"{self.path}: labels run up to {largest:,}; at most {MOST_CLASSES:,} classes are possible")
         return tuple(str(number) for number in range(largest + 1))
+
+    @cached_property
+    def class_list(self) -> tuple[str, ...]:
+        """What a model of these data tells apart: the classes; of label vectors the names of their columns."""
+        if self.card is not None:
+            return self.card.class_list
+        if self.labels.ndim == 1 or self.labels.shape[1] == 1:
+            return self.classes
+        return LabelNames(map(str, range(self.labels.shape[1])))
 
     @cached_property
     def channels(self) -> int:

@@ -130,7 +130,10 @@ def require_there(source: str) -> None:
         return
     if path.is_symlink():
         raise DataError(f"{source} is a broken link (to {path.readlink()}): fix it")
-    near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    names = {p.name for p in path.parent.iterdir()} if path.parent.is_dir() else set()
+    packed = {name.removesuffix(".rec") for name in names if name.endswith(".rec")}
+    beside = {f"{name}{ending}" for name in packed for ending in (".idx", ".lst", ".json")}  # no sources themselves
+    near = did_you_mean(path.name, sorted(names - beside))
     raise DataError(f"there is no file or folder {source}.{near}")
 
 

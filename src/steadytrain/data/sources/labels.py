@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import LARGEST_LABEL
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.filenames import few
@@ -178,18 +179,25 @@ def label_separator(texts: Sequence[str], *, header: str, where: str) -> str:
     )
 
 
-def multi_hot(texts: Sequence[str], sign: str, *, where: str) -> tuple[tuple[str, ...], NDArray[np.float32]]:
-    """Names of the labels, sorted, and float32[N, L] with 1 for each that a cell holds.
+def multi_hot(
+    texts: Sequence[str], sign: str, *, where: str, classes: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], NDArray[np.float32]]:
+    """Names of the labels, sorted or as ``classes`` lists them, and float32[N, L] with 1 for each that a cell holds.
+
+    An empty cell is an image without a label; an empty ``sign`` joins nothing.
 
     Raises:
-        DataError: more than 10,000 labels.
+        DataError: more than 10,000 labels, or one that ``classes`` lacks.
 
     >>> multi_hot(["dog;cat", "dog"], ";", where="a.csv")
     (('cat', 'dog'), array([[1., 1.],
            [0., 1.]], dtype=float32))
     """
-    parts = {text: {class_name(word) for word in text.split(sign) if word.strip()} for text in set(texts)}
-    names = tuple(sorted(set().union(*parts.values())))
+    words = {text: text.split(sign) if sign else [text] for text in set(texts)}
+    parts = {text: {class_name(word) for word in split if word.strip()} for text, split in words.items()}
+    found = set().union(*parts.values())
+    names = tuple(sorted(found) if classes is None else classes)
+    require_known(list(found - set(names)), names, where)
     if len(names) > MOST_LABELS:
         raise DataError(f"{where} has {len(names):,} labels; {MOST_LABELS:,} are the most that vectors are made of")
     column_of = {name: column for column, name in enumerate(names)}
@@ -197,3 +205,31 @@ def multi_hot(texts: Sequence[str], sign: str, *, where: str) -> tuple[tuple[str
     for row, text in enumerate(texts):
         vectors[row, [column_of[name] for name in parts[text]]] = 1
     return names, vectors
+
+
+def align_columns(labels: Labels, names: Sequence[str], wanted: LabelNames, *, where: str) -> Labels:
+    """Put the columns of label vectors, called ``names`` (empty: they have none), into the order of a class list.
+
+    Raises:
+        DataError: other columns than the list has, or not as many.
+    """
+    if not names and labels.shape[1] == len(wanted):
+        return labels
+    if sorted(names) != sorted(wanted):
+        differ = few(sorted(set(names) ^ set(wanted))) if names else f"{labels.shape[1]:,} without names"
+        raise DataError(
+            f"{where} has other labels than the class list ({differ}; the list: {few(wanted)}): give it a column for"
+            " each of the list, or use the list of a set that has them"
+        )
+    return labels[:, [list(names).index(name) for name in wanted]]
+
+
+def require_zero_or_one(labels: Labels, *, where: str) -> None:
+    """Raise DataError for label vectors that do not say of each label whether an image has it."""
+    if labels.ndim == 1 or bool(((labels == 0) | (labels == 1)).all()):
+        return
+    row, column = (int(at[0]) for at in np.nonzero((labels != 0) & (labels != 1)))
+    raise DataError(
+        f"{where} has label vectors with other values than 0 and 1 ({labels[row, column]:g} in image {row}): training"
+        " needs one class for each image, or a 1 for each label that an image has and a 0 for each other"
+    )

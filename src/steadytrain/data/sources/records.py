@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import group_by_split, order_splits
-from steadytrain.data.sources.labels import classes_from_numbers
+from steadytrain.data.sources.labels import align_columns, classes_from_numbers
 from steadytrain.data.sources.listing import Listing, Names, Pieces, Say
 from steadytrain.data.sources.select import merge
 from steadytrain.errors import DataError
@@ -49,10 +50,14 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
             raise DataError(f"{path} holds no records")
         records.require_images()
         labels, classes, card = records.labels, records.classes, records.card
+        label_names = card.label_names if card is not None else ()
         if labels.ndim == 1 and (class_list is not None or classes):
             names = classes if card is not None else None
             numbers = labels.astype(np.int64)
             classes, labels = classes_from_numbers(numbers, names=names, classes=class_list, where=str(path))
+        elif isinstance(class_list, LabelNames) and labels.ndim > 1:
+            labels = align_columns(labels, label_names, class_list, where=str(path))
+            label_names = class_list
         elif class_list is not None:
             raise DataError(f"{path} has label vectors: --classes does not apply")
         pieces = _locate_images(path, records, scratch)
@@ -67,7 +72,7 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
             times=np.full(len(records), path.stat().st_mtime_ns, np.int64),
             ids=None if in_order_of_classes else np.array(records.record_ids),
             pieces=pieces,
-            label_names=card.label_names if card is not None else (),
+            label_names=label_names,
         )
 
 

@@ -21,10 +21,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import read_lines
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.filenames import SPLITS, few, is_image, order_splits, repeated
 from steadytrain.data.sources.labels import (
+    align_columns,
     classes_from_texts,
     is_number,
     label_separator,
@@ -116,6 +118,9 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
     is_class = width == 1 and bool(np.all((single >= 0) & (single == np.floor(single)) & (single < 2**24)))
     labels: Labels = single.astype(np.int64) if is_class else vectors
     names, sizes, times = images.locate(written)
+    if labels.ndim > 1 and isinstance(classes, LabelNames):
+        labels = align_columns(labels, (), classes, where=str(path))
+        return Listing("", root, (), names, labels, sizes, times, np.array(ids), label_names=classes)
     return Listing("", root, _name_classes(path, labels, names, classes), names, labels, sizes, times, np.array(ids))
 
 
@@ -180,7 +185,10 @@ class Columns:
     is_guess: bool = False  # the first line is taken for a header only because its path is none
 
     def cells(self, row: list[str]) -> tuple[str, str | tuple[float, ...], str]:
-        """The path, the label or labels, and the split in a row. Raises ValueError: what is wrong with it."""
+        """The path, the label or labels, and the split in a row; an empty label may mean that an image has none.
+
+        Raises ValueError: what is wrong with it.
+        """
         if len(row) < self.width or any(cell.strip() for cell in row[self.width :]):
             raise ValueError(f"{len(row)} cell{'s' * (len(row) != 1)}, the first line has {self.width}")
         name = row[self.path].strip()
@@ -203,8 +211,6 @@ class Columns:
                 if not is_number(label):
                     raise ValueError(f"the label {label!r} is not a number")
             return name, tuple(map(float, labels)), split
-        if not labels[0]:
-            raise ValueError("the label is empty")
         return name, labels[0], split
 
     def remark(self, path: Path, say: Say) -> None:
@@ -382,8 +388,8 @@ def read_table(
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
     rows = islice(_read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
-    names, cells, splits, groups = _read_body(path, rows, columns, say)
-    class_names, label_names, labels = _labels_of(path, cells, columns, classes, say)
+    names, cells, sign, splits, groups = _read_body(path, rows, columns, classes, say)
+    class_names, label_names, labels = _labels_of(path, cells, sign, columns, classes, say)
     parts = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(splits.tolist())}
     if "train" not in parts and len(parts) == 1:
         parts = {"": np.arange(len(splits))}
@@ -398,9 +404,12 @@ def read_table(
 
 
 def _read_body(
-    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns, say: Say
-) -> tuple[Names, list[str] | NDArray[np.float32], NDArray[np.str_], Names]:
-    """Paths, labels (texts, or float32[N, L]), splits and groups of all rows; lines that stand twice count once."""
+    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns, classes: Sequence[str] | None, say: Say
+) -> tuple[Names, list[str] | NDArray[np.float32], str | None, NDArray[np.str_], Names]:
+    """Paths, labels (texts, or float32[N, L]), splits and groups of all rows; lines that stand twice count once.
+
+    Third: the sign that joins several labels in a text; None where each text is one label.
+    """
     names, numbers, values, groups = Names(), array("q"), array("f"), Names()
     texts: list[str] = []
     splits: list[str] = []
@@ -429,6 +438,11 @@ def _read_body(
         text = texts[row] if texts else str(tuple(values[row * width : (row + 1) * width]))
         return f"{text} ({splits[row]})" if splits[row] else text
 
+    header = _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""
+    sign = label_separator(texts, header=header, where=str(path)) if texts else None
+    if not sign and not isinstance(classes, LabelNames):
+        sign = None  # then an empty cell is no image without a label
+        wrong += [(number, "the label is empty") for number, text in zip(numbers, texts, strict=False) if not text]
     again = _repeated_rows(names, numbers, label_of, wrong)
     _refuse_wrong(path, names, wrong, "table")
     cells: list[str] | NDArray[np.float32] = texts or np.array(values, np.float32).reshape(len(names), -1)
@@ -440,27 +454,36 @@ def _read_body(
         groups = groups.take(kept) if columns.group is not None else groups
         plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
         say(f"{path}: {len(again):,} line{plural} used once")
-    return names, cells, np.array(splits), groups
+    return names, cells, sign, np.array(splits), groups
 
 
 def _labels_of(
-    path: Path, cells: list[str] | NDArray[np.float32], columns: Columns, classes: Sequence[str] | None, say: Say
+    path: Path,
+    cells: list[str] | NDArray[np.float32],
+    sign: str | None,
+    columns: Columns,
+    classes: Sequence[str] | None,
+    say: Say,
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
     where, label_names = str(path), tuple[str, ...]()
-    header = _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""
+    label_list = classes if isinstance(classes, LabelNames) else None
+    vectors: Labels
     if not isinstance(cells, list):
         vectors = cells
         if columns.names:
             label_names = tuple(columns.names[place].strip() or f"column {place + 1}" for place in columns.labels)
-    elif sign := label_separator(cells, header=header, where=where):
-        label_names, vectors = multi_hot(cells, sign, where=where)
+        if label_list is not None:
+            vectors = align_columns(vectors, label_names, label_list, where=where)
+            label_names = label_list
+    elif sign is not None:
+        label_names, vectors = multi_hot(cells, sign, where=where, classes=label_list)
     elif all(map(is_number, set(cells))) and None in map(whole_number, set(cells)):
         vectors = np.array([float(text) for text in cells], np.float32)[:, None]
     else:
         class_names, labels = classes_from_texts(cells, classes=classes, where=where)
         return class_names, (), labels
-    if classes is not None:
+    if classes is not None and label_list is None:
         raise DataError(f"{where} {_NO_CLASSES}")
     if label_names:
         say(f"{where}: several labels per image, in this order: {few(label_names, 20)}")

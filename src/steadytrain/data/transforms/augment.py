@@ -2,12 +2,16 @@
 
 Every number that is drawn is a pure function of the seed, the kind of transform and the position of the image in the
 stream, so an image gets the same whatever batch, rank or attempt it is made in. Only mixing looks at another image: the
-one that is half a micro-batch away. The micro-batches of an update do not depend on the ranks that make it.
+one that is half a micro-batch away; and a transform of the user's own draws for a whole micro-batch, from generators
+seeded by the seed and the position of its first image. The micro-batches of an update do not depend on the ranks that
+make it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,15 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from steadytrain.config.factories import import_factory
 from steadytrain.config.transforms import MIXING, Transform, is_mixing
 from steadytrain.data.loader.sampler import TRANSFORMS, uniforms
 from steadytrain.data.transforms import operations
 from steadytrain.data.transforms.operations import Floats, to_device
 from steadytrain.data.transforms.policies import augmix, autoaugment, randaugment, trivialaugment
+from steadytrain.errors import RecipeError, did_you_mean, first_line
 
 Apply = Callable[[Tensor, Floats, Transform, Tensor], Tensor]
 """Of images uint8[n, H, W, C], which it may change, draws float64[n, ...], the transform and the colour float32[C]
 of what is empty: images of the same shape."""
+
+OwnTransform = Callable[[Tensor], Tensor]
+"""The user's own: of images uint8[B, C, H, W], as many of the same size, uint8 or floating point from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,9 @@ class Augmentation:
         seed: of all draws.
         fill: of each channel, from 0 to 1: the colour of what is empty.
         num_classes: of the labels.
-        group: images of a micro-batch: each is mixed with another of the same.
+        group: images of a micro-batch: each is mixed with another of the same, and what is the user's own gets them
+            together.
+        own: what :func:`make_own` has made of the user's own transforms, by name.
 
     >>> augmentation = Augmentation((Transform.parse("mixup:0.2"),), seed=0, fill=(0.5,), num_classes=3, group=4)
     >>> images = torch.zeros(4, 8, 8, 1, dtype=torch.uint8)
@@ -50,6 +61,7 @@ class Augmentation:
     fill: tuple[float, ...]
     num_classes: int
     group: int
+    own: Mapping[str, OwnTransform] = field(default_factory=dict)
     _fills: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -70,9 +82,22 @@ class Augmentation:
             self._fills[device] = torch.tensor([round(255 * value) for value in self.fill], device=device).float()
         images, fill = images.clone(), self._fills[device]
         for transform in self.transforms:
-            if transform.name not in MIXING:
+            if transform.is_own:
+                images = self._apply_own(images, transform, positions)
+            elif transform.name not in MIXING:
                 images = APPLY[transform.name](images, self.draws(transform, positions), transform, fill)
         return self._mix(images, labels, positions) if self.is_mixing else (images, labels)
+
+    def _apply_own(self, images: Tensor, transform: Transform, positions: NDArray[np.int64]) -> Tensor:
+        """Call the user's own transform with each micro-batch; what it draws depends on its first position alone."""
+        apply, number = self.own[transform.name], list(self.own).index(transform.name)
+        parts = []
+        for start in range(0, len(images), self.group):
+            part, first = images[start : start + self.group], positions[start : start + 1]
+            drawn = uniforms(self.seed, first, number + 1, TRANSFORMS + transform.kind.number)[0, number]
+            with _seeded(int(drawn * 2**32), images.device):
+                parts.append(_call_own(transform.name, apply, part))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def draws(self, transform: Transform, positions: NDArray[np.int64]) -> Floats:
         """Draw the numbers of a transform: float64[B, n]."""
@@ -118,6 +143,75 @@ class Augmentation:
             own[rows] = shares
         targets, share = self.targets(labels), to_device(own, images)[:, None]
         return images, targets * share + targets.index_select(0, to_device(others, images)) * (1 - share)
+
+
+def make_own(
+    transforms: Iterable[Transform], device: torch.device | None, shape: tuple[int, int, int], *, allow_import: bool
+) -> dict[str, OwnTransform]:
+    """Import the user's own transforms, make them, and try each on two images.
+
+    Args:
+        transforms: of a recipe; those that are named otherwise are left out.
+        device: where they work; None: on the CPU.
+        shape: height, width and channels of the images.
+        allow_import: whether the user's own code or command line named them, and not a file.
+
+    Raises:
+        RecipeError: one may not be imported, fails, or gives no images of the same shape.
+    """
+    made: dict[str, OwnTransform] = {}
+    device = device or torch.device("cpu")
+    for name in (transform.name for transform in transforms if transform.is_own):
+        factory = import_factory(
+            name,
+            key="data.transforms",
+            flag="--transforms",
+            what="a transform",
+            allow_import=allow_import,
+            hint=did_you_mean(name.partition(":")[0], APPLY),
+        )
+        try:
+            apply = factory()
+            if isinstance(apply, torch.nn.Module):
+                apply = apply.to(device)
+            with _seeded(0, device):
+                _call_own(name, apply, torch.zeros(2, *shape, dtype=torch.uint8, device=device))
+        except RecipeError:
+            raise
+        except Exception as error:
+            raise RecipeError(f"data.transforms={name} failed: {type(error).__name__}: {first_line(error)}") from error
+        made[name] = apply
+    return made
+
+
+def _call_own(name: str, apply: OwnTransform, images: Tensor) -> Tensor:
+    """Call a transform of the user's own with images uint8[B, H, W, C]. Raises RecipeError where it gives no such."""
+    made = apply(images.permute(0, 3, 1, 2))
+    n, height, width, channels = images.shape
+    if not isinstance(made, Tensor) or made.shape != (n, channels, height, width):
+        what = f"{made.dtype} of shape {list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+        raise RecipeError(
+            f"data.transforms={name} gave {what}; of images uint8 [B, C, H, W] it must give as many of the same size,"
+            " uint8 or floating-point numbers from 0 to 1"
+        )
+    if made.is_floating_point():
+        made = (made * 255).round_().clamp_(0, 255)
+    return made.permute(0, 2, 3, 1).to(torch.uint8).contiguous()
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's, NumPy's and Python's generators (32 bits), and restore them on exit."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def _vflip(images: Tensor, draws: Floats, transform: Transform, fill: Tensor) -> Tensor:

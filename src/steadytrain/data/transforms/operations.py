@@ -21,6 +21,9 @@ Floats = NDArray[np.float64]
 LUMA = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in grey, as torchvision has them (ITU-R BT.601)."""
 
+PIECE = 2**17
+"""Values that :func:`warp` moves at once on a CPU: 0.5 MB of float32, which stays in a cache; twice as fast or more."""
+
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
 _FROM_YIQ = np.linalg.inv(_YIQ)
 
@@ -46,15 +49,21 @@ def warp(images: Tensor, maps: Floats, fill: Tensor) -> Tensor:
         maps: float64[n, 2, 3]: where the pixel at (x, y, 1) of the result comes from, in pixels from the centre.
         fill: float32[C], the colour of what lies outside of the image.
     """
-    height, width = images.shape[1:3]
+    if images.device.type == "cpu" and len(images) > (some := max(1, PIECE // images[0].numel())):
+        pieces = (slice(k, k + some) for k in range(0, len(images), some))
+        return torch.cat([warp(images[piece], maps[piece], fill) for piece in pieces])
+    n, height, width, channels = images.shape
     across, down = (torch.arange(side, device=images.device) - (side - 1) / 2 for side in (width, height))
     each = to_device(maps, images)[:, :, :, None, None]
-    # A pixel comes from the same place in however large a batch: products and sums of single numbers, no matrices.
-    from_x, from_y = (each[:, k, 0] * across + each[:, k, 1] * down[:, None] + each[:, k, 2] for k in range(2))
-    places = torch.stack((from_x * (2 / width), from_y * (2 / height)), -1)  # -1 and 1: the edges of an image
-    values = (images - fill).permute(0, 3, 1, 2)
+    places = torch.empty((n, height, width, 2), device=images.device)  # -1 and 1: the edges of an image
+    for k, scale in enumerate((2 / width, 2 / height)):
+        # A pixel comes from the same place in however large a batch: products and sums of single numbers, no matrices.
+        torch.mul(each[:, k, 0] * across + each[:, k, 1] * down[:, None] + each[:, k, 2], scale, out=places[..., k])
+    values = torch.empty((n, channels, height, width), device=images.device).copy_(images.permute(0, 3, 1, 2))
+    values -= fill[:, None, None]
     moved = functional.grid_sample(values, places, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return _rounded(moved.permute(0, 2, 3, 1) + fill)
+    moved += fill[:, None, None]
+    return torch.empty_like(images).copy_(moved.round_().clamp_(0, 255).permute(0, 2, 3, 1))
 
 
 def recolor(images: Tensor, maps: Tensor, shifts: Tensor) -> Tensor:
@@ -114,15 +123,10 @@ def grey_levels(images: Tensor) -> Tensor:
 
 def look_up(images: Tensor, tables: Tensor) -> Tensor:
     """Replace each value by that of a table: uint8[n, 256] for all channels of an image, or uint8[n, C, 256]."""
-    n, height, width, channels = images.shape
-    rows = torch.arange(n, device=images.device)
-    if tables.dim() == 3:
-        starts = (rows[:, None] * channels + torch.arange(channels, device=images.device)) * 256
-        starts = starts[:, None]
-    else:
-        starts = (rows * 256)[:, None, None]
-    places = images.reshape(n, height * width, channels).int() + starts.int()
-    return tables.reshape(-1)[places.reshape(-1)].reshape(images.shape)
+    if tables.dim() == 2:
+        return tables.gather(1, images.flatten(1).long()).reshape(images.shape)
+    planes = tables.gather(2, images.flatten(1, 2).transpose(1, 2).long())
+    return planes.transpose(1, 2).reshape(images.shape)
 
 
 def posterised(bits: NDArray[np.integer]) -> NDArray[np.uint8]:

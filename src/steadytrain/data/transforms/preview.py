@@ -43,13 +43,18 @@ def every_transform() -> tuple[Transform, ...]:
     return tuple(map(Transform.parse, texts))
 
 
+def measuring_device() -> torch.device:
+    """Choose where transforms are measured: on the GPU, if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def measure_transforms(augmentation: Augmentation, batch: Batch) -> list[TransformSpeed]:
     """Time each transform of an augmentation alone, and then all of them where there are several, but not every kind.
 
     It is done on the GPU, if there is one. Each takes its turn before any takes the next one, so that what disturbs
     the machine disturbs all of them.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = measuring_device()
     images, labels = (torch.from_numpy(values).to(device) for values in (batch.images, batch.labels))
     transforms = augmentation.transforms
     each = {str(transform): replace(augmentation, transforms=(transform,)) for transform in transforms}
@@ -76,7 +81,8 @@ def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, clas
         path: ends with ``.png`` or ``.html``.
         batch: of the loader.
         augmentation: its transforms; None: there are none.
-        classes: names, in the order of the labels; a label without one is shown as a number.
+        classes: names, in the order of the labels, or of the columns of their vectors; a label without one is shown
+            as a number.
         title: what was done, in a line.
 
     Raises:
@@ -90,7 +96,8 @@ def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, clas
         images, targets = augmentation(images, targets, batch.positions)
     factor = max(1, SHOWN_SIDE // images.shape[1])
     shown = [_picture(image, factor) for image in images.numpy()]
-    captions = [_caption(target, classes) for target in targets.numpy()]
+    several = batch.labels.ndim > 1
+    captions = [(_labels if several else _caption)(target, classes) for target in targets.numpy()]
     try:
         if path.suffix.lower() == ".png":
             _draw_grid(shown, captions).save(path)
@@ -115,6 +122,14 @@ def _caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[
         return name(int(target))
     largest = [number for number in np.argsort(-target, kind="stable")[:2].tolist() if target[number] >= 0.005]
     return ", ".join(f"{name(number)} {target[number]:.0%}" if len(largest) > 1 else name(number) for number in largest)
+
+
+def _labels(target: NDArray[np.float32], classes: Sequence[str]) -> str:
+    """Word the labels of an image that may have several, with their shares where it is mixed."""
+    names = [classes[number] if number < len(classes) else str(number) for number in range(len(target))]
+    shares = zip(names, target.tolist(), strict=True)
+    words = [name if share > 0.995 else f"{name} {share:.0%}" for name, share in shares if share >= 0.005]
+    return ", ".join(words) or "no label"
 
 
 def _draw_grid(shown: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image:

@@ -1,0 +1,98 @@
+"""Precision, recall, F1 and average precision, from exact counts and from the scores of whole data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Score:
+    """Precision, recall and F1 as fractions; None where there is nothing to divide by.
+
+    ``precision``: of the images predicted as a class, those that are of it. ``recall``: of the images of a class, those
+    predicted as it. ``f1``: their harmonic mean.
+    """
+
+    precision: float | None
+    recall: float | None
+    f1: float | None
+
+
+def score_of(right: int, n: int, guesses: int) -> Score:
+    """Compute the score of a class: images rightly predicted as it, images of it, images predicted as it."""
+    return Score(
+        precision=right / guesses if guesses else None,
+        recall=right / n if n else None,
+        f1=2 * right / (n + guesses) if n else None,
+    )
+
+
+def macro(scores: Sequence[Score]) -> Score:
+    """Average scores over the classes that have images, all weighing the same; a precision of None counts as 0."""
+    present = [score for score in scores if score.recall is not None]
+    if not present:
+        return Score(None, None, None)
+    columns = zip(*((score.precision or 0.0, score.recall or 0.0, score.f1 or 0.0) for score in present), strict=True)
+    return Score(*(sum(column) / len(present) for column in columns))
+
+
+@dataclass(frozen=True)
+class LabelScore(Score):
+    """Of one label: a :class:`Score`, the images that have it, for which it is predicted, and for which rightly so.
+
+    ``ap``: its average precision; None where no image has it.
+    """
+
+    n: int
+    predicted: int
+    right: int
+    ap: float | None
+
+
+def label_scores(
+    scores: NDArray[Any], predicted: NDArray[np.bool_], has_label: NDArray[np.bool_]
+) -> tuple[LabelScore, ...]:
+    """Compute the scores of each label.
+
+    Args:
+        scores: float[n, L], logits or probabilities, by which images are ranked.
+        predicted, has_label: bool[n, L].
+    """
+    counts = ((part).sum(0).tolist() for part in (predicted & has_label, has_label, predicted))
+    return tuple(
+        LabelScore(**vars(score_of(right, n, guesses)), right=right, n=n, predicted=guesses, ap=ap)
+        for right, n, guesses, ap in zip(*counts, average_precisions(scores, has_label), strict=True)
+    )
+
+
+def average_precisions(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[float | None, ...]:
+    """Compute the average precision of each label, over all images at once.
+
+    The images are ranked by their scores; from each score to the next lower one recall rises, and the precision at the
+    lower one is weighted by that (no interpolation, equal scores count together), as scikit-learn's
+    ``average_precision_score`` does. Of a label that no image has there is none; NaN where a score is not finite.
+
+    Args:
+        scores: float32[n, K], logits or probabilities.
+        labels: [n, K], 1 for each label that an image has, else 0.
+
+    >>> average_precisions(np.array([[0.9], [0.8], [0.1]], np.float32), np.array([[1], [0], [1]]))
+    (0.8333333333333333,)
+    """
+    precisions: list[float | None] = []
+    for score, has_label in zip(scores.T, labels.T, strict=True):
+        positives = int(has_label.sum())
+        if not positives or not np.isfinite(score).all():
+            precisions.append(float("nan") if positives else None)
+            continue
+        order = np.argsort(-score, kind="stable")
+        ends = np.append(np.flatnonzero(np.diff(score[order])), len(order) - 1)
+        right = np.cumsum(has_label[order] > 0)[ends]
+        gains = np.diff(right, prepend=0)
+        precisions.append(float((gains * (right / (ends + 1))).sum() / positives))
+    return tuple(precisions)

@@ -1,0 +1,321 @@
+"""How a recipe was chosen: what was measured, in a table and curves, and the choices with their reasons.
+
+``steady tune`` writes this evidence into the recipe file, training keeps it with the run, and reports show it.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
+from steadytrain.config.recipe import require
+from steadytrain.errors import RecipeError, storage_error
+from steadytrain.format import clean, count, percent, rate, size
+from steadytrain.reports.plots import Panel, svg
+from steadytrain.reports.tables import aligned
+from steadytrain.run import Run
+
+WIDTH = 100
+"""Columns of a summary."""
+
+WAITED_SHARE = 0.05
+"""Of the time, that a thread may wait for processors which others use before the figures are said to be disturbed."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key of the recipe, its value, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+    def __post_init__(self) -> None:
+        check_types(self, "tuning.choices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One measurement: ``what`` (``updates``, ``loading``, ``both`` together, the learning ``rate``), how, the outcome.
+
+    Args:
+        batch_size: images of an update, in ``accumulate`` parts.
+        precision, channels_last, compile, foreach: how updates were computed.
+        threads: of the loader; None: the default.
+        images_per_second: 0 where it failed.
+        suggestion: the learning rate of a range test.
+        memory_bytes: the most that was in use.
+        waited_share: of the time, in which a thread was ready and others had the processors.
+        is_settled: all images were kept decoded that would be.
+        error: what went wrong, a line; empty where nothing did.
+    """
+
+    what: str
+    batch_size: int
+    precision: str
+    channels_last: bool
+    compile: str
+    accumulate: int = 1
+    foreach: bool = False
+    threads: int | None = None
+    images_per_second: float = 0.0
+    suggestion: float | None = None
+    memory_bytes: float | None = None
+    waited_share: float = 0.0
+    is_settled: bool = True
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self, "tuning.measurements")
+        for name in ("batch_size", "accumulate"):
+            require(getattr(self, name) >= 1, f"tuning.measurements.{name}", getattr(self, name), "1 or more")
+
+    def words(self) -> str:
+        """Word it in a line."""
+        parts = [f"{self.what} of {self.batch_size}", self.precision]
+        parts += [] if self.channels_last else ["channels first"]
+        parts += [] if self.compile == "none" else ["compiled"]
+        parts += ["foreach"] if self.foreach else []
+        parts += [] if self.what == "updates" or self.threads is None else [count(self.threads, "loader thread")]
+        result = f"{rate(self.images_per_second)} images/s" if self.suggestion is None else f"{self.suggestion:g}"
+        return f"{', '.join(parts)}: {clean(self.error) or result}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a tuning measured and chose.
+
+    Args:
+        batch_size, threads: chosen: images that go through the network at a time, and the loader's threads.
+        precision, channels_last: chosen.
+        choices: each with its reason.
+        advice: what else would help.
+        missing: what the time was too short for.
+        default_rate, tuned_rate: images per second of loading and updates together; None: not measured.
+        seconds: that it took.
+        on: machine, versions and day, in words.
+    """
+
+    batch_size: int
+    threads: int | None = None
+    precision: str
+    channels_last: bool
+    choices: tuple[Choice, ...] = ()
+    advice: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    default_rate: float | None = None
+    tuned_rate: float | None = None
+    seconds: float = 0.0
+    on: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self, "tuning")
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as the recipe was before; None: not measured."""
+        if not self.default_rate or not self.tuned_rate:
+            return None
+        return self.tuned_rate / self.default_rate
+
+    def to_toml(self) -> list[str]:
+        """Write it as the table ``[tuning]`` of a recipe file."""
+        lines = ["[tuning]"]
+        for name, value in _changed(self).items():
+            if name in ("choices", "measurements"):
+                lines += [f"{name} = [", *(f"    {to_toml(_changed(row))}," for row in value), "]"]
+            else:
+                lines.append(f"{name} = {to_toml(value)}")
+        return lines
+
+    @staticmethod
+    def from_dict(values: object) -> Evidence:
+        """Build it from plain data. Raises RecipeError where a key or a value cannot be."""
+        if not isinstance(values, Mapping):
+            raise RecipeError(f"tuning is {values!r}; it must be a table of keys and values")
+        rows: dict[str, object] = {}
+        for name, kind in (("choices", Choice), ("measurements", Measurement)):
+            items = values.get(name, ())
+            if not isinstance(items, list | tuple):
+                raise RecipeError(f"tuning.{name} is {items!r}; it must be a list of tables")
+            rows[name] = tuple(build(kind, _with_nothing(kind, item), f"tuning.{name}") for item in items)
+        return build(Evidence, {**values, **rows}, "tuning")
+
+
+def _changed(part: Any) -> dict[str, Any]:
+    """Return the fields of a part that are not as they are by default."""
+    return {field.name: value for field in fields(part) if (value := getattr(part, field.name)) != field.default}
+
+
+def _with_nothing(kind: type[Any], values: Any) -> Any:
+    """Add what TOML has no word for: a choice whose value is nothing."""
+    names = {field.name for field in fields(kind)}
+    return {"value": None, **values} if "value" in names and isinstance(values, Mapping) else values
+
+
+def evidence_of(run: Run) -> Evidence | None:
+    """Return how the recipe of a run was chosen; None where it was not tuned, or the file cannot be read."""
+    try:
+        return Evidence.from_dict(json.loads(run.tuning.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # RecipeError is a ValueError
+        return None
+
+
+def keep_evidence(run: Run, evidence: Evidence) -> None:
+    """Keep with a run how its recipe was chosen. Raises StorageError where that cannot be written."""
+    part = run.tuning.with_suffix(".part")
+    try:
+        part.write_text(json.dumps(plain(evidence), indent=2) + "\n", encoding="utf-8")
+        part.replace(run.tuning)
+    except OSError as error:
+        raise storage_error(error, run.tuning) from error
+
+
+def gain_words(evidence: Evidence) -> str:
+    """Say how fast the tuned recipe is, and how fast it was before."""
+    if evidence.tuned_rate is None:
+        return "Loading and updates were not measured together."
+    words = f"{rate(evidence.tuned_rate)} images/s of loading and updates together"
+    if evidence.gain is None:
+        return f"{words}; the recipe as it was has not been measured."
+    return f"{words}, {evidence.gain:.2f} times the {rate(evidence.default_rate)} of the recipe as it was."
+
+
+def remarks(evidence: Evidence) -> list[str]:
+    """Return the advice, and what the time was too short for."""
+    if not evidence.missing:
+        return list(evidence.advice)
+    missing = ", ".join(dict.fromkeys(evidence.missing))
+    return [*evidence.advice, f"The time was too short for: {missing}. The same command goes on."]
+
+
+def measurement_rows(evidence: Evidence) -> list[list[str]]:
+    """Word the measurements: the heads, then a line for each."""
+    rows = [["measured", "batch", "precision", "layout", "compile", "threads", "images/s", "memory", ""]]
+    for item in evidence.measurements:
+        notes = [item.error] if item.error else []
+        notes += ["foreach"] if item.foreach else []
+        waited = item.waited_share
+        notes += [f"waited {percent(waited)} for processors"] if waited > WAITED_SHARE else []
+        notes += [] if item.is_settled else ["images were still being decoded"]
+        rows.append(
+            [
+                item.what,
+                f"{item.batch_size}{'' if item.accumulate == 1 else f' / {item.accumulate}'}",
+                item.precision,
+                "NHWC" if item.channels_last else "NCHW",
+                item.compile,
+                "-" if item.what == "updates" else str(item.threads or "-"),
+                rate(item.images_per_second) if item.images_per_second else "-",
+                size(item.memory_bytes) if item.memory_bytes else "-",
+                clean("; ".join(notes)),
+            ]
+        )
+    return rows
+
+
+FIGURES = (1, 5, 6, 7)
+"""Columns of :func:`measurement_rows` that hold figures."""
+
+
+def table(evidence: Evidence) -> str:
+    """Word the evidence for a terminal: a line for each measurement, then the :func:`summary`."""
+    return "\n".join([aligned(measurement_rows(evidence), right=FIGURES), "", *summary(evidence)])
+
+
+def summary(evidence: Evidence) -> list[str]:
+    """Word the choices with their reasons, and what they gain together."""
+    lines = []
+    for choice in evidence.choices:
+        words = f"{choice.key} = {_value(choice.value)}: {clean(choice.reason)}"
+        lines += textwrap.wrap(words, WIDTH, subsequent_indent="    ")
+    lines += ["", *textwrap.wrap(gain_words(evidence), WIDTH)]
+    for remark in remarks(evidence):
+        lines += textwrap.wrap(clean(remark), WIDTH)
+    return lines
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(plain(value))
+
+
+def batch_curves(evidence: Evidence) -> Iterator[tuple[str, dict[int, float]]]:
+    """Yield the measured rates of updates by batch, for each way to compute that has two or more."""
+    ways: dict[str, dict[int, float]] = {}
+    for item in evidence.measurements:
+        if item.what == "updates" and item.images_per_second and item.accumulate == 1:
+            compiled = "" if item.compile == "none" else ", compiled"
+            foreach = ", foreach" if item.foreach else ""
+            way = f"{_way(item.precision, channels_last=item.channels_last)}{compiled}{foreach}"
+            ways.setdefault(way, {})[item.batch_size] = item.images_per_second
+    yield from ((way, dict(sorted(curve.items()))) for way, curve in ways.items() if len(curve) > 1)
+
+
+def _way(precision: str, *, channels_last: bool) -> str:
+    return f"{precision}, channels {'last' if channels_last else 'first'}"
+
+
+def panels(evidence: Evidence) -> list[Panel]:
+    """Draw the charts of a tuning: updates by batch for each way to compute, and both together by threads."""
+    charts = []
+    chosen = _way(evidence.precision, channels_last=evidence.channels_last)
+    for way, curve in batch_curves(evidence):
+        batches = list(curve)
+        marks = [(evidence.batch_size, "chosen")] if evidence.batch_size in curve and way == chosen else []
+        ticks = [(batch, f"{batch:,}") for batch in batches]
+        title = f"images/s of updates ({way})"
+        charts.append(Panel(title, batches, [list(curve.values())], "batch", log_x=True, marks=marks, ticks=ticks))
+    setting = (evidence.batch_size, evidence.precision, evidence.channels_last)
+    rates = {
+        item.threads: item.images_per_second
+        for item in evidence.measurements
+        if item.what == "both"
+        and item.threads is not None
+        and item.images_per_second
+        and (item.batch_size // item.accumulate, item.precision, item.channels_last) == setting
+    }
+    if len(rates) > 1:
+        threads = sorted(rates)
+        marks = [(number, "chosen") for number in threads if number == evidence.threads]
+        ticks = [(number, str(number)) for number in threads]
+        speeds = [rates[number] for number in threads]
+        title = "images/s of loading and updates"
+        charts.append(Panel(title, threads, [speeds], "loader threads", marks=marks, ticks=ticks))
+    return charts
+
+
+def section(run: Run) -> dict[str, Any] | None:
+    """Word how the recipe of a run was chosen, for a page; None where it was not tuned."""
+    evidence = evidence_of(run)
+    if evidence is None:
+        return None
+    values = dict(leaves(run.recipe.to_dict()))
+    pictures = [
+        {"title": panel.title, "source": f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"}
+        for panel in panels(evidence)
+        if (picture := svg([panel], title=panel.title))
+    ]
+    heads, *rows = measurement_rows(evidence)
+    return {
+        "intro": f"steady tune: {evidence.on}" if evidence.on else "by steady tune",
+        "gain": gain_words(evidence),
+        "choices": [_choice_cells(choice, values) for choice in evidence.choices],
+        "remarks": remarks(evidence),
+        "pictures": pictures,
+        "heads": heads,
+        "rows": rows,
+        "figures": FIGURES,
+    }
+
+
+def _choice_cells(choice: Choice, values: Mapping[str, Any]) -> dict[str, str]:
+    used = values.get(choice.key)
+    differs = choice.key in values and used != choice.value
+    other = f"this run has {_value(used)}" if differs else ""
+    return {"key": choice.key, "value": _value(choice.value), "other": other, "reason": choice.reason}

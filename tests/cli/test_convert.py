@@ -1,0 +1,114 @@
+"""``steady convert``, and MXNet's checkpoints wherever weights are named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.interop.mxnet.cases import ask
+
+from steadytrain.cli import main
+from steadytrain.interop.mxnet.params import read_params
+from steadytrain.training import restore
+
+
+@pytest.fixture
+def squeezenet(data_folder: Path, tmp_path: Path) -> Path:
+    """A copy of MXNet's SqueezeNet; its ``.params``."""
+    for name in ("squeezenet1.1-0000.params", "squeezenet1.1-symbol.json"):
+        shutil.copyfile(data_folder / "weights" / "squeezenet1.1" / name, tmp_path / name)
+    return tmp_path / "squeezenet1.1-0000.params"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """A command's JSON; it must succeed."""
+    code = main([*map(str, words), "--json"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return json.loads(printed.out)
+
+
+def test_a_checkpoint_is_converted_used_and_written_back(
+    squeezenet: Path, extracted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[:3]
+    before = run(capsys, "predict", squeezenet, *images)
+    weights = tmp_path / "model.safetensors"
+    document = run(capsys, "convert", squeezenet, "-o", weights)
+    assert (document["model"], document["classes"]) == ("torchvision/squeezenet1_1", 1000)
+    run(capsys, "convert", squeezenet, "-o", tmp_path / "graph.safetensors", "--keep-graph")
+    for file in (weights, tmp_path / "graph.safetensors"):
+        after = run(capsys, "predict", file, *images)
+        for old, new in zip(before, after, strict=True):
+            assert [entry["class"] for entry in old["classes"]] == [entry["class"] for entry in new["classes"]]
+            for first, second in zip(old["classes"], new["classes"], strict=True):
+                assert first["probability"] == pytest.approx(second["probability"], abs=1e-4)
+    (tmp_path / "back").mkdir()
+    document = run(capsys, "convert", tmp_path / "graph.safetensors", "-o", tmp_path / "back" / "again-0000.params")
+    assert [Path(name).name for name in document["files"]] == ["again-0000.params", "again-symbol.json", "synset.txt"]
+    old, new = read_params(squeezenet), read_params(tmp_path / "back" / "again-0000.params")
+    assert isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys()
+    assert all(np.array_equal(old[name], new[name]) for name in old)
+    again = run(capsys, "predict", f"mxnet:{tmp_path / 'back' / 'again'}", *images)
+    assert [entry["classes"] for entry in again] == [entry["classes"] for entry in before]
+
+
+@pytest.mark.peer
+def test_mxnet_scores_what_steadytrain_trained(
+    mxnet_python: str, some_cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(some_cifar / "train"), "--val", str(some_cifar / "test"), "--model", "resnet20"]
+    run(capsys, *words, "--epochs", 1, "--batch-size", 20, "--run", tmp_path / "run")
+    run(capsys, "convert", tmp_path / "run", "-o", tmp_path / "net-0000.params")
+    images = np.random.RandomState(0).randn(2, 3, 32, 32).astype(np.float32)
+    np.save(tmp_path / "images.npy", images)
+    files = {"symbol": "net-symbol.json", "params": "net-0000.params", "images": "images.npy", "out": "out.npy"}
+    ask(mxnet_python, [{"do": "forward"} | {key: str(tmp_path / name) for key, name in files.items()}], tmp_path)
+    with torch.no_grad():
+        ours = restore(tmp_path / "run", device="cpu", numbers="fp32").module(torch.from_numpy(images)).softmax(1)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), ours.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
+    data_folder: Path, some_cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("0000.params", "symbol.json"):
+        source = data_folder / "weights" / "cifar-resnet" / f"cifar_resnet20_v2-{name}"
+        shutil.copyfile(source, tmp_path / f"net-{name}")
+    data = ["--val", some_cifar / "test", "--size", 32, "--epochs", 1, "--batch-size", 20]
+    words = ["finetune", some_cifar / "train", *data, "--model", f"mxnet:{tmp_path / 'net'}"]
+    cut = ["--layer-before-fullc", "cifarresnetv20_flatten0_flatten0"]
+    run(capsys, *words, *cut, "--run", tmp_path / "cut")
+    for path in tmp_path.glob("net-*"):
+        path.unlink()
+    assert run(capsys, "evaluate", tmp_path / "cut")["n"] == 100
+    run(capsys, "convert", tmp_path / "cut", "-o", tmp_path / "cut-0000.params")
+    written = read_params(tmp_path / "cut-0000.params")
+    assert isinstance(written, dict) and written["arg:fc_weight"].shape == (10, 64)
+    assert (tmp_path / "synset.txt").read_text().split() == sorted(
+        path.name for path in (some_cifar / "test").iterdir()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model-0000.params", "-o", "model.pth"], "it must end with .safetensors, or with -0000.params"),
+        (["nothing-0000.params", "-o", "model.safetensors"], "there is no nothing-symbol.json"),
+        (["mxnet:resnext-50", "-o", "model.safetensors"], "nothing is fetched"),
+        (["runs/a", "-o", "model.safetensors"], "runs/a is no checkpoint of MXNet"),
+        (["a.params", "-o", "a.safetensors", "--rgb-mean", "1,2"], "it must be three numbers of pixels from 0 to 255"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
