@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -92,6 +93,22 @@ def test_ctrl_c_is_one_line(digits: Path) -> None:
     out, error = child.communicate()
     assert (child.returncode, out) == (130, "")
     assert error == "steady: interrupted: the same command goes on, or begins again\n"
+
+
+def test_ctrl_c_that_a_lock_turns_into_its_own_error_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python raises it where a condition has given its lock away and Ctrl-C comes before it waits."""
+
+    def wait(words: object) -> None:
+        lock = threading.Lock()
+        with lock:
+            lock.release()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("steadytrain.cli._run", wait)
+    assert main(["feed"]) == 130
+    assert capsys.readouterr().err == "steady: interrupted: the same command goes on, or begins again\n"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is told by /proc")

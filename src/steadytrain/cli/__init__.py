@@ -109,6 +109,8 @@ SAME_VERBS = {
 """What other tools call these verbs."""
 
 
+_INTERRUPTED = "interrupted: the same command goes on, or begins again"
+
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 """What the system's loader says of a library for which there is no memory."""
 
@@ -166,7 +168,11 @@ def main(argv: list[str] | None = None) -> int:
     except SteadyError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted: the same command goes on, or begins again", 130)
+        return _fail(_INTERRUPTED, 130)
+    except RuntimeError as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        return _fail(_INTERRUPTED, 130)  # Ctrl-C within a condition's own code, which then misses its lock
     except BrokenPipeError:
         _silence_output()
         return 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -137,6 +140,32 @@ def test_dropping_the_owner_ends_the_threads() -> None:
     del owner, endless
     gc.collect()
     assert eventually(lambda: feed_threads() == 0)
+
+
+def test_ctrl_c_while_the_threads_are_started_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        start(thread)
+        if feed_threads() == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        stream(job)
+    assert not feed_threads()
+
+
+def test_a_stream_that_nobody_closed_does_not_keep_its_process() -> None:
+    """Its threads wait for room when the process exits, and somebody still has the stream."""
+    code = (
+        "from tests.data.loader.test_pipeline import *\n"
+        "kept = stream(job)\n"
+        "assert eventually(lambda: len(kept._done) == 4)\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_threads_end_with_the_stream() -> None:

@@ -179,9 +179,13 @@ class Stream(Generic[W, R]):
             threading.Thread(target=self._work, args=(worker,), name=f"feed-{i}", daemon=True)
             for i, worker in enumerate(self._workers)
         ]
-        weakref.finalize(self, _join, self._threads)
-        for thread in self._threads:
-            thread.start()
+        weakref.finalize(self, _end, self._process, self._closed, (self._ready, self._room), self._threads)
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # Ctrl-C: nobody has the stream yet, so nobody else would stop the threads
+            self.close()
+            raise
 
     def end_with(self, owner: object) -> None:
         """Stop the threads as soon as ``owner`` is dropped, in whatever thread the garbage collector runs."""
@@ -381,6 +385,22 @@ class Stream(Generic[W, R]):
                 for k, result in enumerate(each):
                     self._put(number + k, result)
         worker.workspace, worker.since = None, time.perf_counter()
+
+
+def _end(
+    process: int,
+    closed: threading.Event,
+    waiting: Sequence[threading.Condition],
+    threads: list[threading.Thread],
+) -> None:
+    """Stop the threads at the exit of their process, whatever became of the stream, and wait until they have ended."""
+    if os.getpid() != process:
+        return
+    closed.set()
+    for condition in waiting:
+        with condition:
+            condition.notify_all()
+    _join(threads)
 
 
 def _join(threads: list[threading.Thread]) -> None:
