@@ -33,8 +33,11 @@ settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # A shell that starts tests in the background has them ignore SIGINT, and children inherit that: none would hear Ctrl-C.
+# Under nohup none would hear a hangup.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # As the commands have it: threads of two test processes that spin while they wait take the cores from each other.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")

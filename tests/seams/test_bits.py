@@ -73,7 +73,8 @@ def weights(run: Path, name: str = "model.safetensors") -> str:
 def losses(run: Path) -> list[list[object]]:
     """Step and loss of each line that tells one; of steps that were repeated, the last."""
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    last = {(line["step"], "top5" in line): line["loss"] for line in lines if "loss" in line}
+    told = [line for line in lines if line["kind"] in ("Logged", "Evaluated")]
+    last = {(line["step"], line["kind"] == "Evaluated"): line["loss"] for line in told}
     return [[step, is_evaluation, loss.hex()] for (step, is_evaluation), loss in sorted(last.items())]
 
 
