@@ -180,7 +180,7 @@ def compare_real(name: str, data: Path, work: Path, peer: MXNet) -> dict[str, An
     converted = convert_from_mxnet(str(source), file)
     trained = restore(file, device="cpu", numbers="fp32")
     back = work / f"{name}-back-0000.params"
-    convert_to_mxnet(trained, back)
+    convert_to_mxnet(trained, back, images[:64])
     again = peer.forward(work / f"{name}-back-symbol.json", back, x)
     as_file = logits_of(trained.module, x)
     is_softmax = bool(np.allclose(again.sum(1), 1, atol=1e-3)) and not np.allclose(theirs.sum(1), 1, atol=1e-3)

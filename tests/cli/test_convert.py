@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from tests.interop.mxnet.cases import ask
 
 from steadytrain.cli import main
+from steadytrain.errors import FailedError
 from steadytrain.interop.mxnet.params import read_params
 from steadytrain.training import restore
+from steadytrain.training.convert import convert_to_mxnet
 
 
 @pytest.fixture
@@ -48,14 +51,41 @@ def test_a_checkpoint_is_converted_used_and_written_back(
             assert [entry["class"] for entry in old["classes"]] == [entry["class"] for entry in new["classes"]]
             for first, second in zip(old["classes"], new["classes"], strict=True):
                 assert first["probability"] == pytest.approx(second["probability"], abs=1e-4)
+    (tmp_path / "some").mkdir()
+    for image in images:
+        shutil.copy(image, tmp_path / "some")
     (tmp_path / "back").mkdir()
-    document = run(capsys, "convert", tmp_path / "graph.safetensors", "-o", tmp_path / "back" / "again-0000.params")
+    words = ["convert", tmp_path / "graph.safetensors", "-o", tmp_path / "back" / "again-0000.params"]
+    document = run(capsys, *words, "--data", tmp_path / "some")
     assert [Path(name).name for name in document["files"]] == ["again-0000.params", "again-symbol.json", "synset.txt"]
+    assert document["difference"] < 1e-5 and document["compared_on"] == f"3 images of {tmp_path / 'some'}"
     old, new = read_params(squeezenet), read_params(tmp_path / "back" / "again-0000.params")
     assert isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys()
     assert all(np.array_equal(old[name], new[name]) for name in old)
     again = run(capsys, "predict", f"mxnet:{tmp_path / 'back' / 'again'}", *images)
     assert [entry["classes"] for entry in again] == [entry["classes"] for entry in before]
+
+
+def test_what_goes_to_mxnet_is_read_back_and_kept_only_if_its_logits_are_the_models(
+    some_cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(some_cifar / "train"), "--val", str(some_cifar / "test"), "--model", "quick8"]
+    run(capsys, *words, "--epochs", 1, "--batch-size", 20, "--run", tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), "-o", str(tmp_path / "net-0000.params")]) == 0
+    printed = re.search(
+        r"\(largest difference of logits on 64 validation images of \S+: (\S+) of the largest\)",
+        capsys.readouterr().out,
+    )
+    assert printed is not None and float(printed[1]) < 1e-5
+    before = (tmp_path / "net-0000.params").read_bytes()
+    trained = restore(tmp_path / "run", device="cpu", numbers="fp32")
+    [*_, last] = [part for part in trained.module.modules() if isinstance(part, torch.nn.Linear)]
+    last.register_forward_hook(lambda part, images, logits: logits * 1.01)
+    images = np.random.RandomState(0).randint(0, 256, (4, 32, 32, 3)).astype(np.uint8)
+    with pytest.raises(FailedError, match="was not written: on noise its graph, read back, gives logits that differ"):
+        convert_to_mxnet(trained, tmp_path / "net-0000.params", images, what="noise")
+    assert (tmp_path / "net-0000.params").read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "net-0000.params", "net-symbol.json", "synset.txt"}
 
 
 @pytest.mark.peer
@@ -102,6 +132,8 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
         (["nothing-0000.params", "-o", "model.safetensors"], "there is no nothing-symbol.json"),
         (["mxnet:resnext-50", "-o", "model.safetensors"], "nothing is fetched"),
         (["runs/a", "-o", "model.safetensors"], "runs/a is no checkpoint of MXNet"),
+        (["runs/a", "-o", "a-0000.params", "--size", "64"], "--size is for a checkpoint of MXNet that is read"),
+        (["a.params", "-o", "a.safetensors", "--data", "photos"], "--data is for what goes to MXNet: drop it"),
         (["a.params", "-o", "a.safetensors", "--rgb-mean", "1,2"], "it must be three numbers of pixels from 0 to 255"),
     ],
 )

@@ -31,13 +31,14 @@ def convert(
     rgb_std: str | None = None,
     bgr: bool = False,
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    data: Path | None = None,
     json: Json = False,
 ) -> None:
     """Turn MXNet checkpoints into weights of steadytrain, and weights into MXNet checkpoints.
 
     From MXNet: the names are those of timm's or torchvision's network where it is the same one (its outputs are
     compared), else the file holds MXNet's graph; both evaluate, predict and fine-tune. To MXNet: .params, symbol JSON
-    and synset.txt, for MXNet 1.x.
+    and synset.txt, for MXNet 1.x; they are read back, and kept if their logits are the model's.
 
     Args:
         place: MXNet's .params file, mxnet:PREFIX, its .states file (momentum of SGD); or a run, or a weights file.
@@ -48,6 +49,7 @@ def convert(
         rgb_std: Standard deviation, likewise, such as 58.393,57.12,57.375; 1,1,1: pixels were not divided.
         bgr: The network was trained on BGR images (OpenCV, Caffe): turn its first layer round, so that it takes RGB.
         size: Side of the images, in pixels (default: what suits the weights).
+        data: To MXNet: images to compare by (default: the run's validation data, else noise).
 
     Examples:
         steady convert model-0000.params model-symbol.json -o model.safetensors
@@ -71,16 +73,25 @@ def convert(
         _show(document, f"wrote {output}: the momentum of {count(num_arrays, 'parameter')}", json=json)
         return
     if is_mxnet(place) and output.suffix == ".safetensors":
+        if model is not None or data is not None:
+            raise InputError(f"{'--data' if model is None else '--model'} is for what goes to MXNet: drop it")
         options: dict[str, Any] = {"keep_graph": keep_graph, "mean": mean, "std": std, "size": size, "bgr": bgr}
         converted = conversion.convert_from_mxnet(place, output, symbol=symbol, **options)
     elif output.suffix == ".params":
-        altered = {"SYMBOL": symbol, "--keep-graph": keep_graph, "--rgb-mean": mean, "--rgb-std": std, "--bgr": bgr}
+        import numpy as np
+
+        from steadytrain.export.export import CHECKED, open_samples
+
+        colours = {"--rgb-mean": mean, "--rgb-std": std, "--bgr": bgr}
+        altered: dict[str, Any] = {"SYMBOL": symbol, "--keep-graph": keep_graph, **colours, "--size": size}
         if other := next((flag for flag, value in altered.items() if value), None):
             raise InputError(f"{other} is for a checkpoint of MXNet that is read: drop it")
         trained = restore(place, which=weights, model=model, device="cpu", numbers="fp32")
         for line in trained.notes:
             note(line)
-        converted = conversion.convert_to_mxnet(trained, output)
+        samples = open_samples(trained, data, CHECKED, say=note)
+        images = np.concatenate([batch.images for batch in samples.batches])
+        converted = conversion.convert_to_mxnet(trained, output, images, what=samples.what)
     else:
         raise InputError(f"{place} is no checkpoint of MXNet: it is written as one with -o PREFIX-0000.params")
     for line in converted.notes:
@@ -92,6 +103,7 @@ def convert(
         "classes": converted.num_classes,
         "values": converted.num_values,
         "difference": converted.difference,
+        "compared_on": converted.compared_on,
         "input": plain,
     }
     _show(document, _text(document), json=json)
@@ -116,8 +128,10 @@ def _text(document: Mapping[str, Any]) -> str:
     """Word what was written, and how images have to be for it."""
     input = document["input"]
     numbers = {key: ",".join(f"{255 * value:.6g}" for value in input[key]) for key in ("mean", "std")}
-    same = document["difference"]
-    proof = "" if same is None else f" (largest difference of outputs on random images: {same:.1e} of the largest)"
+    difference, images = document["difference"], document["compared_on"]
+    proof = (
+        "" if difference is None else f" (largest difference of logits on {images}: {difference:.1e} of the largest)"
+    )
     return (
         f"wrote {' '.join(document['files'])}\n"
         f"{document['model']}: {document['classes']:,} classes, {document['values']:,} values{proof}\n"

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from steadytrain.errors import ModelError, storage_error
-from steadytrain.interop.mxnet.checkpoint import open_checkpoint, swap_colours
+from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.errors import FailedError, ModelError, storage_error
+from steadytrain.interop.mxnet.checkpoint import open_checkpoint, require_arrays, swap_colours
 from steadytrain.interop.mxnet.graph import build_network
-from steadytrain.interop.mxnet.match import match_known
-from steadytrain.interop.mxnet.params import write_params
+from steadytrain.interop.mxnet.match import TOLERANCE, match_known
+from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.states import read_states
 from steadytrain.interop.mxnet.symbol import parse_symbol, read_symbol, symbol_json, write_symbol
 from steadytrain.interop.mxnet.trace import export_symbol
@@ -36,8 +40,9 @@ class Converted:
         input: what its images have to be.
         num_classes: its outputs.
         num_values: of its parameters and buffers.
-        difference: between the outputs of MXNet's graph and of the known architecture on random images, as a share of
-            their largest value; None where the graph itself was kept.
+        difference: largest difference between the logits of MXNet's graph and of the torch network, as a share of the
+            largest logit; None where the graph itself was kept.
+        compared_on: by which images they were compared, in words.
         notes: for the user, a line each.
     """
 
@@ -47,6 +52,7 @@ class Converted:
     num_classes: int
     num_values: int
     difference: float | None = None
+    compared_on: str = "random images"
     notes: tuple[str, ...] = ()
 
 
@@ -134,40 +140,60 @@ def convert_from_mxnet(
         network.num_outputs,
         sum(value.numel() for value in tensors.values() if value.is_floating_point()),
         None if matched is None else matched.difference,
-        tuple(notes),
+        notes=tuple(notes),
     )
 
 
-def convert_to_mxnet(trained: Trained, out: Path) -> Converted:
+def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, what: str = "images") -> Converted:
     """Write weights as ``PREFIX-0000.params`` and ``PREFIX-symbol.json``, which MXNet 1.9.1 loads and scores equally.
 
+    Both files are read back before they get their names: their graph must give the model's logits for ``images``.
     ``synset.txt`` with the names of the classes is written beside them, unless there is another one.
 
     Args:
         trained: of :func:`steadytrain.training.restore`.
         out: the ``.params`` file: its name ends with a hyphen and at least four digits, the epoch.
+        images: uint8 [B, H, W, C], cut as the model wants them.
+        what: the images, in words.
 
     Raises:
         ModelError: another name, or a network with a call for which MXNet has no operator: all of them are listed.
+        FailedError: what was written computes something else than the model; the files were not kept.
         StorageError: a file cannot be written.
     """
     match = _EPOCH.fullmatch(out.stem)
     if out.suffix != ".params" or match is None:
         raise ModelError(f"MXNet loads PREFIX-0000.params: write to {out.with_suffix('')}-0000.params instead of {out}")
-    prefix, size, channels = match[1], trained.input.size or 224, trained.input.channels
+    size, channels = trained.input.size or 224, trained.input.channels
+    module = trained.module.to("cpu", torch.float32).eval()
     if trained.symbol:
         symbol = parse_symbol(trained.symbol, where=trained.name)
         network = build_network(symbol, channels=channels, size=size)
-        params = network.params(trained.module.state_dict())
+        params = network.params(module.state_dict())
     else:
-        module = trained.module.to("cpu", torch.float32)
         exported = export_symbol(
             module, name=trained.name, channels=channels, size=size, is_multi_label=trained.is_multi_label
         )
         symbol, params = exported.symbol, exported.params
-    files = [out, out.with_name(f"{prefix}-symbol.json")]
-    write_params(out, params)
-    write_symbol(files[1], symbol)
+    files = [out, out.with_name(f"{match[1]}-symbol.json")]
+    with scratch_beside(out) as scratch:
+        parts = [scratch / file.name for file in files]
+        write_params(parts[0], params)
+        write_symbol(parts[1], symbol)
+        batch = trained.policy.images(torch.from_numpy(images), trained.input.mean, trained.input.std).contiguous()
+        with torch.no_grad():
+            difference = _difference(module(batch), _read_back(parts[1], parts[0], channels, size)(batch))
+        if not difference <= TOLERANCE:  # of a NaN neither is true
+            raise FailedError(
+                f"{out} was not written: on {what} its graph, read back, gives logits that differ from those of"
+                f" {trained.name} by {difference:.1e} of the largest ({TOLERANCE:.0e} is allowed): the network computes"
+                " something that the symbol does not say, such as a hook, or a layer with a forward of its own"
+            )
+        try:
+            for part, file in zip(parts, files, strict=True):
+                part.replace(file)
+        except OSError as error:
+            raise storage_error(error, out) from error
     notes = []
     synset, text = out.with_name("synset.txt"), "".join(f"{name}\n" for name in _synset_lines(trained))
     if not synset.exists() or synset.read_text(encoding="utf-8", errors="replace") == text:
@@ -188,8 +214,28 @@ def convert_to_mxnet(trained: Trained, out: Path) -> Converted:
         trained.input,
         len(trained.classes),
         sum(value.size for value in params.values()),
-        notes=tuple(notes),
+        difference,
+        what,
+        tuple(notes),
     )
+
+
+def _read_back(symbol_path: Path, params_path: Path, channels: int, size: int) -> nn.Module:
+    """Build the network that a pair of MXNet's files holds, with its weights."""
+    symbol, named = read_symbol(symbol_path), read_params(params_path)
+    assert isinstance(named, dict)
+    params = {name.partition(":")[2]: array for name, array in named.items()}
+    require_arrays(symbol, params, symbol_path, params_path)
+    network = build_network(symbol, params, channels=channels, size=size)
+    network.module.load_state_dict(network.state(params), strict=False)
+    return network.module.eval()
+
+
+def _difference(expected: Tensor, logits: Tensor) -> float:
+    """Return the largest difference as a share of the largest logit, or of 1; infinity for other shapes."""
+    if expected.shape != logits.shape:
+        return float("inf")
+    return float((expected - logits).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
 def _synset_lines(trained: Trained) -> list[str]:

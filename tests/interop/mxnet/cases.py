@@ -101,6 +101,8 @@ def _pools() -> Iterable[tuple[str, Make]]:
                 options = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (pad,) * 2}
                 name = f"pool {kind} {convention} {kernel}/{stride}/{pad}"
                 yield name, _one("Pooling", pool_type=kind, pooling_convention=convention, **options)
+        outside = {"kernel": (2, 3), "stride": (4, 2), "pad": (1, 1), "pooling_convention": "full"}
+        yield f"pool {kind} full outside", _one("Pooling", pool_type=kind, **outside)
         yield f"pool {kind} global", _one("Pooling", pool_type=kind, global_pool=True, kernel=(7, 7), pad=(1, 1))
     inside = {"kernel": (3, 3), "pad": (1, 1), "stride": (2, 2), "count_include_pad": False}
     yield "pool avg inside", _one("Pooling", pool_type="avg", **inside)

@@ -75,6 +75,16 @@ def test_a_torch_network_goes_to_mxnets_operators_and_back(name: str) -> None:
         torch.testing.assert_close(network.module.eval()(x), module(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("side", [9, 10])
+@pytest.mark.parametrize("pool", [nn.MaxPool2d, nn.AvgPool2d])
+def test_windows_that_torch_leaves_out_are_not_written_for_mxnet(pool: Any, side: int) -> None:
+    module = nn.Sequential(pool(2, 4, 1, ceil_mode=True), nn.Flatten())  # of 9 pixels one more window has none of them
+    written = export_symbol(module, name="pool", channels=2, size=side)
+    network = build_network(written.symbol, {}, channels=2, size=side)
+    x = torch.randn(2, 2, side, side)
+    assert torch.equal(network.module(x), module(x))
+
+
 @pytest.mark.peer
 def test_mxnet_loads_what_is_written_and_scores_equally(mxnet_python: str, tmp_path: Path) -> None:
     requests, expected = list[dict[str, Any]](), dict[str, Array]()
@@ -169,5 +179,8 @@ def test_calls_without_an_operator_are_named_at_once() -> None:
         export_symbol(Scaled(), name="scaled", channels=3, size=8)
     with pytest.raises(ModelError, match=r"odd has 2 calls without an operator .*: GroupNorm \(norm\); cumsum"):
         export_symbol(Odd(), name="odd", channels=3, size=8)
+    same = models.build(Model("timm/tf_mobilenetv3_small_minimal_100"), num_classes=3, channels=3, size=64).module
+    with pytest.raises(ModelError, match=r"Conv2dSame, a convolution with a forward of its own \(conv_stem"):
+        export_symbol(same, name="tf", channels=3, size=64)
     with pytest.raises(ModelError, match=r"adaptive pooling from \(6, 6\) to \(7, 7\): another --size"):
         export_symbol(torchvision.models.vgg11(num_classes=3, init_weights=False), name="vgg11", channels=3, size=192)

@@ -7,6 +7,7 @@ default differs from torch's, the default stands in the handler.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -111,6 +112,18 @@ def crop(x: Tensor, sides: tuple[int, int], offset: tuple[int, int], center: boo
     return x[:, :, top : top + height, left : left + width]
 
 
+def add_empty_windows(
+    pooled: Tensor, x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], value: float
+) -> Tensor:
+    """Add the last row and column of windows that lie wholly in the padding, which torch leaves out.
+
+    MXNet's convention "full" has 1 + ceil((side + 2 padding - kernel) / stride) windows, also those without a pixel.
+    """
+    windows = zip(x.shape[2:], kernel, stride, padding, strict=True)
+    height, width = (1 + math.ceil((side + 2 * p - k) / s) for side, k, s, p in windows)
+    return F.pad(pooled, (0, width - pooled.shape[3], 0, height - pooled.shape[2]), value=value)
+
+
 def l2_normalize(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
     """Divide by the root of the sum of squares."""
     return x / (x.square().sum(axes, keepdim=True) + eps).sqrt()
@@ -196,9 +209,14 @@ def _pooling(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     if padding[0] * 2 > kernel[0] or padding[1] * 2 > kernel[1]:
         raise a.error("pad", "torch pads a pooling by half of its kernel at most")
     if kind == "max":
-        return b.call(F.max_pool2d, x[0], kernel, stride, padding, ceil_mode=ceil_mode)
-    options = {"divisor_override": 1} if kind == "sum" else {}
-    return b.call(F.avg_pool2d, x[0], kernel, stride, padding, ceil_mode, includes_padding, **options)
+        pooled = b.call(F.max_pool2d, x[0], kernel, stride, padding, ceil_mode=ceil_mode)
+    else:
+        options = {"divisor_override": 1} if kind == "sum" else {}
+        pooled = b.call(F.avg_pool2d, x[0], kernel, stride, padding, ceil_mode, includes_padding, **options)
+    if not ceil_mode or all(s + p <= k for k, s, p in zip(kernel, stride, padding, strict=True)):
+        return pooled  # there is a pixel in every window
+    empty = torch.finfo(torch.float32).min if kind == "max" else 0.0
+    return b.call(add_empty_windows, pooled, x[0], kernel, stride, padding, empty)
 
 
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,13 +186,13 @@ class _Writer:
                 return self.add("Dropout", name, [x], p=part.p)
             case nn.MaxPool2d():
                 window = part.kernel_size, part.stride, part.padding
-                return self.pool(name, x, "max", *window, part.ceil_mode, part.dilation)
+                return self.pool(node, x, "max", *window, part.ceil_mode, part.dilation)
             case nn.AvgPool2d():
                 options = {"count_include_pad": part.count_include_pad}
                 if part.divisor_override:
                     raise _NoOperatorError("AvgPool2d with a divisor")
                 window = part.kernel_size, part.stride, part.padding
-                return self.pool(name, x, "avg", *window, part.ceil_mode, **options)
+                return self.pool(node, x, "avg", *window, part.ceil_mode, **options)
             case nn.AdaptiveAvgPool2d() | nn.AdaptiveMaxPool2d():
                 kind = "avg" if isinstance(part, nn.AdaptiveAvgPool2d) else "max"
                 return self.adaptive(name, x, kind, part.output_size, node)
@@ -205,6 +206,8 @@ class _Writer:
         return len(self.shapes[node])
 
     def convolution(self, name: str, part: nn.Conv2d | nn.ConvTranspose2d, x: Entry) -> Entry:
+        if type(part).forward not in (nn.Conv2d.forward, nn.ConvTranspose2d.forward):
+            raise _NoOperatorError(f"{type(part).__name__}, a convolution with a forward of its own")
         if isinstance(part.padding, str) or part.padding_mode != "zeros":
             raise _NoOperatorError(f"a convolution with padding {part.padding!r} of {part.padding_mode}")
         attrs = {
@@ -241,7 +244,7 @@ class _Writer:
 
     def pool(
         self,
-        name: str,
+        node: fx.Node,
         x: Entry,
         kind: str,
         kernel: Any,
@@ -253,8 +256,17 @@ class _Writer:
     ) -> Entry:
         if _pair(dilation) != (1, 1):
             raise _NoOperatorError("a pooling with dilation")
-        attrs |= {"kernel": _pair(kernel), "stride": _pair(stride or kernel), "pad": _pair(padding)}
-        convention = "full" if ceil_mode else "valid"
+        window = _pair(kernel), _pair(stride or kernel), _pair(padding)
+        attrs |= dict(zip(("kernel", "stride", "pad"), window, strict=True))
+        before, after = self.shapes[node.all_input_nodes[0]][-2:], self.shapes[node][-2:]
+        counts = [(side + 2 * p - k) / s for side, k, s, p in zip(before, *window, strict=True)]
+        sides = {"full": tuple(1 + math.ceil(n) for n in counts), "valid": tuple(1 + math.floor(n) for n in counts)}
+        # With ceil_mode torch leaves out windows that lie wholly in the padding; "full" has them.
+        named = ("full", "valid") if ceil_mode else ("valid",)
+        convention = next((name for name in named if sides[name] == after), None)
+        if convention is None:
+            raise _NoOperatorError(f"a pooling from {before} to {after} with ceil_mode: another --size may fit")
+        name = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
         return self.add("Pooling", name, [x], pool_type=kind, pooling_convention=convention, **attrs)
 
     def adaptive(self, name: str, x: Entry, kind: str, sides: Any, node: fx.Node) -> Entry:
@@ -289,7 +301,7 @@ class _Writer:
                 return self.add("LeakyReLU", name, [x], act_type="selu")
             case nn.GELU():
                 return self.gelu(name, x, part.approximate)
-            case nn.Softplus() if part.beta == 1:
+            case nn.Softplus() if part.beta == 1 and part.threshold >= 20:
                 return self.add("Activation", name, [x], act_type="softrelu")
             case nn.SiLU():
                 gate = self.add("Activation", f"{name}_sigmoid", [x], act_type="sigmoid")
@@ -368,16 +380,14 @@ def _max_pool(
     w: _Writer, node: fx.Node, x: fx.Node, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, **_: Any,
 ) -> Entry:  # fmt: skip
-    return w.pool(node.name, w.entry(x), "max", kernel_size, stride, padding, ceil_mode, dilation)
+    return w.pool(node, w.entry(x), "max", kernel_size, stride, padding, ceil_mode, dilation)
 
 
 def _avg_pool(
     w: _Writer, node: fx.Node, x: fx.Node, kernel_size: Any, stride: Any = None, padding: Any = 0,
     ceil_mode: bool = False, count_include_pad: bool = True,
 ) -> Entry:  # fmt: skip
-    return w.pool(
-        node.name, w.entry(x), "avg", kernel_size, stride, padding, ceil_mode, count_include_pad=count_include_pad
-    )
+    return w.pool(node, w.entry(x), "avg", kernel_size, stride, padding, ceil_mode, count_include_pad=count_include_pad)
 
 
 def _adaptive(kind: str) -> Callable[..., Entry]:
