@@ -89,17 +89,20 @@ def direct(weights: str, model: str, folder: str, seconds: float) -> None:
 
     from steadytrain.data.loader import default_threads
     from steadytrain.data.loader.decode import Scratch
-    from steadytrain.export.batching import decode_square
+    from steadytrain.export.batching import PixelRoom, decode_square
     from steadytrain.training import restore
     from steadytrain.training.build import evaluation_crop
 
     trained = restore(weights, model=model, device="cpu")
     crop, threads = evaluation_crop(trained.input), default_threads(pin=True)
     files = itertools.cycle([path.read_bytes() for path in sorted(Path(folder).iterdir())])
+    most = 10**8
+    room = PixelRoom(most)
 
     def squares() -> Any:
         scratch = Scratch()
-        return np.stack([decode_square(next(files), crop, scratch, max_pixels=10**8) for _ in range(BATCH // threads)])
+        squares = [decode_square(next(files), crop, scratch, room, max_pixels=most) for _ in range(BATCH // threads)]
+        return np.stack(squares)
 
     def compute(batch: Any) -> None:
         with torch.no_grad(), trained.policy.autocast():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 import steadytrain as st
 from steadytrain.config import Recipe
+from steadytrain.data.packing.images import decode
 from steadytrain.data.predictions import read_predictions
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.events import Evaluated
@@ -64,6 +66,12 @@ def photo(tmp_path: Path) -> Path:
     return tmp_path / "photo.png"
 
 
+def save_state(module: torch.nn.Module, folder: Path) -> Path:
+    """A file of a network's weights."""
+    torch.save(module.state_dict(), folder / "weights.pth")
+    return folder / "weights.pth"
+
+
 def write_classes(folder: Path, **counts: int) -> Path:
     """A folder with so many different images in each class."""
     for number, (name, images) in enumerate(counts.items()):
@@ -76,6 +84,36 @@ def write_classes(folder: Path, **counts: int) -> Path:
 def test_a_pretrained_model_predicts_names_of_classes(fetched: str, photo: Path) -> None:
     (told,) = st.predict(fetched, photo, top=2)
     assert told.classes == ("Egyptian cat", "lynx") and told.probabilities[0] > told.probabilities[1]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("side", [1, 9], ids=["small", "large"])
+def test_a_photograph_that_lies_on_its_side_is_predicted_as_its_upright_copy(
+    orientation: int, side: int, tmp_path: Path
+) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    trained = st.restore(save_state(timm.create_model("test_resnet"), tmp_path), model="timm/test_resnet", device="cpu")
+    rough = np.random.default_rng(3).integers(0, 256, (5, 8, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lying = tmp_path / "lying.jpg"
+    size = (200 * side, 130 * side)
+    Image.fromarray(rough).resize(size, Image.Resampling.BICUBIC).save(lying, quality=95, exif=exif)
+    decode(lying.read_bytes()).save(tmp_path / "upright.png")
+    stripped = tmp_path / "stripped.jpg"  # the same pixels, and nothing that says how they lie
+    Image.open(lying).save(stripped, quality="keep", exif=b"")
+    images: list[str | Path | bytes] = [lying, tmp_path / "upright.png", stripped, lying.read_bytes()]
+    found, wanted, wrong, piped = (
+        dict(zip(one.classes, one.probabilities, strict=True))
+        for one in st.predict(trained, images, top=1000, batch_size=1)
+    )
+    furthest = max(abs(found[name] - wanted[name]) for name in wanted)
+    apart = max(abs(wrong[name] - wanted[name]) for name in wanted)
+    assert found == piped
+    assert furthest == 0 if side == 1 else furthest < 5e-7
+    assert orientation == 1 or apart > 10 * furthest + 1e-6, "lying, it is another image"
 
 
 def test_weights_that_are_not_at_hand_are_one_clear_line(photo: Path) -> None:

@@ -29,11 +29,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from steadytrain.data.loader.crop import Crop
+from steadytrain.data.loader.crop import Crop, packed_side
 from steadytrain.data.loader.decode import Scratch, cut_all, cut_into, probe
 from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.prepare import print_note
+from steadytrain.data.sources.unpacked import upright
 from steadytrain.errors import FailedError, first_line
 from steadytrain.training import Trained
 from steadytrain.training.build import evaluation_crop
@@ -70,7 +71,30 @@ class TooManyPixelsError(BadImageError):
 
 
 class PassError(FailedError):
-    """The network failed on a batch; the message says how."""
+    """The network failed on a batch; standard error says how."""
+
+
+class PixelRoom:
+    """Room for so many pixels that are decoded at the same time, by any number of threads; one image always has room.
+
+    A decoder takes up to 16 bytes for each pixel (docs/odd-images.md has the table).
+    """
+
+    def __init__(self, pixels: int) -> None:
+        self._pixels, self._taken, self._condition = pixels, 0, threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        """Wait for room, and hold it."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._taken or self._taken + pixels <= self._pixels)
+            self._taken += pixels
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._taken -= pixels
+                self._condition.notify_all()
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +117,8 @@ class Batcher:
         max_batch: images in a pass at most; None: chosen by measuring, up to :data:`MOST_IMAGES`.
         max_wait: seconds, as above.
         max_queue: images before the network at most.
-        max_pixels: of an image; a larger one is refused by its header, before it is decoded.
+        max_pixels: of an image; a larger one is refused by its header, before it is decoded. Of images that are decoded
+            at the same time there are no more in all.
         threads: that decode.
         observe: called with what took how long: ``queue``, ``decode`` (seconds of an image), ``network`` (seconds of a
             pass) and ``batch`` (images of a pass); from several threads.
@@ -130,7 +155,7 @@ class Batcher:
         self._coming = 0  # requests being received, and images being decoded or waiting for it
         self._is_closed = False
         self._pool = ThreadPoolExecutor(threads, "steady-decode")
-        self._scratch = threading.local()
+        self._scratch, self._room = threading.local(), PixelRoom(max_pixels)
         self._thread = threading.Thread(target=self._work, name="steady-network")
 
     def start(self) -> None:
@@ -207,7 +232,7 @@ class Batcher:
     def _square(self, data: bytes) -> Pixels:
         """Decode an image and take the square that an evaluation takes. Raises BadImageError."""
         scratch = self._scratch.__dict__.setdefault("scratch", Scratch())
-        return decode_square(data, self._crop, scratch, max_pixels=self.max_pixels)
+        return decode_square(data, self._crop, scratch, self._room, max_pixels=self.max_pixels)
 
     # -- the network's thread ------------------------------------------------------------------------------------------
 
@@ -279,7 +304,8 @@ class Batcher:
         try:
             answers: Sequence[Answer | Exception] = self._run(len(batch))
         except Exception as error:  # noqa: BLE001 - whatever an engine raises: these images fail, the next are computed
-            answers = [PassError(f"the network failed: {first_line(error)}")] * len(batch)
+            print_note(f"the network failed: {first_line(error)}")  # not for clients: it may name files of the server
+            answers = [PassError("the network failed on a batch: the server's messages say why")] * len(batch)
         seconds = time.perf_counter() - began
         self.rate += _NEWEST * (len(batch) / seconds - self.rate) if len(batch) * 2 >= (self.max_batch or 1) else 0
         self._observe("network", seconds)
@@ -309,13 +335,14 @@ class Batcher:
             self._loop.call_soon_threadsafe(settle)
 
 
-def decode_square(data: bytes, crop: Crop, scratch: Scratch, *, max_pixels: int) -> Pixels:
-    """Decode an image file into the square of an evaluation, uint8[S, S, C]: the same bytes as the loader's.
+def decode_square(data: bytes, crop: Crop, scratch: Scratch, room: PixelRoom, *, max_pixels: int) -> Pixels:
+    """Decode an image file, upright, into the square of an evaluation, uint8[S, S, C]: the bytes that predict sees.
 
     Args:
         data: the whole file.
         crop: without anything random.
         scratch: of this thread.
+        room: of all threads.
         max_pixels: of the image, by its header.
 
     Raises:
@@ -327,8 +354,15 @@ def decode_square(data: bytes, crop: Crop, scratch: Scratch, *, max_pixels: int)
     if encoded.height * encoded.width > max_pixels:
         raise TooManyPixelsError(f"{encoded.height * encoded.width:,} pixels, more than {max_pixels:,}")
     plan = crop.plan(np.array([encoded.size]), np.empty((1, 0)))
-    out = np.empty((1, crop.size, crop.size, crop.channels), np.uint8)
-    if not cut_all(out, [encoded], memory, np.array([0, len(memory)]), crop, plan, scratch)[0]:
-        cut_into(out[0], encoded, crop, plan, 0, scratch, crop.needed(plan)[0].tolist())
+    # A baseline JPEG is decoded in strips; of any other the decoder holds all.
+    shrunk = int(plan.shrinks[0]) if encoded.head is not None and encoded.head.scan else 1
+    with room.take(encoded.height * encoded.width // shrunk**2):
+        if (turned := upright(data, shorter_side=packed_side(crop.size))) is not data:
+            memory = np.frombuffer(turned, np.uint8).copy()
+            encoded = probe(memory)
+            plan = crop.plan(np.array([encoded.size]), np.empty((1, 0)))
+        out = np.empty((1, crop.size, crop.size, crop.channels), np.uint8)
+        if not cut_all(out, [encoded], memory, np.array([0, len(memory)]), crop, plan, scratch)[0]:
+            cut_into(out[0], encoded, crop, plan, 0, scratch, crop.needed(plan)[0].tolist())
     square: Pixels = out[0]
     return square

@@ -26,6 +26,7 @@ from steadytrain.data.recordio.card import LabelNames, read_classes
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import expand, few, is_ignored, is_image, is_pattern
 from steadytrain.data.sources.listing import Listing
+from steadytrain.data.sources.unpacked import upright
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
 from steadytrain.format import epoch, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
@@ -78,6 +79,11 @@ class Trained:
     calibrated_on: str = ""
     licence: str = ""
     symbol: str = ""
+
+    @property
+    def title(self) -> str:
+        """The model's name for others to read: that of an MXNet checkpoint without its folder."""
+        return f"{PREFIX}{Path(self.name).name}" if self.name.startswith(PREFIX) else self.name
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
@@ -748,15 +754,21 @@ Images = str | Path | bytes
 class Files:
     """Images wherever they lie, as a source for the loader; every label is 0. Close it, or use it as a context manager.
 
+    Image files are turned upright by their EXIF orientation, as packing turns them; images of a record file are packed.
+
     Args:
         images: one or several. A folder stands for the images in it and below, in the order of their names, and a
             record file for all of its images.
+
+    Attributes:
+        shorter_side: in pixels, to which a file that has to be turned is scaled down on the way; None: none is.
 
     Raises:
         DataError: a folder without images, a pattern that fits no file, or a record file that cannot be opened.
     """
 
     def __init__(self, images: Images | Sequence[Images]) -> None:
+        self.shorter_side: int | None = None
         self._places: list[Path | bytes | tuple[Records, int]] = []
         with ExitStack() as stack:
             for each in [images] if isinstance(images, str | Path | bytes) else images:
@@ -774,14 +786,14 @@ class Files:
         return len(self._places)
 
     def image(self, i: int) -> bytes | memoryview:
-        """The encoded bytes of image ``i``. Raises DataError."""
+        """The encoded bytes of image ``i``, upright. Raises DataError, BadImageError."""
         place = self._places[i]
-        if isinstance(place, bytes):
-            return place
         if isinstance(place, tuple):
             return place[0].image(place[1])
+        if isinstance(place, bytes):
+            return upright(place, shorter_side=self.shorter_side)
         try:
-            return place.read_bytes()
+            return upright(place.read_bytes(), shorter_side=self.shorter_side)
         except OSError as error:
             raise DataError(f"cannot read {place}: {error.strerror}") from error
 
@@ -878,6 +890,7 @@ def predict(
             return
         errors: dict[int, str] = {}
         crop, pin = build.evaluation_crop(trained.input), trained.policy.device.type == "cuda"
+        source.shorter_side = packed_side(crop.size)
         if batch_size is None:
             fitting = PREDICTED_PIXELS // crop.size**2 if trained.policy.device.type == "cpu" else PREDICTED_AT_ONCE
             batch_size = max(1, min(PREDICTED_AT_ONCE, fitting))

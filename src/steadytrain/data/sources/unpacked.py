@@ -35,7 +35,6 @@ from steadytrain.errors import DataError, StorageError
 
 MOST_OPEN = 128
 
-_BARE = Settings(encoding="raw")
 _EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif")  # of PNG, WebP and AVIF; last as a PNG's text
 
 
@@ -101,9 +100,9 @@ class Unpacked:
             raise IndexError(f"image {number} of {self.listing.root}, which has {len(self.listing)}")
         (place,) = self.listing.places(number, number + 1)
         if isinstance(place, str):
-            return _upright(read_file(place))
+            return upright(read_file(place))
         data = self._read(place, number)
-        return _upright(data) if place.pixels is None else to_ppm(place.pixels.of(data))
+        return upright(data) if place.pixels is None else to_ppm(place.pixels.of(data))
 
     def name(self, number: int) -> str:
         """What an image is called in its source."""
@@ -191,8 +190,17 @@ def _scratch() -> Iterator[Path]:
             yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steadytrain-")))
 
 
-def _upright(data: bytes) -> bytes:
-    """A file's own bytes, or bare pixels where it has to be turned. Raises BadImageError."""
+def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
+    """Return an image file's own bytes, or, where its EXIF orientation is not upright, bare pixels that are.
+
+    Args:
+        data: the whole file.
+        shorter_side: in pixels, to which an image that has to be turned is scaled down on the way, as packing does;
+            None: none is.
+
+    Raises:
+        BadImageError: it has to be turned, and cannot be decoded.
+    """
     if data[:2] == b"\xff\xd8":
         may_be_turned = data.find(b"Exif\0", 0, scan_of(data)) >= 0
     else:
@@ -206,4 +214,4 @@ def _upright(data: bytes) -> bytes:
         is_turned = orientation(image) != 1
     except Exception:  # noqa: BLE001 - a stranger's file: whoever decodes it says what is wrong with it
         return data
-    return pack_bytes(data, _BARE).data if is_turned else data
+    return pack_bytes(data, Settings(encoding="raw", shorter_side=shorter_side)).data if is_turned else data
