@@ -70,7 +70,7 @@ def serve(
         max_images: Images in one request.
         max_bytes: Bytes of one request.
         max_pixels: Pixels of an image, by its header; larger ones are not decoded.
-        timeout_seconds: For a client to send its request, and for its answer.
+        timeout_seconds: For a client to send its request, for its answer, and for the client to take that.
         grace_seconds: For the requests at hand when the server is asked to stop.
         token: Clients have to send Authorization: Bearer TOKEN (default: the variable STEADYTRAIN_TOKEN, if it is set).
         allow_url: Fetch images that requests name by address, below this one; may be given several times.

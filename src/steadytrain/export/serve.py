@@ -11,7 +11,6 @@ connection is closed: closed at once, it would be reset, and the client might ne
 from __future__ import annotations
 
 import asyncio
-import base64
 import binascii
 import contextlib
 import functools
@@ -19,6 +18,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import secrets
 import signal
 import socket
@@ -47,6 +47,7 @@ from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.batching import Answer, Batcher, BusyError, PassError, TooManyPixelsError
 from steadytrain.export.fetch import FetchError, fetch, parse_prefix
+from steadytrain.models.registry import licence_note
 from steadytrain.reports.charts import TEMPLATES
 from steadytrain.reports.live import HOSTS, guarded
 from steadytrain.reports.page import render
@@ -56,6 +57,8 @@ MAX_CONNECTIONS = 512
 """Beyond it, the connection that has waited longest without a request is closed for each new one."""
 MAX_HELD_BYTES = 256 * 2**20
 """Of all requests at hand, unless one request may have more: what is beyond gets 429."""
+LONG_TEXT = 4096
+"""Characters of base64 from which an image is taken out of a JSON body before the rest of it is parsed."""
 HEAD_SECONDS, KEEP_ALIVE_SECONDS = 10.0, 65
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 """How long, and how much of, a request is read that was answered before its end."""
@@ -81,7 +84,7 @@ class Settings:
         max_bytes: of a request, and of an image that is fetched.
         max_pixels: of an image.
         max_images: of a request.
-        timeout_seconds: for a client to send a request, and for its answer.
+        timeout_seconds: for a client to send a request, for its answer, and for the client to take that.
         grace_seconds: for requests at hand, once the server was asked to stop.
         token: that clients send as ``Authorization: Bearer TOKEN``; None: everybody is answered.
         allow_urls: prefixes of addresses that images may be fetched from.
@@ -252,6 +255,10 @@ def _too_large(what: str, *, is_early: bool = True) -> HTTPException:
     return _refusal(413, f"the request has {what}: send fewer or smaller images at a time", is_early=is_early)
 
 
+def _too_many_images(count: int, most: int) -> HTTPException:
+    return _too_large(f"{count:,} images, more than {most:,}", is_early=False)
+
+
 class Service:
     """The application, with its state.
 
@@ -293,7 +300,7 @@ class Service:
 
     def _describe(self, trained: Trained) -> Trained:
         self.description = describe(trained)
-        self.meters.info.labels(trained.name, self.description["version"]).set(1)
+        self.meters.info.labels(trained.title, self.description["version"]).set(1)
         return trained
 
     @property
@@ -397,7 +404,8 @@ class Service:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         options: Mapping[str, Any] = {}
         if kind == "application/json":
-            posted, options = await asyncio.to_thread(read_json, await body.read())
+            most = self.settings.max_images
+            posted, options = await asyncio.to_thread(read_json, await body.read(), max_images=most)
         elif kind == "multipart/form-data":
             posted, options = await self._read_form(request, body)
         elif kind in ("", "application/octet-stream") or kind.startswith("image/"):
@@ -414,7 +422,7 @@ class Service:
         if not posted:
             raise _refusal(400, "the request has no image", is_early=False)
         if len(posted) > most:
-            raise _too_large(f"{len(posted):,} images, more than {most:,}", is_early=False)
+            raise _too_many_images(len(posted), most)
         return posted, options
 
     async def _read_form(self, request: Request, body: Body) -> tuple[list[Posted], Mapping[str, Any]]:
@@ -567,14 +575,29 @@ def ranked(trained: Trained, answer: Answer, top: int, threshold: float) -> list
     return [{"class": trained.classes[k], "probability": p[k]} for k in places]
 
 
-def read_json(body: bytes) -> tuple[list[Posted], dict[str, Any]]:
-    """Read ``{"images": [base64, ...], "urls": [...], "top": 5, "threshold": 0.5}``. Raises HTTPException.
+def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, Any]]:
+    """Read ``{"images": [base64, ...], "urls": [...], "top": 5, "threshold": 0.5}``.
 
-    >>> read_json(b'{"images": ["aGVsbG8="], "top": 3}')
+    Long base64 is decoded where it stands, and only what is left is parsed, a few kB for each image at most: parsed as
+    a whole, a body could become thirty times as large in memory.
+
+    Raises:
+        HTTPException: it is something else, or too long.
+
+    >>> read_json(b'{"images": ["aGVsbG8="], "top": 3}', max_images=1)
     ([Posted(name='images[0]', data=b'hello', url='', error='')], {'top': 3})
     """
+    long_texts, rest, end = dict[str, tuple[int, int]](), bytearray(), 0
+    for match in _LONG_BASE64.finditer(body):
+        rest += body[end : match.start()] + b'"\\u0000%d"' % len(long_texts)
+        long_texts[f"\0{len(long_texts)}"] = match.span(1)
+        end = match.end()
+    limit = (max_images + 16) * LONG_TEXT
+    if len(rest) + len(body) - end > limit:
+        raise _too_large(f"more than {limit:,} bytes of JSON beside the images' base64", is_early=False)
+    rest += body[end:]
     try:
-        document = json.loads(body)
+        document = json.loads(rest)
     except (ValueError, RecursionError) as error:
         raise _refusal(400, f"the body is not JSON: {error}", is_early=False) from None
     if not isinstance(document, dict):
@@ -583,14 +606,36 @@ def read_json(body: bytes) -> tuple[list[Posted], dict[str, Any]]:
     for name, values in (("images", images), ("urls", urls)):
         if not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
             raise _refusal(400, f"{name} must be a list of strings", is_early=False)
+    if len(images) + len(urls) > max_images:
+        raise _too_many_images(len(images) + len(urls), max_images)
     posted = []
     for place, text in enumerate(images):
-        content = text.partition(",")[2] if text.startswith("data:") else text
         try:
-            posted.append(Posted(f"images[{place}]", base64.b64decode(content, validate=True)))
-        except (binascii.Error, ValueError):
+            if text in long_texts:
+                data = _read_base64(body, *long_texts.pop(text))
+            else:
+                content = text.partition(",")[2] if text.startswith("data:") else text
+                data = binascii.a2b_base64(content, strict_mode=True)
+            posted.append(Posted(f"images[{place}]", data))
+        except ValueError:
             posted.append(Posted(f"images[{place}]", error="it is not base64"))
     return [*posted, *(Posted(url, url=url) for url in map(_valid, urls))], document
+
+
+# Within a string of JSON; some writers escape the signs of base64.
+_LONG_BASE64 = re.compile(rb'"(?:data:[\w/\\.+;=-]{0,100},)?([A-Za-z0-9+/=\\]{%d,})"' % LONG_TEXT)
+_ESCAPES = {rb"\/": b"/", rb"\u002b": b"+", rb"\u002B": b"+", rb"\u002f": b"/", rb"\u002F": b"/"}
+_ESCAPES |= {rb"\u003d": b"=", rb"\u003D": b"="}
+
+
+def _read_base64(body: bytes, start: int, end: int) -> bytes:
+    """Decode a part of a JSON text without a copy, unless signs are escaped. Raises ValueError."""
+    if body.find(b"\\", start, end) < 0:
+        return binascii.a2b_base64(memoryview(body)[start:end], strict_mode=True)
+    text = body[start:end]
+    for escaped, sign in _ESCAPES.items():
+        text = text.replace(escaped, sign)
+    return binascii.a2b_base64(text, strict_mode=True)
 
 
 def _valid(text: str) -> str:
@@ -614,12 +659,13 @@ def _number(
 
 
 def describe(trained: Trained) -> dict[str, Any]:
-    """Return what ``/model`` says. ``version``: the first 12 digits of the sha256 of the weights' file."""
+    """Return what ``/model`` says, without any path. ``version``: the first 12 digits of the weights' file's sha256."""
     input = trained.input
     return {
-        "name": trained.name,
+        "name": trained.title,
         "version": _digest(trained)[:12],
         "licence": trained.licence,
+        "licence_note": licence_note(trained.licence) if trained.licence else None,
         "num_classes": len(trained.classes),
         "classes": list(trained.classes),
         "multi_label": trained.is_multi_label,
@@ -631,7 +677,6 @@ def describe(trained: Trained) -> dict[str, Any]:
         "interpolation": input.interpolation,
         "temperature": trained.temperature,
         "device": str(trained.policy.device),
-        "notes": list(trained.notes),
     }
 
 
@@ -659,12 +704,18 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
 
 
 class Protocol(H11Protocol):
-    """uvicorn's protocol, with the limits that it lacks: on the time for a request's head, and on connections."""
+    """uvicorn's protocol, with the limits that it lacks.
+
+    They are on the time for a request's head, on the time in which a client takes an answer, and on connections.
+    """
 
     head_seconds = HEAD_SECONDS
+    answer_seconds = 30.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # writing is paused until the system has taken all that was written
+        self._untaken: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
         self._timer = self.loop.call_later(self.head_seconds, self._late)
         if len(self.connections) > MAX_CONNECTIONS:
@@ -688,9 +739,22 @@ class Protocol(H11Protocol):
             self._since = self.loop.time()
             self._timer = self.loop.call_later(self.head_seconds, self._late)
 
+    def pause_writing(self) -> None:
+        """Wait for the client, but not for ever; a connection that is being closed waits for it, too."""
+        super().pause_writing()
+        self._untaken = self.loop.call_later(self.answer_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has taken all."""
+        if self._untaken is not None:
+            self._untaken.cancel()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._timer.cancel()
+        if self._untaken is not None:
+            self._untaken.cancel()
         super().connection_lost(exc)
 
     def _late(self) -> None:
@@ -765,7 +829,8 @@ def serve(
     """
     host = listener.getsockname()[0]
     service = Service(load, settings, hosts={*HOSTS, "[::1]"} if host in ("127.0.0.1", "::1") else None)
-    protocol = type("Protocol", (Protocol,), {"head_seconds": min(HEAD_SECONDS, settings.timeout_seconds)})
+    times = {"head_seconds": min(HEAD_SECONDS, settings.timeout_seconds), "answer_seconds": settings.timeout_seconds}
+    protocol = type("Protocol", (Protocol,), times)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     limits: dict[str, Any] = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, "timeout_graceful_shutdown": 1}
     server = _Server(uvicorn.Config(service.app, http=protocol, ws="none", **quiet, **limits), service, on_ready)
