@@ -60,6 +60,30 @@ def test_a_launcher_tells_the_workers_in_any_spelling() -> None:
             assert f"--batch-size {batch} " in command and f"batch_scale={scale} " in command
 
 
+def test_workers_without_a_distributed_store_are_one_training_and_it_is_said() -> None:
+    """MXNet's launcher started as many trainings that knew nothing of each other."""
+    words = ["-n", "4", "-H", "hosts", "python", "train_cifar10.py", "--num-layers", "20", "--kv-store"]
+    alone = translate("launch", [*words, "device"]).rows
+    assert dict(alone)["4 workers, --kv-store device"].startswith("one training, whose ranks share each batch; MXNet's")
+    assert not [old for old, _ in translate("launch", [*words, "dist_sync"]).rows if old.startswith("4 workers")]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "started"),
+    [
+        ("-n 4 -H hosts", "launch -H hosts -n 8 -- train"),
+        ("--launcher slurm -n 4", "launch --launcher slurm --procs 2 -n 4 -- train"),
+        ("-n 1", "launch -n 2 -- train"),
+    ],
+)
+def test_a_worker_of_several_gpus_becomes_as_many_ranks_on_those(launcher: str, started: str) -> None:
+    words = f"{launcher} python train_cifar10.py --num-layers 20 --kv-store dist_sync --gpus 0,2 --batch-size 32"
+    command = " ".join(translate("launch", words.split()).commands[0])
+    workers = 1 if launcher == "-n 1" else 4
+    assert command.startswith(started) and f"--batch-size {32 * workers} " in command
+    assert "--device cuda:0,2 " in command and "--procs" not in command.partition(" -- ")[2]
+
+
 @pytest.mark.parametrize(
     ("old", "message"),
     [
@@ -83,7 +107,13 @@ def test_a_launcher_tells_the_workers_in_any_spelling() -> None:
         ("train_imagenet --data-train a.rec --lr-step-epochs powx", "must be epochs, such as 30,60, or pow2"),
         ("fine-tune --data-train a.rec --benchmark 1", "measures a network by its name"),
         ("score --model p,last --data-val b.rec", "the epoch after the comma must be a number"),
-        ("launch -n four python train_mnist.py", "launch: argument -n/--num-workers: invalid int value"),
+        ("train_mnist --gpus 0,0", "--gpus is '0,0'; it must be numbers of GPUs, each once, such as 0,2"),
+        ("bandwidth --gpus 0", "a single GPU has nothing to exchange"),
+        (
+            "launch -n 2 python train_mnist.py --gpus 0 --kv-store dist_sync",
+            "2 workers on this machine would share the GPUs of --gpus",
+        ),
+        ("launch -n four python train_mnist.py", "launch: argument -n/--num-workers/--nworker: invalid int value"),
     ],
 )
 def test_what_the_old_tools_would_not_take_is_said_in_a_line(old: str, message: str) -> None:

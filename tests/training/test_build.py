@@ -46,7 +46,13 @@ def test_with_another_number_of_ranks_cores_are_shared_out_anew(
 
 @pytest.mark.parametrize(
     ("seen", "name", "rank", "expected"),
-    [(4, "auto", 2, "cuda:2"), (1, "auto", 2, "cuda:0"), (1, "cuda", 0, "cuda:0"), (4, "cuda:3", 1, "cuda:3")],
+    [
+        (4, "auto", 2, "cuda:2"),
+        (1, "auto", 2, "cuda:0"),
+        (1, "cuda", 0, "cuda:0"),
+        (4, "cuda:3", 1, "cuda:3"),
+        (8, "cuda:1,0,6,7", 2, "cuda:6"),
+    ],
 )
 def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(
     monkeypatch: pytest.MonkeyPatch, seen: int, name: str, rank: int, expected: str
@@ -60,5 +66,7 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(
 def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(RecipeError, match=r"'cuda:0,1': 2 GPUs for 4 ranks of a machine; list as many, or start 2"):
+        build.choose_device("cuda:0,1", World(rank=3, size=4, local_rank=3, local_size=4))
     with pytest.raises(RecipeError, match=r"'cuda:3' but torch .* sees 2 GPUs: .* or start 2 ranks a machine"):
         build.choose_device("auto", World(rank=3, size=4, local_rank=3, local_size=4))

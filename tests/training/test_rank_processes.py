@@ -151,8 +151,13 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
     told, _ = child.communicate(timeout=120)
     assert child.returncode == 75, told
     assert "rank 1 was killed by SIGKILL" in told
+    words = [sys.executable, "-m", "steadytrain", "resume", str(run), "--until", "3"]
+    printed = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert printed.returncode == 75, printed.stderr
+    assert f"{run}: 2 ranks, as it was begun with (--procs says otherwise)" in printed.stderr
     trained(digits, run, "--procs", "1")
-    killed, resumed = (event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed))
+    killed, *again, resumed = (event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed))
+    assert all((event.ranks_before, event.ranks) == (2, 2) for event in again), "by steady resume RUN alone"
     assert 0 <= killed.images_repeated <= 7 * 32
     assert (resumed.ranks_before, resumed.ranks) == (2, 1)
     assert _schedule(run) == _schedule(whole)

@@ -6,6 +6,8 @@ import os
 import shlex
 import shutil
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +47,8 @@ def mxnet(
         steady mxnet parse_log train.log
     """
     flags = [word for word in words if word in OURS]
-    read = translate(program, [word for word in words if word not in OURS], workers=_workers())
-    commands = [[*command, *_ours(command, flags)] for command in read.commands]
+    read = translate(program, [word for word in words if word not in OURS], workers=_num_workers())
+    commands = [[*command, *_own_flags(command, flags)] for command in read.commands]
     if "--dry-run" in flags:
         return _show(read, commands, json="--json" in flags)
     from steadytrain.cli import _run
@@ -66,16 +68,22 @@ def mxnet(
     return 0
 
 
-def _workers() -> int:
-    """Processes that train together, as a launcher of either kind tells."""
+def _num_workers() -> int:
+    """Return how many processes train together, as a launcher of either kind says."""
     number = os.environ.get("DMLC_NUM_WORKER", "1")
     if not number.isdecimal():
         raise InputError(f"DMLC_NUM_WORKER is {number!r}; it must be a whole number of workers")
     return max(world_from_environment(os.environ).size, int(number))
 
 
-def _ours(command: tuple[str, ...], flags: list[str]) -> list[str]:
-    trains = command[0] in ("train", "finetune")
+def _trained(command: Sequence[str]) -> Sequence[str]:
+    """Return the command that trains, itself or behind ``launch ... --``; nothing of other commands."""
+    inner = command[command.index("--") + 1 :] if command[0] == "launch" and "--" in command else command
+    return inner if inner and inner[0] in ("train", "finetune") else ()
+
+
+def _own_flags(command: tuple[str, ...], flags: list[str]) -> list[str]:
+    trains = bool(_trained(command))
     if "--mxnet-log" in flags and not trains:
         raise InputError(f"--mxnet-log belongs to training; steady {command[0]} writes no such lines")
     return [flag for flag in flags if flag == "--json" or (flag == "--mxnet-log" and trains)]
@@ -84,6 +92,12 @@ def _ours(command: tuple[str, ...], flags: list[str]) -> list[str]:
 def _show(read: Translated, commands: list[list[str]], *, json: bool) -> int:
     """Print what a command line has become, and the recipe where something would be trained."""
     recipes = [_recipe(command) for command in commands]
+    if commands and commands[0][0] == "launch":
+        from steadytrain.launch.trackers import translate as translate_launcher
+
+        launcher = translate_launcher(commands[0][1:])
+        commands = [["launch", *launcher.argv]]
+        read = replace(read, rows=(*read.rows, *(("launch", line) for line in launcher.notes)))
     if json:
         rows = [{"old": old, "new": new} for old, new in read.rows]
         print_json({"commands": commands, "rows": rows, "recipes": recipes})
@@ -95,9 +109,10 @@ def _show(read: Translated, commands: list[list[str]], *, json: bool) -> int:
     return 0
 
 
-def _recipe(command: list[str]) -> str | None:
+def _recipe(command: Sequence[str]) -> str | None:
     """Return the recipe of a command that trains, as TOML; None for others, and where the data are not here."""
-    if command[0] not in ("train", "finetune"):
+    command = _trained(command)
+    if not command:
         return None
     from steadytrain.cli import parse
     from steadytrain.cli.train import recipe_for

@@ -91,7 +91,7 @@ class TrainingOptions:
         precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16; auto: by measuring. [default: bf16 where the hardware
             computes in it, else fp32]
         compile: Compile the network first (torch.compile); other modes by --set precision.compile=MODE.
-        device: auto, cpu, cuda or cuda:1. [default: auto]
+        device: auto, cpu, cuda or cuda:1; cuda:0,2: a rank on each of these GPUs. [default: auto]
         threads: Threads that load images; auto: by measuring. [default: by the number of cores]
         deterministic: Use only deterministic algorithms on a GPU; slower.
         graph: Replay each update as one CUDA graph: faster for small networks.

@@ -22,7 +22,7 @@ from steadytrain.config.batches import parse_growth, parse_sizes
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
-from steadytrain.config.recipe import ADAMS
+from steadytrain.config.recipe import ADAMS, listed_gpus
 from steadytrain.cost.prices import Price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
@@ -131,9 +131,8 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool, until:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with _only_first_rank_prints(world):
             return _train_as_rank(world, data, options, finetune=finetune, until=until)
-    procs = options.value("parallel.procs")
-    procs = len(accelerators()) if procs == "auto" else procs
-    if isinstance(procs, int) and procs > 1:
+    procs = _num_procs(data, options, world)
+    if procs > 1:
         from steadytrain.launch.supervise import keep_ranks
 
         restarts = options.value("parallel.restarts")
@@ -147,10 +146,40 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool, until:
     # What is planned for the first of several repeats holds for all.
     recipe, plan = _fit_minutes(draft, options, folder if options.repeats is None else folder / f"{REPEAT}{draft.seed}")
     runs = _create_runs(folder, recipe, options)
+    _note_fewer_ranks(runs[0], options)
     if plan is not None:
         with runs[0].log_beside() as log:
             log.append(Noticed(message=plan.words))
     return _train_all(runs, options, until=until)
+
+
+def _num_procs(data: str | None, options: TrainingOptions, world: World) -> int:
+    """Return how many ranks to start: as the flags say; else as many as the run that is resumed was begun with."""
+    procs, device = options.value("parallel.procs"), options.value("parallel.device")
+    before = Parallel()
+    is_resumed = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
+    if is_resumed and options.value("data.train") is None and not world.launcher:
+        before = Run.open(str(options.run)).recipe.parallel
+    device = device if isinstance(device, str) else before.device
+    if procs is None and device == before.device:
+        procs = before.procs
+    if procs is None or procs == "auto":
+        procs = len(listed_gpus(device)) or (1 if procs is None else len(accelerators()))
+    if is_resumed and procs > 1 and options.value("parallel.procs") is None:
+        note(f"{options.run}: {procs} ranks, as it was begun with (--procs says otherwise)")
+    return int(procs)
+
+
+def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
+    """Say how to resume a run with the ranks that it had, which another launcher started, where this is one."""
+    before = run.progress()
+    ranks = before.started.machine.get("ranks", 1) if before.started else 1
+    if ranks > 1 and not before.finished and options.value("parallel.procs") is None:
+        resume = f"resume {shlex.quote(str(run.directory))}"
+        note(
+            f"{run.directory} had {ranks} ranks, and goes on with one: steady {resume} --procs {ranks} starts as many"
+            f" on this machine, steady launch ... -- {resume} on several"
+        )
 
 
 def _folder(recipe: Recipe, options: TrainingOptions) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -395,7 +396,7 @@ class Parallel:
     """Devices, threads and processes. Not part of the digest: it does not say *what* is trained.
 
     Args:
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``; ``cuda:0,2`` starts a rank on each.
         threads: threads that load images, 1 to 256. None chooses by the cores that this process may use.
         compute_threads: threads of torch operations on a CPU, 1 to 1024. None uses one for each core, shared among the
             ranks.
@@ -433,6 +434,18 @@ class Parallel:
         require(self.threads is None or 1 <= self.threads <= 256, "parallel.threads", self.threads, "1 to 256")
         compute = self.compute_threads
         require(compute is None or 1 <= compute <= 1024, "parallel.compute_threads", compute, "1 to 1024")
+
+
+def listed_gpus(device: str) -> tuple[int, ...]:
+    """Return the numbers of the GPUs that a device lists, one for each rank of a machine; none of any other device.
+
+    >>> listed_gpus("cuda:0,2"), listed_gpus("cuda:1")
+    ((0, 2), ())
+    """
+    kind, _, numbers = device.partition(":")
+    parts = numbers.split(",")
+    is_list = kind == "cuda" and len(parts) > 1 and all(re.fullmatch("[0-9]{1,4}", part) for part in parts)
+    return tuple(map(int, parts)) if is_list else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,9 +38,7 @@ _FREEZE = (
     "--train head trains the classifier alone, --set model.freeze=conv_stem,blocks.0 freezes parts by name,"
     " --set model.batch_norm=frozen keeps the statistics"
 )
-_GPUS = (
-    "--device cuda:1 takes that GPU, --procs 4 or --procs auto one for each process, steady launch other machines too"
-)
+_GPUS = "--device cuda:1 takes that GPU, --device cuda:0,2 these two, --procs auto all, steady launch other machines"
 _PARTS = "--batch-size says the images of an update in all; --set optim.accumulate=4 computes them in four parts"
 _RESUME = "the same command goes on where its run ended, and so does steady resume RUN"
 _RUN = "--run FOLDER says where all that a run writes lies"

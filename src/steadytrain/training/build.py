@@ -18,6 +18,7 @@ from steadytrain.config.batches import parse_sizes
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
+from steadytrain.config.recipe import listed_gpus
 from steadytrain.config.schedules import momentum, usual_momentum
 from steadytrain.config.transforms import parse_transforms
 from steadytrain.data.loader import (
@@ -58,6 +59,7 @@ DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def choose_device(name: str, world: World = ALONE) -> torch.device:
     """Choose the device: ``auto`` is a GPU if torch sees one, of several ranks on a machine each its own; else the CPU.
 
+    Of a list (``cuda:0,2``) each rank of a machine takes the one in its place.
     A rank that sees one GPU takes it: schedulers give each rank its own, or all the same, which
     :func:`require_own_devices` tells apart.
 
@@ -66,6 +68,13 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if gpus := listed_gpus(name):
+        if world.local_size > len(gpus):
+            raise RecipeError(
+                f"parallel.device is {name!r}: {len(gpus)} GPUs for {world.local_size} ranks of a machine; list as"
+                f" many, or start {len(gpus)}"
+            )
+        name = f"cuda:{gpus[world.local_rank]}"
     if name == "cuda" and world.local_size > 1 and torch.cuda.device_count() > 1:
         name = f"cuda:{world.local_rank}"
     try:

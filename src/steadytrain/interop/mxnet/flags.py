@@ -86,6 +86,15 @@ def read_shape(text: str) -> tuple[int, int]:
     return channels, height
 
 
+def read_gpus(draft: Draft) -> tuple[int, ...]:
+    """Return the numbers of ``--gpus 0,2``; none where it is empty."""
+    text = draft.values["gpus"] or ""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and len(part) <= 4 for part in parts) or len({*map(int, parts)}) < len(parts):
+        raise InputError(f"--gpus is {text!r}; it must be numbers of GPUs, each once, such as 0,2")
+    return tuple(map(int, parts))
+
+
 def read_precision(draft: Draft) -> str:
     dtype = draft.values["dtype"]
     if dtype not in ("float32", "float16"):

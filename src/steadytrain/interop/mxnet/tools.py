@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from steadytrain.errors import InputError, did_you_mean
+from steadytrain.format import count
 from steadytrain.interop.mxnet.flags import (
     Draft,
     Flags,
@@ -15,6 +16,7 @@ from steadytrain.interop.mxnet.flags import (
     Translated,
     add_threads,
     flag_parser,
+    read_gpus,
     read_precision,
     read_shape,
 )
@@ -42,7 +44,8 @@ def _score(words: Sequence[str]) -> Translated:
     draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"])
     draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
     draft.add(["image_shape"], "--size", str(read_shape(draft.values["image_shape"])[1]))
-    draft.add(["gpus"], "--device", f"cuda:{gpu}" if (gpu := draft.values["gpus"].split(",")[0]) else "cpu")
+    gpus = read_gpus(draft)
+    draft.add(["gpus"], "--device", f"cuda:{gpus[0]}" if gpus else "cpu", why="one GPU scores" * (len(gpus) > 1))
     if "dtype" in draft.typed:
         draft.add(["dtype"], "--precision", read_precision(draft))
     add_threads(draft)
@@ -191,19 +194,43 @@ def _parse_log(words: Sequence[str]) -> Translated:
 
 
 def _launch(words: Sequence[str]) -> Translated:
-    """``launch.py -n 4 -H hosts python train_imagenet.py ...``: the launcher's words stay, its command is read."""
-    at = next((i for i, word in enumerate(words) if word.endswith(".py") and _script(word) in TRAINERS), None)
-    if at is None:
+    """``launch.py -n 4 -H hosts python train_imagenet.py ...``: the launcher's words stay, its command is read.
+
+    A worker had several GPUs (``--gpus 0,1``), a rank has one: there are as many ranks as the workers had GPUs.
+    """
+    at_script = next((i for i, word in enumerate(words) if word.endswith(".py") and _script(word) in TRAINERS), None)
+    if at_script is None:
         return Translated(commands=(("launch", *words),), rows=())
-    first = words[:at]
+    first = words[:at_script]
     if first and Path(first[-1]).name.startswith("python"):
         first = first[:-1]
     flags = list(first[:-1] if first[-1:] == ["--"] else first)
-    parser = Parser(prog="launch", add_help=False)
-    parser.add_argument("-n", "--num-workers", type=int, default=1)
-    workers: int = parser.parse_known_args(flags)[0].num_workers
-    inner = translate_trainer(_script(words[at]), words[at + 1 :], workers)
-    return Translated(commands=(("launch", *flags, "--", *inner.commands[0]),), rows=inner.rows)
+    parser = Parser(prog="launch", add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", "--num-workers", "--nworker", type=int, default=1)
+    parsed, others = parser.parse_known_args(flags)
+    workers: int = parsed.num_workers
+    places = Parser(prog="launch", add_help=False, allow_abbrev=False)
+    places.add_argument("--launcher", "--cluster", "--on", dest="place")
+    places.add_argument("-H", "--hostfile", "--host-file", "--hosts", dest="hosts")
+    named = places.parse_known_args(others)[0]
+    inner = translate_trainer(_script(words[at_script]), words[at_script + 1 :], workers)
+    command, rows = list(inner.commands[0]), list(inner.rows)
+    ranks, is_on_gpus = workers, any(word.startswith("cuda:") for word in command)
+    if "--procs" in command:  # the launcher starts the ranks
+        at = command.index("--procs")
+        gpus = int(command[at + 1])
+        del command[at : at + 2]
+        if named.place in ("slurm", "kubernetes", "yarn"):  # where -n counts machines
+            others += ["--procs", str(gpus)]
+        else:
+            ranks *= gpus
+        rows.append((f"-n {workers}", f"{workers * gpus} ranks: {count(workers, 'worker')} of {gpus} GPUs"))
+    if workers > 1 and not named.hosts and named.place in (None, "local") and is_on_gpus:
+        raise InputError(
+            f"{workers} workers on this machine would share the GPUs of --gpus: start one rank on each instead, without"
+            f" launch: steady mxnet {words[at_script]} --gpus 0,1,... and {workers} times the --batch-size"
+        )
+    return Translated(commands=(("launch", *others, "-n", str(ranks), "--", *command),), rows=tuple(rows))
 
 
 def _script(program: str) -> str:
@@ -221,7 +248,13 @@ def _bandwidth(words: Sequence[str]) -> Translated:
     draft = Draft({**{name: value for name, (_, value) in table.items()}, **typed}, frozenset(typed))
     model = find_model(draft.values["network"], draft.values["num_layers"], 224)[0]
     draft.add(["network", "num_layers"], "bandwidth", "--model", model)
-    draft.add(["gpus"], "--procs", str(len(draft.values["gpus"].split(","))), why="a rank for each")
+    gpus = read_gpus(draft)
+    if len(gpus) < 2:
+        raise InputError(f"--gpus is {draft.values['gpus']!r}: a single GPU has nothing to exchange; name two or more")
+    why = "a rank for each"
+    if gpus != tuple(range(len(gpus))):
+        why += f"; CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))} before the command chooses these"
+    draft.add(["gpus"], "--procs", str(len(gpus)), why=why)
     for flag in ("num_batches", "disp_batches"):
         draft.drop(flag, "--seconds says how long to measure")
     draft.drop("test_results", "sums are compared anyway")

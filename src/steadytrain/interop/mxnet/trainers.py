@@ -17,6 +17,7 @@ from steadytrain.interop.mxnet.flags import (
     Words,
     add_threads,
     flag_parser,
+    read_gpus,
     read_precision,
     read_shape,
 )
@@ -182,12 +183,14 @@ def _only_updates(draft: Draft, shape: tuple[int, int]) -> None:
         draft.add(["num_classes"], "--classes", str(draft.values["num_classes"]))
     draft.add(["dtype"], "--precision", read_precision(draft))
     draft.add(["optimizer"], "--optimizer", _optimizer_name(draft.values["optimizer"]))
-    draft.add(["gpus"], "--device", "cuda" if draft.values["gpus"] else "cpu")
+    gpus = read_gpus(draft)
+    draft.add(["gpus"], "--device", f"cuda:{gpus[0]}" if gpus else "cpu", why=_FIRST if len(gpus) > 1 else "")
     used = {"benchmark", "network", "num_layers", "image_shape", "batch_size", "num_classes", "dtype", "optimizer"}
     for flag in sorted(draft.typed - used - {"gpus"}):
         draft.drop(flag, "says nothing of an update's speed")
 
 
+_FIRST = "updates of one GPU are measured; steady scale says what several give"
 _SMALL = "images of up to 64 pixels keep their side (MXNet cut 28 of 32 pixels out)"
 
 
@@ -206,9 +209,12 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
         draft.add(["image_shape"], "--size", str(shape[1]))
     else:
         draft.drop("image_shape", _SMALL)
-    batch, workers = values["batch_size"], workers if values["kv_store"].startswith("dist") else 1
+    batch, asked_workers = values["batch_size"], workers
+    workers = workers if values["kv_store"].startswith("dist") else 1
     each = f"{batch} of each of {workers} workers" if workers > 1 else ""
     draft.add(["batch_size"], "--batch-size", str(batch * workers), why=each)
+    if workers < asked_workers:
+        draft.rows.append((f"{asked_workers} workers, --kv-store {values['kv_store']}", _NOT_ALONE))
     passed = _length(draft)
     _rate(draft, passed)
     _optimizer(draft, workers)
@@ -222,6 +228,10 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
         draft.drop(flag, why)
 
 
+_NOT_ALONE = (
+    "one training, whose ranks share each batch; MXNet's workers each trained a model of their own on all of the data,"
+    " and wrote over each other's files (--kv-store dist_sync: one training with the batch of every worker)"
+)
 _SAYS_NOTHING = {
     **dict.fromkeys(
         ("data_train_idx", "data_val_idx"), "the index is found by its name; the order is global without it too"
@@ -397,10 +407,10 @@ _STORES = (
 
 
 def _devices(draft: Draft) -> None:
-    gpus, store = [g for g in (draft.values["gpus"] or "").split(",") if g.strip()], draft.values["kv_store"]
+    gpus, store = read_gpus(draft), draft.values["kv_store"]
     if len(gpus) > 1:
-        why = f"a process for each; CUDA_VISIBLE_DEVICES={','.join(gpus)} names them"
-        draft.add(["gpus"], "--procs", str(len(gpus)), why=why)
+        why = "a rank on each of these GPUs"
+        draft.add(["gpus"], "--procs", str(len(gpus)), "--device", f"cuda:{','.join(map(str, gpus))}", why=why)
     else:
         draft.words += ["--device", f"cuda:{gpus[0]}" if gpus else "cpu"]
         draft.rows.append((draft.old(["gpus"]) if gpus else "no --gpus", shlex.join(draft.words[-2:])))
