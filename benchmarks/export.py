@@ -92,14 +92,14 @@ def drawn(name: str, photos: Path, folder: Path) -> Trained:
     network = timm.create_model(name, pretrained=False)
     torch.save(network.state_dict(), folder / f"{name}.pth")
     trained = restore(folder / f"{name}.pth", model=f"timm/{name}", device="cpu")
-    batches = open_samples(trained, photos, IMAGES, say=quiet).batches
     for part in trained.module.modules():
         if isinstance(part, torch.nn.BatchNorm2d):
             part.momentum = None  # a mean over all batches
             part.reset_running_stats()
     trained.module.train()
-    for batch in batches:
-        trained.module(trained.policy.images(torch.from_numpy(batch.images), trained.input.mean, trained.input.std))
+    with open_samples(trained, photos, IMAGES, say=quiet) as samples:
+        for batch in samples.read():
+            trained.module(trained.policy.images(torch.from_numpy(batch.images), trained.input.mean, trained.input.std))
     torch.save(trained.module.eval().state_dict(), folder / f"{name}.pth")
     return restore(folder / f"{name}.pth", model=f"timm/{name}", device="cpu")
 

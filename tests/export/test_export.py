@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import steadytrain as st
@@ -75,8 +76,8 @@ def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def images(run: Path) -> np.ndarray:
     """The run's validation images, normalised."""
     trained = st.restore(run, device="cpu")
-    batches = exporting.open_samples(trained, None, 100).batches
-    raw = torch.from_numpy(np.concatenate([batch.images for batch in batches]))
+    with exporting.open_samples(trained, None, 100) as samples:
+        raw = torch.from_numpy(np.concatenate([batch.images for batch in samples.read()]))
     return trained.policy.images(raw, trained.input.mean, trained.input.std).contiguous().numpy()
 
 
@@ -164,16 +165,51 @@ def test_int8_is_kept_only_where_it_is_faster(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_other_numbers_that_cost_accuracy_are_not_kept(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Brightness(nn.Module):
+    """A classifier of ten shades, which in bfloat16 takes the brightest for the darkest."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        shades = images.float().mean((1, 2, 3))[:, None]
+        logits = -((10 * shades - torch.arange(10) - 0.5) ** 2)
+        return torch.where(shades > 0.9, logits.flip(1), logits) if images.dtype == torch.bfloat16 else logits
+
+
+@pytest.fixture(scope="module")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 150 grey images of ten shades; there are few of the brightest, and they come last."""
+    folder = tmp_path_factory.mktemp("shades")
+    for shade in range(10):
+        (folder / str(shade)).mkdir()
+        for number in range(16 if shade < 9 else 6):
+            pixels = np.full((8, 8), 26 * shade + 12 + number % 3, np.uint8)
+            pixels[0, 0] = number  # no two are the same
+            Image.fromarray(pixels).save(folder / str(shade) / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(("images", "num_judged", "lost"), [(None, 150, 4.0), (50, 50, 4.0)])
+def test_other_numbers_are_judged_by_all_images_or_evenly_drawn_ones(
+    images: int | None,
+    num_judged: int,
+    lost: float,
+    run: Path,
+    shades: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exporting, "TURN_SECONDS", 0.01)
     monkeypatch.setattr(exporting, "FASTER", 0.0)
-    scores = iter([0.9, 0.8])
-    monkeypatch.setattr(exporting, "_score", lambda job, module: next(scores))
-    result = st.export_model(run, tmp_path / "model.pt2", numbers="bf16", max_loss=5)
-    assert not result.is_kept and result.reason.startswith("it loses 10.00 points of top-1, and 5 are allowed")
-    assert not list(tmp_path.iterdir())
+    trained = st.restore(run, device="cpu")
+    trained = replace(trained, module=Brightness(), input=replace(trained.input, mean=(0.0,), std=(1.0,)))
+    options: dict[str, Any] = {"numbers": "bf16", "data": shades, "images": images}
+    result = st.export_model(trained, tmp_path / "model.pt2", max_loss=lost - 0.5, **options)
+    _, exact, other = result.rows
+    assert (exact.n, other.n, result.num_compared) == (num_judged, num_judged, min(64, num_judged))
+    assert (exact.score, other.score) == (1, 1 - lost / 100)
+    assert other.top1_agreement == other.score, "the images of which logits are compared are not enough for this"
+    assert result.reason == f"it loses {lost:.2f} points of top-1, and {lost - 0.5:g} are allowed (--max-loss)"
+    assert not result.is_kept and not list(tmp_path.iterdir())
+    assert st.export_model(trained, tmp_path / "model.pt2", max_loss=lost + 0.5, **options).is_kept
 
 
 def test_a_folder_is_loaded_by_timm_as_it_is(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def convert(
         trained = restore(place, which=weights, model=model, device="cpu", numbers="fp32")
         for line in trained.notes:
             note(line)
-        samples = open_samples(trained, data, CHECKED, say=note)
-        images = np.concatenate([batch.images for batch in samples.batches])
+        with open_samples(trained, data, CHECKED, say=note) as samples:
+            images = np.concatenate([batch.images for batch in samples.checked])
         converted = conversion.convert_to_mxnet(trained, output, images, what=samples.what)
     else:
         raise InputError(f"{place} is no checkpoint of MXNet: it is written as one with -o PREFIX-0000.params")

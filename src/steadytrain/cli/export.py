@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.evaluate import AcceptLicence, ModelName, Weights
-from steadytrain.cli.options import Json, Which
+from steadytrain.cli.options import Json, Which, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -32,6 +32,7 @@ def export(
     fp16: bool = False,
     bf16: bool = False,
     max_loss: float = 0.5,
+    images: int | None = None,
     aot: bool = False,
     weights: Which = "best",
     model: ModelName = None,
@@ -53,7 +54,8 @@ def export(
         int8: Quantize to 8 bits, calibrated on the run's training images (or --data): .onnx, .xml.
         fp16: Compute in 16 bits: .onnx, .xml (weights), .pt2, .engine.
         bf16: Compute in bfloat16: .xml, .pt2, .engine.
-        max_loss: Points of top-1 (or mAP) that --int8, --fp16 or --bf16 may cost.
+        max_loss: Points of top-1 (or mAP) that --int8, --fp16 or --bf16 may cost on the validation images (or --data).
+        images: Judge --int8, --fp16 or --bf16 by so many of these, the same share of each class (default: all).
         aot: Compile the .pt2 file for this processor, by AOTInductor.
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
 
@@ -69,6 +71,7 @@ def export(
         raise InputError(f"--{chosen[0]} and --{chosen[1]} exclude each other: drop one of them")
     if not 0 <= max_loss <= 100:
         raise InputError(f"--max-loss is {max_loss:g}; it must be from 0 to 100 points")
+    require_range("--images", images, 100_000_000)
     from steadytrain.export.export import export_model, kind_of
     from steadytrain.training.inference import find_pretrained
 
@@ -86,6 +89,7 @@ def export(
             aot=aot,
             data=data,
             max_loss=max_loss,
+            images=images,
             say=note,
         )
     if json:
@@ -102,16 +106,22 @@ def _text(result: Exportation) -> str:
     last, lines = result.rows[-1], []
     if len(result.rows) > 1:
         lines += [
-            f"{'format':13} {'engine':13} {'MB':>7} {'images/s':>9} {'top-1':>8} {'difference':>11} {'same 5':>8}"
+            f"{'format':12} {'engine':12} {'MB':>7} {'images/s':>9} {'images':>7} {'top-1':>8} {'difference':>10}"
+            f" {'same 5':>8}"
         ]
         for row in result.rows:
+            judged = number(None) if row.n is None else f"{row.n:,}"
             difference = number(None) if row.difference is None else f"{row.difference:.2g}"
-            cells = f"{row.format:13} {row.engine:13} {row.bytes / 1e6:7.1f} {rate(row.images_per_second):>9}"
-            cells += f" {percent(row.score, 2):>8} {difference:>11} {percent(row.top5_agreement, 1):>8}"
+            cells = f"{row.format:12} {row.engine:12} {row.bytes / 1e6:7.1f} {rate(row.images_per_second):>9}"
+            cells += f" {judged:>7} {percent(row.score, 2):>8} {difference:>10} {percent(row.top5_agreement, 1):>8}"
             lines.append(cells)
-        score = "" if last.score is None else f"top-1 of {result.images}; "
-        same = f"difference of logits and the same 5 likeliest classes of {result.num_compared}"
-        lines += [f"{score}{same}", ""]
+        numbers = last.format.rpartition(" ")[2]
+        few = f"on {result.num_compared} of these"
+        lines += [
+            f"judged by {result.images}; difference: of logits from the checkpoint's, {few};",
+            f"same 5 likeliest classes: fp32 as the checkpoint, {few}, and {numbers} as fp32, on all",
+            "",
+        ]
     else:
         lines.append(
             f"checked against the checkpoint on {result.images}: largest difference of logits {last.difference:.2g}"

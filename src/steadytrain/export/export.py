@@ -1,7 +1,8 @@
 """Export a trained classifier: written, described, and checked against its checkpoint before it gets its name.
 
 A file in fp32 is kept if its logits are the checkpoint's, but for rounding. One with other numbers (``int8``, ``fp16``,
-``bf16``) is kept if it is measured faster than the same file in fp32, and loses no more accuracy than allowed.
+``bf16``) is kept if it is measured faster than the same file in fp32, and loses no more accuracy than allowed on the
+whole validation set.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -22,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.loader import Batch
@@ -43,12 +47,11 @@ from steadytrain.training.inference import (
     restore,
 )
 
+Ints = NDArray[np.int64]
 Kind = Literal["onnx", "xml", "pt2", "engine", "safetensors", "folder"]
 
 CHECKED = 64
 """Images by which a file is compared with its checkpoint."""
-JUDGED = 1000
-"""Images by which the accuracy of a file with other numbers is judged, at most."""
 CALIBRATED = 256
 """Images from which the scales of int8 follow."""
 TOLERANCE = 1e-3
@@ -68,16 +71,18 @@ class Row:
         engine: that ran it.
         bytes: of the file, or files.
         images_per_second: the median of turns; None where it was not measured.
-        score: top-1, or mAP of several labels, on labelled images; None without them.
-        difference: the largest of any logit from the checkpoint's.
+        n: images by which it was judged.
+        score: top-1, or mAP of several labels, on these where they are labelled; else None.
+        difference: the largest of any logit from the checkpoint's, on ``Exportation.num_compared`` of them.
         top1_agreement, top5_agreement: share of images whose likeliest class, and whose set of five likeliest classes,
-            are the checkpoint's.
+            are the checkpoint's, on as many of them; of a file with other numbers those of the file in fp32, on all.
     """
 
     format: str
     engine: str
     bytes: int
     images_per_second: float | None = None
+    n: int | None = None
     score: float | None = None
     difference: float | None = None
     top1_agreement: float | None = None
@@ -91,8 +96,8 @@ class Exportation:
     Args:
         path: of the file or folder.
         is_kept: it is there; else nothing was written, and ``reason`` says why.
-        images: by which it was checked, in words, such as ``64 validation images of runs/a``.
-        num_compared: of how many of them logits were compared; the score is of all.
+        images: by which it was judged, in words, such as ``64 validation images of runs/a``.
+        num_compared: of how many of them logits were compared with the checkpoint's.
         tolerance: the largest difference of logits that was allowed; None for other numbers than fp32.
         rows: of the table; the last one is the file.
         reason: why it was not kept.
@@ -109,14 +114,25 @@ class Exportation:
 
 @dataclass(frozen=True)
 class Samples:
-    """Images to check and judge by, decoded and cropped; ``is_labelled``: with the model's labels."""
+    """Images to check and judge by.
 
-    batches: list[Batch]
+    Args:
+        checked: those by which logits are compared, decoded and cropped.
+        read: gives all of them, in batches, as often as it is called; with the model's labels if ``is_labelled``.
+        count: of all of them.
+        what: they are, in words.
+    """
+
+    checked: list[Batch]
+    read: Callable[[], Iterator[Batch]]
+    count: int
     what: str
     is_labelled: bool
 
-    def __len__(self) -> int:
-        return sum(map(len, self.batches))
+    @property
+    def num_checked(self) -> int:
+        """Number of images that logits are compared by."""
+        return sum(map(len, self.checked))
 
 
 def export_model(
@@ -130,6 +146,7 @@ def export_model(
     aot: bool = False,
     data: str | Path | None = None,
     max_loss: float = 0.5,
+    images: int | None = None,
     say: Say = print_note,
 ) -> Exportation:
     """Export a run, a weights file or a pretrained model of timm.
@@ -143,6 +160,7 @@ def export_model(
         data: images to check by (a folder, files, a ``.rec``), with labels where it is a data set; None: the run's
             validation data, else noise.
         max_loss: points of top-1 (or mAP) that other numbers may cost.
+        images: by which other numbers are judged, drawn evenly from every class; None: all.
         say: takes a line each for what the user should know.
 
     Returns:
@@ -181,13 +199,13 @@ def export_model(
             f"timm and the Hugging Face hub have no network {trained.name}: a folder for them is for networks of timm;"
             " take .onnx, .pt2 or .safetensors"
         )
-    samples = open_samples(trained, data, CHECKED if numbers == "fp32" else JUDGED, say=say)
-    job = _Job(trained, _plain(trained.module), samples, kind, numbers, aot)
-    if kind in ("safetensors", "folder"):
-        return _export_weights(job, path)
-    if numbers == "fp32":
-        return _export_exactly(job, path)
-    return _export_faster(job, path, data, max_loss)
+    with open_samples(trained, data, CHECKED if numbers == "fp32" else images, say=say) as samples:
+        job = _Job(trained, _plain(trained.module), samples, kind, numbers, aot)
+        if kind in ("safetensors", "folder"):
+            return _export_weights(job, path)
+        if numbers == "fp32":
+            return _export_exactly(job, path)
+        return _export_faster(job, path, data, max_loss, say)
 
 
 def kind_of(output: str | Path) -> Kind:
@@ -263,7 +281,7 @@ class _Job:
         """Return what the file is to say of itself."""
         trained = self.trained
         return Description(
-            model=trained.name,
+            model=trained.title,
             input=trained.input,
             classes=trained.classes,
             synsets=trained.synsets,
@@ -287,10 +305,10 @@ def _export_exactly(job: _Job, path: Path) -> Exportation:
         assert row.difference is not None
         formats.add_metadata(part, {KEY: job.describe(row.difference, "fp32").to_json()})
         open_exported(part, device=str(job.trained.policy.device))  # as it will be opened: description and all
-    return Exportation(path, True, job.samples.what, min(CHECKED, len(job.samples)), tolerance, (row,))
+    return Exportation(path, True, job.samples.what, job.samples.num_checked, tolerance, (row,))
 
 
-def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: float) -> Exportation:
+def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: float, say: Say) -> Exportation:
     """Write a file with other numbers; keep it if it is faster than the same in fp32, and about as accurate."""
     with tempfile.TemporaryDirectory() as folder:
         exact, other = Path(folder, "exact", path.name), Path(folder, "other", path.name)
@@ -303,7 +321,7 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
             job.numbers: job.open(other, job.numbers),
         }
         modules = {"checkpoint": job.module, **{numbers: module for numbers, (module, _) in opened.items()}}
-        speeds = measure_speeds(modules, _images(job, 0, BATCH))
+        speeds = measure_speeds(modules, _checked(job)[:BATCH])
         rows = [Row("checkpoint", "torch", _state_bytes(job.module), median(speeds["checkpoint"]))]
         tolerance = None
         for numbers, (module, engine) in opened.items():
@@ -313,7 +331,11 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
             if numbers == "fp32":
                 tolerance = limit
                 _require_same(path, row, limit)
-            rows.append(replace(row, score=_score(job, module)))
+            rows.append(row)
+        seconds = sum(job.samples.count / median(speeds[numbers]) for numbers in opened)
+        if seconds > 60:
+            say(f"judging by {job.samples.count:,} images: about {seconds / 60:.0f} minutes (--images N takes fewer)")
+        rows[1:] = _judge(job, rows[1:], [module for module, _ in opened.values()])
         reason = _why_not(job, rows[1], rows[2], speeds, max_loss)
         if not reason:
             assert rows[2].difference is not None
@@ -321,9 +343,7 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
             with formats.replacing(path) as part:
                 for file in other.parent.iterdir():
                     shutil.move(file, part.with_name(file.name))
-    return Exportation(
-        path, not reason, job.samples.what, min(CHECKED, len(job.samples)), tolerance, tuple(rows), reason
-    )
+    return Exportation(path, not reason, job.samples.what, job.samples.num_checked, tolerance, tuple(rows), reason)
 
 
 def _why_not(job: _Job, exact: Row, other: Row, speeds: Mapping[str, list[float]], max_loss: float) -> str:
@@ -359,8 +379,6 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
         about["symbol"] = trained.symbol
     if trained.temperature != 1:
         about["calibration"] = {"temperature": trained.temperature, "data": trained.calibrated_on}
-    if trained.symbol:
-        about["symbol"] = trained.symbol
     if job.kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with formats.replacing(path) as part:
@@ -368,7 +386,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
             again = restore(part, model=named, numbers="fp32", device="cpu")
             row, tolerance = _compare(job, _plain(again.module), Row("safetensors fp32", "torch", _bytes(part)))
             _require_same(path, row, tolerance)
-        return Exportation(path, True, job.samples.what, min(CHECKED, len(job.samples)), tolerance, (row,))
+        return Exportation(path, True, job.samples.what, job.samples.num_checked, tolerance, (row,))
     _require_free(path)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -390,7 +408,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
         raise storage_error(error, path) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Exportation(path, True, job.samples.what, min(CHECKED, len(job.samples)), tolerance, (row,))
+    return Exportation(path, True, job.samples.what, job.samples.num_checked, tolerance, (row,))
 
 
 def _require_free(path: Path) -> None:
@@ -423,8 +441,11 @@ def _require_numbers(path: Path, kind: Kind, numbers: Numbers, aot: bool) -> Non
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def open_samples(trained: Trained, data: str | Path | None, most: int, *, say: Say = print_note) -> Samples:
-    """Load images to check by, at most so many, spread over the data: ``data``, the run's validation data, or noise.
+@contextmanager
+def open_samples(
+    trained: Trained, data: str | Path | None, most: int | None, *, say: Say = print_note
+) -> Iterator[Samples]:
+    """Open images to check by, at most so many, drawn evenly from every class: ``data``, validation data, or noise.
 
     Raises:
         DataError: ``data`` cannot be used.
@@ -436,25 +457,49 @@ def open_samples(trained: Trained, data: str | Path | None, most: int, *, say: S
     except DataError as error:
         if data is not None:
             say(f"without labels: {error}")
-    if opened is not None:
-        with opened.records as records:
-            numbers = np.arange(len(records)) if opened.ids is None else opened.ids
-            chosen = _spread(numbers, most)
-            batches = [opened.relabel(batch) for batch in _load(trained, records, chosen)]
-            kind = "validation images of" if data is None else "images of"
-            where = trained.path.parent if data is None else data
-            return Samples(batches, f"{len(chosen):,} {kind} {where}", True)
-    if data is not None:
-        with Files(data) as files:
-            chosen = _spread(np.arange(len(files)), most)
-            return Samples(_load(trained, files, chosen), f"{len(chosen):,} images of {data}", False)
-    say("no images to check by (--data FOLDER names some): noise is used")
-    input, draw, count = trained.input, np.random.default_rng(0), min(most, CHECKED)
-    assert input.size is not None
-    images = draw.integers(0, 256, (count, input.size, input.size, input.channels), dtype=np.uint8)
-    zeros = np.zeros(count, np.int64)
-    batch = Batch(images, zeros, np.arange(count), np.arange(count))
-    return Samples([batch], f"{count:,} images of noise", False)
+    if opened is None and data is None:
+        say("no images to check by (--data FOLDER names some): noise is used")
+        input, draw = trained.input, np.random.default_rng(0)
+        assert input.size is not None
+        pixels = draw.integers(0, 256, (CHECKED, input.size, input.size, input.channels), dtype=np.uint8)
+        batch = Batch(pixels, np.zeros(CHECKED, np.int64), np.arange(CHECKED), np.arange(CHECKED))
+        yield Samples([batch], lambda: iter([batch]), CHECKED, f"{CHECKED:,} images of noise", False)
+        return
+    with ExitStack() as stack:
+        if opened is not None:
+            source: Any = stack.enter_context(opened.records)
+            numbers, relabel = opened.ids, opened.relabel
+            what = f"images of {data}" if data is not None else f"validation images of {trained.path.parent}"
+        else:
+            assert data is not None
+            source, numbers, relabel = stack.enter_context(Files(data)), None, lambda batch: batch
+            what = f"images of {data}"
+
+        def read(ids: Ints) -> Iterator[Batch]:
+            with trained.feed(source, ids=ids, batch_size=BATCH, threads=None) as feed:
+                yield from map(relabel, feed)
+
+        chosen = draw_evenly(np.arange(len(source)) if numbers is None else numbers, source.labels, most)
+        checked = list(read(draw_evenly(chosen, source.labels, CHECKED)))
+        yield Samples(checked, partial(read, chosen), len(chosen), f"{len(chosen):,} {what}", opened is not None)
+
+
+def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
+    """Return at most so many numbers: the same share of each class, evenly spread; the order is kept.
+
+    Args:
+        numbers: int64[n] of images.
+        labels: of all images; of several labels each no class is looked at.
+        most: None: all.
+
+    >>> draw_evenly(np.arange(6), np.array([0, 1, 0, 1, 0, 1]), 2)
+    array([0, 5])
+    """
+    if most is None or len(numbers) <= most:
+        return numbers
+    by_class = numbers[labels[numbers].argsort(kind="stable")] if labels.ndim == 1 else numbers
+    drawn: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
+    return drawn
 
 
 def _is_unlabelled(data: str | Path) -> bool:
@@ -472,35 +517,25 @@ def _calibration_images(trained: Trained, data: str | Path | None) -> list[Tenso
     except (RunError, DataError) as error:
         if data is None:
             raise DataError(f"int8 is calibrated on images, and there are none ({error}): give --data") from error
-        with Files(data) as files:
-            batches = _load(trained, files, _spread(np.arange(len(files)), CALIBRATED))
+        source: Any = Files(data)
+        numbers = None
     else:
-        try:
-            numbers = np.arange(len(sets.train)) if sets.train_ids is None else sets.train_ids
-            batches = _load(trained, sets.train, _spread(numbers, CALIBRATED))
-        finally:
-            sets.close()
-    return [_normalised(trained, torch.from_numpy(batch.images)) for batch in batches]
-
-
-def _spread(numbers: Any, most: int) -> Any:
-    """Return at most so many numbers, evenly spread."""
-    return numbers if len(numbers) <= most else numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
-
-
-def _load(trained: Trained, source: Any, ids: Any) -> list[Batch]:
-    with trained.feed(source, ids=ids, batch_size=BATCH, threads=None) as feed:
-        return list(feed)
+        if sets.val is not None and sets.val is not sets.train:
+            sets.val.close()
+        source, numbers = sets.train, sets.train_ids
+    with source:
+        ids = draw_evenly(np.arange(len(source)) if numbers is None else numbers, source.labels, CALIBRATED)
+        with trained.feed(source, ids=ids, batch_size=BATCH, threads=None) as feed:
+            return [_normalised(trained, torch.from_numpy(batch.images)) for batch in feed]
 
 
 def _normalised(trained: Trained, images_BHWC: Tensor) -> Tensor:
     return trained.policy.images(images_BHWC, trained.input.mean, trained.input.std).contiguous()
 
 
-def _images(job: _Job, first: int, count: int) -> Tensor:
-    """Return some normalised samples, float32 [n, C, H, W]."""
-    images = np.concatenate([batch.images for batch in job.samples.batches[: 1 + (first + count) // BATCH]])
-    return _normalised(job.trained, torch.from_numpy(images[first : first + count]))
+def _checked(job: _Job) -> Tensor:
+    """Return the images that logits are compared by, normalised: float32 [n, C, H, W]."""
+    return _normalised(job.trained, torch.from_numpy(np.concatenate([batch.images for batch in job.samples.checked])))
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
@@ -508,31 +543,63 @@ def _images(job: _Job, first: int, count: int) -> Tensor:
 
 def _compare(job: _Job, module: nn.Module, row: Row) -> tuple[Row, float]:
     """Compare a file's logits with the checkpoint's, in batches of several sizes; and return what is allowed."""
+    images, sizes = _checked(job), [1, 3, *[BATCH] * (CHECKED // BATCH + 1)]
     ours, theirs = [], []
-    sizes = [1, 3, *[BATCH] * (len(job.samples) // BATCH + 1)]
-    # Without labels, how often the likeliest classes agree decides whether other numbers are kept: on all images.
-    most = min(CHECKED, len(job.samples)) if job.samples.is_labelled else len(job.samples)
-    first = 0
     with torch.no_grad():
         for size in sizes:
-            if first >= most:
-                break
-            images = _images(job, first, min(size, most - first))
-            first += len(images)
-            ours.append(job.module(images).float().cpu())
-            theirs.append(module(images).float().cpu())
+            part, images = images[:size], images[size:]
+            if len(part):
+                ours.append(job.module(part).float().cpu())
+                theirs.append(module(part).float().cpu())
     expected, found = torch.cat(ours), torch.cat(theirs)
     if found.shape != expected.shape:
         raise FailedError(f"the {row.format} file gives logits {list(found.shape)} instead of {list(expected.shape)}")
     five = min(5, expected.shape[1])
-    same5 = expected.topk(five).indices.sort().values == found.topk(five).indices.sort().values
     tolerance = TOLERANCE * max(1.0, float(expected.abs().max()))
+    row = replace(row, n=len(found), difference=float((found - expected).abs().max()))
+    return _with_agreement(row, found.topk(five).indices, expected.topk(five).indices), tolerance
+
+
+def _with_agreement(row: Row, found: Tensor, expected: Tensor) -> Row:
+    """Return a row that tells how often the likeliest classes, int64 [n, 5], agree."""
     return replace(
         row,
-        difference=float((found - expected).abs().max()),
-        top1_agreement=float((found.argmax(1) == expected.argmax(1)).float().mean()),
-        top5_agreement=float(same5.all(1).float().mean()),
-    ), tolerance
+        top1_agreement=float((found[:, 0] == expected[:, 0]).double().mean()),
+        top5_agreement=float((found.sort().values == expected.sort().values).all(1).double().mean()),
+    )
+
+
+class _Noting(nn.Module):
+    """A network that notes the likeliest classes of each image."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.likeliest = module, list[Tensor]()
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.module(images)
+        self.likeliest.append(logits.topk(min(5, logits.shape[1])).indices.cpu())
+        return logits
+
+
+def _judge(job: _Job, rows: Sequence[Row], modules: Sequence[nn.Module]) -> list[Row]:
+    """Judge a file in fp32, and the same with other numbers, by all images: score, and agreement with the former."""
+    trained, samples = job.trained, job.samples
+    noting, scores = [_Noting(module) for module in modules], list[float | None]()
+    for module in noting:
+        if samples.is_labelled:
+            policy, input, count = trained.policy, trained.input, samples.count
+            options: dict[str, Any] = {"num_outputs": count, "is_multi_label": trained.is_multi_label}
+            result = evaluate_module(module, samples.read(), policy, input, len(trained.classes), **options)
+            scores.append(result.score)
+            continue
+        with torch.no_grad():
+            for batch in samples.read():
+                module(_normalised(trained, torch.from_numpy(batch.images)))
+        scores.append(None)
+    exact, other = (torch.cat(module.likeliest) for module in noting)
+    judged = [replace(row, n=samples.count, score=score) for row, score in zip(rows, scores, strict=True)]
+    return [judged[0], _with_agreement(judged[1], other, exact)]
 
 
 def _require_same(path: Path, row: Row, tolerance: float) -> None:
@@ -542,27 +609,6 @@ def _require_same(path: Path, row: Row, tolerance: float) -> None:
             f"{path} was removed: its logits differ from the checkpoint's by {difference:.3g}, and {tolerance:.3g} is"
             f" allowed; the engine ({row.engine}) computes this network wrong: take another format"
         )
-
-
-def _score(job: _Job, module: nn.Module) -> float | None:
-    """Return top-1, or mAP, on the samples; None where they have no labels."""
-    if not job.samples.is_labelled:
-        return None
-    trained = job.trained
-    starts = np.cumsum([0, *map(len, job.samples.batches)])
-    batches = (
-        replace(batch, positions=np.arange(start, start + len(batch)))
-        for start, batch in zip(starts[:-1].tolist(), job.samples.batches, strict=True)
-    )
-    return evaluate_module(
-        module,
-        batches,
-        trained.policy,
-        trained.input,
-        len(trained.classes),
-        num_outputs=len(job.samples),
-        is_multi_label=trained.is_multi_label,
-    ).score
 
 
 def measure_speeds(modules: Mapping[str, nn.Module], images: Tensor) -> dict[str, list[float]]:
