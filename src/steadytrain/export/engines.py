@@ -34,6 +34,7 @@ from steadytrain.export.formats import quantize_onnx, write_onnx, write_openvino
 from steadytrain.export.networks import NETWORKS, Network, settle
 from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
+from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input
 from steadytrain.models.exported import SUFFIXES, open_module
 from steadytrain.models.registry import find
@@ -286,6 +287,7 @@ def answer_requests(connection: Connection) -> None:
     os.dup2(nothing, 2)
     with contextlib.suppress(OSError):  # if memory runs out, this process is the one to end
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    keep_memory(facts.memory_bytes())  # as prediction and the server do
     holder = Holder()
     while True:
         try:

@@ -31,6 +31,8 @@ from steadytrain.errors import DataError, ModelError, RecipeError, RunError
 from steadytrain.format import epoch, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.files import PREFIX
+from steadytrain.machine import facts
+from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
 from steadytrain.models.class_names import Match, imagenet_synsets, match_classes, names_of_synsets
 from steadytrain.models.registry import licence_note, pretrained_licence
@@ -600,6 +602,8 @@ def _policy(numbers: str | None, device: torch.device) -> Policy:
 def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
     policy = Policy(precision, device)
     set_products(precision, device)
+    if device.type == "cpu":  # as training does: else each pass takes its memory from the system, and gives it back
+        keep_memory(facts.memory_bytes())
     return policy
 
 
