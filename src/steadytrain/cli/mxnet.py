@@ -56,16 +56,37 @@ def mxnet(
     for line in _lines(read):
         note(line)
     for command in commands:
-        if command[0] == "index":
-            from steadytrain.data.recordio.index import write_index
-
-            note(f"wrote {write_index(Path(command[1]), Path(command[2]))}")
+        if command[0] == "mxnet":
+            _run_tool(command, json="--json" in flags)
             continue
         note(f"steady {shlex.join(command)}")
         code = _run(command)
         if isinstance(code, int) and code:
             return code
     return 0
+
+
+def _run_tool(command: Sequence[str], *, json: bool) -> None:
+    """Do what no verb of ours does: write an index as ``rec2idx.py``, print the table of ``parse_log.py``."""
+    _, tool, file, *others = command
+    if tool == "rec2idx":
+        from steadytrain.data.recordio.index import write_index
+
+        note(f"wrote {write_index(Path(file), Path(others[0]))}")
+        return
+    from steadytrain.interop.logs import format_epochs, read_log
+
+    runs = read_log(file)
+    if json:
+        from steadytrain.reports import accounts, tables
+
+        print_text(tables.to_json(accounts(runs)))
+        return
+    _, form, _, *metrics = others
+    for run in runs:  # the old tool took several runs in a file for workers
+        if run.format != "MXNet":
+            raise InputError(f"{file} is a log of {run.format}, and parse_log reads MXNet's: steady report {file}")
+        print(format_epochs(run, metrics, markdown=form == "markdown"))  # its tabs are what a parser splits at
 
 
 def _num_workers() -> int:
@@ -86,7 +107,7 @@ def _own_flags(command: tuple[str, ...], flags: list[str]) -> list[str]:
     trains = bool(_trained(command))
     if "--mxnet-log" in flags and not trains:
         raise InputError(f"--mxnet-log belongs to training; steady {command[0]} writes no such lines")
-    return [flag for flag in flags if flag == "--json" or (flag == "--mxnet-log" and trains)]
+    return [flag for flag in flags if flag != "--dry-run" and command[0] != "mxnet"]
 
 
 def _show(read: Translated, commands: list[list[str]], *, json: bool) -> int:

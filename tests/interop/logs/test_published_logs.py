@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
+from steadytrain.cli import main
 from steadytrain.interop.logs import LogEpoch, read_log
 from steadytrain.reports import accounts
 from steadytrain.reports.files import find_all
@@ -108,6 +110,38 @@ def test_the_published_tables_come_out_to_the_digit(logs: Path, name: str) -> No
         row = rows[epoch]
         assert (f"{row['train_top1']:.6f}", f"{row['val_top1']:.6f}") == (train, val)
         assert seconds is None or f"{row['seconds']:.1f}" == seconds
+
+
+@pytest.mark.parametrize("name", ["cifar10/incept_4", "ilsvrc12/incept_2"])
+def test_parse_log_prints_the_published_rows_in_the_old_form(
+    logs: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["mxnet", "parse_log.py", str(logs / name)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["| epoch | train-accuracy | val-accuracy | time |", "| --- | --- | --- | --- |"]
+    assert main(["mxnet", "parse_log", str(logs / name), "--format", "none"]) == 0
+    plain = capsys.readouterr().out.splitlines()
+    assert plain[0] == "epoch\ttrain-accuracy\tval-accuracy\ttime" and len(plain) == len(lines) - 1
+    for epoch, *figures in PUBLISHED[name]:
+        assert f"| {epoch:2d} | {' | '.join(map(str, figures))} |" in lines
+        assert "\t".join([f"{epoch:2d}", *map(str, figures)]) in plain
+    assert not [*tmp_path.iterdir()], "no page is written"
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("form", ["markdown", "none"])
+def test_parse_log_prints_what_mxnets_prints(
+    mxnet_python: str, data_folder: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [tool] = Path(mxnet_python).parent.parent.glob("lib/*/site-packages/mxnet/tools/parse_log.py")
+    for name in ("mxnet_distributed_2015/log/cifar10/incept_6", "finetune_2018/train-log-demo.log"):
+        words = [str(data_folder / "logs" / name), "--format", form, "--metric-names", "accuracy", "top_k_accuracy_5"]
+        words = words if "2018" in name else words[:3]
+        done = subprocess.run([mxnet_python, str(tool), *words], capture_output=True, text=True, check=False)
+        assert main(["mxnet", "parse_log", *words]) == 0
+        theirs, ours = done.stdout.splitlines(), capsys.readouterr().out.splitlines()
+        assert theirs == ours[: len(theirs)] and len(theirs) > 5, done.stderr  # it fails at an epoch that is cut short
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)

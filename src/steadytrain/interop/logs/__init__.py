@@ -3,6 +3,7 @@
 Nothing here judges or draws: a reader yields the events of our own schema, and the one fold and the one report serve.
 """
 
+from steadytrain.interop.logs.mxnet import format_epochs as format_epochs
 from steadytrain.interop.logs.read import may_be_log as may_be_log
 from steadytrain.interop.logs.read import read_log as read_log
 from steadytrain.interop.logs.run import LogEpoch as LogEpoch

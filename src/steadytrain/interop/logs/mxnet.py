@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -223,7 +224,9 @@ def _take_metrics(reading: _Reading, facts: LogEpoch, rest: str, time: float) ->
         if not kind and len(reading.others) < MAX_OTHERS:
             reading.others.add(metric[:40])
         value = number(text) if kind == "loss" else fraction(number(text))
-        if kind in ("top1", "top5", "loss") and math.isfinite(value):
+        if not kind and metric in reading.others:
+            value, kind = number(text), metric
+        if kind != "perplexity" and math.isfinite(value):
             (facts.val if is_val else facts.train).setdefault(kind, []).append(value)
         elif kind in ("top1", "loss"):
             part = "validation" if is_val else "training"
@@ -266,6 +269,28 @@ def _settle(reading: _Reading) -> None:
         run.notice("the workers were in different epochs at a time, as in asynchronous training")
     if reading.is_language:
         run.notice("this is the log of a language model, which counts perplexity: samples are words, and none is right")
+
+
+def format_epochs(run: LogRun, metrics: Sequence[str], *, markdown: bool = True) -> str:
+    """Write the epochs of a log as MXNet's ``parse_log.py`` printed them: means over the workers, seconds of training.
+
+    Args:
+        run: of MXNet.
+        metrics: names as the log has them, such as ``accuracy``; what it lacks is ``nan``.
+        markdown: or with tabs between the columns (``--format none``).
+
+    >>> run = LogRun("MXNet", epochs={0: LogEpoch(0, {"top1": [0.25]}, {"top1": [0.5, 0.75]}, seconds=[70.12])})
+    >>> print(format_epochs(run, ["accuracy"]))
+    | epoch | train-accuracy | val-accuracy | time |
+    | --- | --- | --- | --- |
+    |  1 | 0.250000 | 0.625000 | 70.1 |
+    """
+    names = [f"{part}-{metric}" for part in ("train", "val") for metric in metrics]
+    rows = [["epoch", *names, "time"], ["---"] * (len(names) + 2)] if markdown else [["epoch", *names, "time"]]
+    for epoch, facts in sorted(run.epochs.items()):
+        means = [facts.mean(part, _kind(metric) or metric) for part in ("train", "val") for metric in metrics]
+        rows.append([f"{epoch + 1:2d}", *(f"{value:f}" for value in means), f"{facts.training_seconds:.1f}"])
+    return "\n".join(f"| {' | '.join(row)} |" if markdown else "\t".join(row) for row in rows)
 
 
 def _kind(name: str) -> str:

@@ -176,21 +176,23 @@ def _rec2idx(words: Sequence[str]) -> Translated:
         raise InputError("rec2idx takes a record file and, after it, the index to write")
     index = words[1] if len(words) == 2 else str(Path(words[0]).with_suffix(".idx"))
     row = (" ".join(words), "keys from 0 on, as rec2idx.py wrote; records are read without an index, too")
-    return Translated(commands=(("index", words[0], index),), rows=(row,))
+    return Translated(commands=(("mxnet", "rec2idx", words[0], index),), rows=(row,))
 
 
 def _parse_log(words: Sequence[str]) -> Translated:
     parser = flag_parser("parse_log", {"format": (str, "markdown")})
     parser.add_argument("logfile")
-    parser.add_argument("--metric-names", nargs="+")
-    values = vars(parser.parse_args(list(words)))
-    if "metric_names" in values:
-        values["metric_names"] = " ".join(values["metric_names"])
-    draft = Draft(values, frozenset(values) - {"logfile"})
-    draft.words += ["report", values["logfile"]]
-    for flag in sorted(draft.typed):
-        draft.drop(flag, "all metrics are shown; --json prints one document")
-    return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
+    parser.add_argument("--metric-names", nargs="+", default=["accuracy"])
+    values = {"format": "markdown", **vars(parser.parse_args(list(words)))}
+    form, log = values["format"], values["logfile"]
+    if form not in ("markdown", "none"):
+        raise InputError(f"--format is {form!r}; it must be markdown, or none for tabs between the columns")
+    row = (
+        f"parse_log {log}",
+        f"the same table; steady report {shlex.quote(log)} writes a page with all figures and curves",
+    )
+    command = ("mxnet", "parse_log", log, "--format", form, "--metric-names", *values["metric_names"])
+    return Translated(commands=(command,), rows=(row,))
 
 
 def _launch(words: Sequence[str]) -> Translated:
