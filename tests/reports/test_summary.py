@@ -239,6 +239,7 @@ def test_an_epochs_training_figures_are_its_own_and_not_those_of_a_later_log_lin
     part = EpochTrained(step=25, epoch=3, n=640, loss=0.5, top1=0.3, images_per_second=640.0)
     write(run, [replace(begun, step=20), *map(step, range(21, 26)), part], clock)
     assert [row.train_loss for row in epochs(read_history(run))] == [2.0, 1.0, 0.5]
+    assert (summarise(run).train_loss, summarise(run).train_top1) == (0.5, 0.3)  # as in its row, not of a log line
     write(run, [replace(begun, step=19), *map(step, range(20, 22))], clock)
     assert [row.train_loss for row in epochs(read_history(run))] == [2.0, None]
 

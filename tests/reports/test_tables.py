@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
-from steadytrain.format import NONE
 from steadytrain.reports.summary import Account, summarise
-from steadytrain.reports.tables import comma_separated, facts, markdown, to_json, to_text
+from steadytrain.reports.tables import comma_separated, epoch_table, facts, markdown, to_json, to_text
 from steadytrain.run import Run
 
 
@@ -101,9 +100,11 @@ def test_means_of_repeats_are_told_in_every_format(tmp_path: Path) -> None:
 
 
 def test_top_5_of_five_classes_is_not_told(tmp_path: Path) -> None:
-    summary = summarise(finished(tmp_path))
-    assert facts(summary)["best top-5"] != NONE
-    assert facts(replace(summary, num_classes=5))["best top-5"] == NONE
+    account = Account.of(finished(tmp_path))
+    assert facts(account.summary)["best top-5"] and "val top-5" in epoch_table(account)[0]
+    five = replace(account, summary=replace(account.summary, num_classes=5))
+    assert "top-5" not in " ".join(facts(five.summary)) + markdown([five])
+    assert {len(row) for row in epoch_table(five)[1]} == {len(epoch_table(five)[0])}
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from steadytrain.config.plain import leaves
 from steadytrain.cost.bill import Bill
 from steadytrain.errors import InputError
-from steadytrain.events import Evaluated, Logged, Started
+from steadytrain.events import EpochTrained, Evaluated, Logged, Started
 from steadytrain.interop.logs import LogRun
 from steadytrain.monitor import Ledger, RunHistory, read_history
 from steadytrain.reports.status import Status, current_bill, outcome, signs
@@ -171,6 +171,7 @@ class Summary:
     ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
     ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
     ``data_set``: tells the images that were trained and evaluated on apart from others, by their digests where known.
+    ``train_loss``, ``train_top1``: of the newest epoch, as in its row; of the newest log line while an epoch goes on.
     ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
     ``repeats_digest``: of the recipe without its ``seed``. ``cost``: what was paid so far, where a price is known.
     ``log``: which program's log it was read from; empty for a run of ours.
@@ -395,7 +396,8 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     spans = list(log_spans(history))
     step_seconds = sum(span.seconds for span in spans)
     best, last = best_and_last(history)
-    newest = history.logged[-1] if history.logged else None
+    means = [*history.logged[-1:], *history.trained.values()]
+    newest = max(means, key=lambda event: (event.step, isinstance(event, EpochTrained)), default=None)
     rates = [line.images_per_second for line in history.logged if math.isfinite(line.images_per_second)]
     classes = started.data.get("classes")
 

@@ -20,16 +20,16 @@ MARK = "steadytrain-report"
 
 
 def facts(summary: Summary) -> dict[str, str]:
-    """Word a summary, the most asked-for first; every summary of one kind of labels has the same keys."""
-    best, last, has_top5 = summary.best, summary.last, tells_top5(summary.num_classes)
+    """Word a summary, the most asked-for first; there is no top-5 of five classes or fewer."""
+    best, last = summary.best, summary.last
     name = score_name(summary.is_multi_label)
     scores: dict[str, str] = {}
     for when, score in (("best", best), ("last", last)):
         scores[f"{when} {name}"] = _score(score)
         if summary.is_multi_label:
             scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
-        else:
-            scores[f"{when} top-5"] = percent(score.top5 if score and has_top5 else None, 2)
+        elif tells_top5(summary.num_classes):
+            scores[f"{when} top-5"] = percent(score.top5 if score else None, 2)
         scores[f"{when} loss"] = number(score.loss if score else None, 4)
     return {
         "model": summary.model,
@@ -115,6 +115,8 @@ def spread_words(value: Spread | None, *, percents: bool = False) -> str:
 def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
     """Word the per-epoch table: its heads, and a list of cells for each row."""
     columns = {"epoch": lambda row: str(row.epoch), **_SCORES[account.summary.is_multi_label], **_FIGURES}
+    if not tells_top5(account.summary.num_classes):
+        columns.pop("val top-5", None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in account.epochs]
 
 
