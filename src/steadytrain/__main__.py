@@ -20,9 +20,12 @@ def run() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, unless torch is being loaded: its own code would meet the exception and abort."""
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    if getattr(spec, "_initializing", False):
+    """Raise KeyboardInterrupt, unless torch is being loaded: its own code would meet the exception and abort.
+
+    A part of torch or triton may be loaded later than torch itself, by what first needs it.
+    """
+    loaded = [module for name, module in sys.modules.copy().items() if name.partition(".")[0] in ("torch", "triton")]
+    if any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in loaded):
         os.write(2, b"steady: interrupted\n")
         os._exit(130)
     signal.default_int_handler(number, frame)

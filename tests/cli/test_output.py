@@ -112,10 +112,11 @@ def test_ctrl_c_that_a_lock_turns_into_its_own_error_is_one_line(
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is told by /proc")
-def test_ctrl_c_while_torch_is_loaded_is_one_line() -> None:
+@pytest.mark.parametrize("library", ["libtorch_python", "libtriton"])
+def test_ctrl_c_while_torch_is_loaded_is_one_line(library: str) -> None:
     child = subprocess.Popen([*STEADY, "models", "resnet18"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     maps = Path(f"/proc/{child.pid}/maps")
-    while child.poll() is None and "libtorch_python" not in maps.read_text():
+    while child.poll() is None and library not in maps.read_text():
         time.sleep(0.001)
     child.send_signal(signal.SIGINT)
     out, error = child.communicate()

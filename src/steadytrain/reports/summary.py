@@ -396,7 +396,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     spans = list(log_spans(history))
     step_seconds = sum(span.seconds for span in spans)
     best, last = best_and_last(history)
-    means = [*history.logged[-1:], *history.trained.values()]
+    means: list[Logged | EpochTrained] = [*history.logged[-1:], *history.trained.values()]
     newest = max(means, key=lambda event: (event.step, isinstance(event, EpochTrained)), default=None)
     rates = [line.images_per_second for line in history.logged if math.isfinite(line.images_per_second)]
     classes = started.data.get("classes")
