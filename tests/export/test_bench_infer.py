@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from steadytrain.cli import main
-from steadytrain.cli.bench_infer import panels, table
+from steadytrain.cli.bench_infer import _write, panels, table
+from steadytrain.errors import StorageError
 from steadytrain.export.engines import Parity, compare
 from steadytrain.export.networks import NETWORKS, InceptionBN
-from steadytrain.export.speed import BatchSpeed, EngineSpeed, NetworkSpeed
+from steadytrain.export.speed import BatchSpeed, EngineSpeed, NetworkSpeed, make_plan
 from steadytrain.reports.plots import svg
 
 QUICK = ["--seconds", "0.04", "--threads", "1", "--device", "cpu"]
@@ -142,6 +143,41 @@ def test_the_built_in_networks_have_the_shapes_of_their_papers() -> None:
         assert NETWORKS["dcgan"].make().eval()(NETWORKS["dcgan"].draw(2)).shape == (2, 3, 64, 64)
         assert InceptionBN().eval()(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
     assert round(sum(p.numel() for p in InceptionBN().parameters()) / 1e6, 1) == 11.3
+
+
+def test_figures_that_cannot_be_saved_leave_the_earlier_ones(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    plan, path = make_plan(device="cpu"), tmp_path / "speeds.json"
+    _write(path, plan, of_networks()[:1])
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a disk that is full, or a kill, in the middle
+    try:
+        with pytest.raises(StorageError, match=r"speeds\.json"):
+            _write(path, plan, of_networks())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_pretrained_weights_are_asked_about_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    name = "timm/convnextv2_atto.fcmae_ft_in1k"
+    command = ["bench", "infer", "digits", name, "--engines", "eager", "--precision", "fp32", *QUICK]
+    assert main(command) == 2
+    out, err = capsys.readouterr()
+    assert not out and "non-commercial use only (licence cc-by-nc-4.0): add --accept-licence" in err
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # of the process that loads it
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert main([*command, "--accept-licence"]) == 0
+    out, err = capsys.readouterr()
+    assert f"{name}: NON-COMMERCIAL weights (licence cc-by-nc-4.0)" in err
+    assert f"{name}: cannot fetch the weights" in out and "digits: " in out
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
+from steadytrain.cli.evaluate import AcceptLicence
 from steadytrain.cli.options import Device, Json, Labels, Root, require_range, require_seconds
 from steadytrain.cli.schedule import draw, require_kind
+from steadytrain.cli.train import require_licence
+from steadytrain.config import Model
 from steadytrain.config.plain import plain
-from steadytrain.errors import InputError, storage_error
+from steadytrain.errors import InputError, ModelError, storage_error
 from steadytrain.format import NONE, count, number, percent, rate, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
@@ -51,6 +55,7 @@ def bench_infer(
     minutes: float | None = None,
     plot: Path | None = None,
     save: Path | None = None,
+    accept_licence: AcceptLicence = False,
     json: Json = False,
 ) -> int:
     """Measure how fast networks infer here, engine by engine: latency, images per second, memory, and equal outputs.
@@ -91,6 +96,8 @@ def bench_infer(
         raise InputError(f"--save is {save}: it must end with .json")
     records = None if data is None else _pack(data, root, labels)
     spin_where_alone()
+    for name in networks:
+        _require_licence(name, accepted=accept_licence)
     from steadytrain.export.speed import bench_inference, make_plan
 
     plan = make_plan(
@@ -120,6 +127,19 @@ def bench_infer(
     else:
         print_text("\n".join(table(speeds, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
     return 0 if any(engine.batches for speed in speeds for engine in speed.engines) else 1
+
+
+def _require_licence(name: str, *, accepted: bool) -> None:
+    """Ask before weights of a non-commercial licence are fetched, and print what a licence restricts."""
+    from steadytrain.export.engines import is_pretrained
+    from steadytrain.models.registry import licence_note, pretrained_licence
+
+    if not is_pretrained(name):
+        return
+    with suppress(ModelError):  # no such model: its row says so
+        require_licence(Model(name, pretrained=True), accepted=accepted)
+        if remark := licence_note(pretrained_licence(name)):
+            note(f"{name}: {remark}")
 
 
 def _pack(data: str, root: str | None, labels: str | None) -> Path:
@@ -179,11 +199,14 @@ def _read(path: Path, plan: Plan) -> dict[str, NetworkSpeed]:
 
 
 def _write(path: Path, plan: Plan, speeds: Sequence[NetworkSpeed]) -> None:
+    """Save all figures, whole or not at all. Raises StorageError."""
+    from steadytrain.reports.files import write
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json_module.dumps(_document(plan, speeds), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise storage_error(error, path) from error
+    write(path, json_module.dumps(_document(plan, speeds), indent=2) + "\n", force=True)
 
 
 def table(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:

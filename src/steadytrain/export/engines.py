@@ -134,6 +134,15 @@ class Subject:
     weights: str = ""
 
 
+def is_pretrained(name: str) -> bool:
+    """Tell whether a name asks for pretrained weights of timm, which may have to be fetched.
+
+    >>> is_pretrained("timm/resnet18.a1_in1k"), is_pretrained("timm/resnet18"), is_pretrained("resnet50")
+    (True, False, False)
+    """
+    return name.startswith("timm/") and "." in name and "=" not in name and not Path(name).exists()
+
+
 def load_subject(name: str) -> Subject:
     """Build the network that a user named.
 
@@ -156,7 +165,7 @@ def load_subject(name: str) -> Subject:
             load_weights(module, read_weights(Path(file)).tensors, head=(), what=f"{file} and {network_name}")
         own = Input(size=network.shape[-1], mean=MEAN, std=STD, crop=0.875) if network.classes else None
         return Subject(module=module.eval(), network=network, input=own, weights=file)
-    if file or Path(name).exists() or (name.startswith("timm/") and "." in name):
+    if file or Path(name).exists() or is_pretrained(name):
         if Path(file or name).suffix in SUFFIXES:
             raise ModelError(f"{file or name} runs on the engine that it is for alone: name the run or the weights")
         trained = restore(file or name, model=network_name if file else None, device="cpu", numbers="fp32")
