@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def test_an_exported_file_gives_the_checkpoints_answers_here_and_without_steadyt
     assert row.difference is not None and row.difference <= 1e-4 and row.top5_agreement == 1
     assert {each.name for each in tmp_path.iterdir()} == {path.name, *(["model.bin"] if suffix == ".xml" else [])}
 
-    trained, exported = st.restore(run, device="cpu"), st.restore(path)
+    trained, exported = st.restore(run, device="cpu", numbers="fp32"), st.restore(path)  # runs may be in bf16
     same = ("classes", "input", "temperature", "calibrated_on", "name", "is_multi_label")
     assert all(getattr(exported, name) == getattr(trained, name) for name in same)
     assert trained.temperature != 1
@@ -285,6 +286,12 @@ def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
     assert open_module(bare).module(torch.zeros(5, 3, 2, 2)).shape == (5, 2)
     with pytest.raises(ModelError, match="does not describe its images and classes: export it with steady export"):
         st.restore(bare)
+    with zipfile.ZipFile(tmp_path / "strange.pt2", "w") as archive:
+        archive.writestr("strange/data/aotinductor/model/strange.wrapper.so", b"what would be run")
+    with pytest.raises(ModelError, match=r"strange\.pt2 does not describe its images"):  # else: damaged
+        st.restore(tmp_path / "strange.pt2")
+    with pytest.raises(ModelError, match=r"strange\.pt2 is an exported file already"):
+        st.export_model(tmp_path / "strange.pt2", tmp_path / "a.onnx")
     damaged = small_file(tmp_path / "damaged.pt2", {KEY: '{"model": "x"}'})
     with pytest.raises(ModelError, match=r"the description in .*damaged\.pt2 is damaged"):
         st.restore(damaged)
@@ -297,6 +304,19 @@ def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
         st.restore(bare, model="resnet20")
     with pytest.raises(ModelError, match=r"tensorrt is not installed here .*: pip install tensorrt"):
         require_library("tensorrt")
+
+
+def test_a_file_that_is_code_is_called_so_before_it_is_opened(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    st.export_model(run, tmp_path / "model.pt2")
+    image = tmp_path / "a.png"
+    Image.new("L", (8, 8)).save(image)
+    assert main(["predict", str(tmp_path / "model.pt2"), str(image)]) == 0
+    assert capsys.readouterr().err.startswith(f"{tmp_path / 'model.pt2'} is code, which runs as it is opened")
+    (tmp_path / "model.pt2").write_bytes(b"no model at all")
+    assert main(["predict", str(tmp_path / "model.pt2"), str(image)]) == 2
+    assert "use only files that you trust" in capsys.readouterr().err
 
 
 def _is_there(name: str) -> bool:

@@ -400,6 +400,8 @@ def restore_weights(
 
     if (name := find_pretrained(place)) is not None:
         require_licence(Model(name, pretrained=True), accepted=accepted)
+    if Path(place).suffix == ".pt2":
+        note(f"{place} is code, which runs as it is opened: use only files that you trust (.onnx is data alone)")
     trained = restore(place, which=weights, model=model, device=device, numbers=numbers, classes=classes)
     for line in trained.notes:
         note(line)

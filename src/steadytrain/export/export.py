@@ -185,13 +185,14 @@ def export_model(
     _require_numbers(path, kind, numbers, aot)
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}: make it, or choose another")
+    source = place.path if isinstance(place, Trained) else place.directory if isinstance(place, Run) else Path(place)
+    if source.suffix in SUFFIXES:
+        raise ModelError(f"{source} is an exported file already: export the run or the weights that it is of")
     if isinstance(place, Trained):
         trained = place
     else:
         device = "cuda" if kind == "engine" else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, numbers="fp32", device=device)
-    if trained.path.suffix in SUFFIXES:
-        raise ModelError(f"{trained.path} is an exported file already: export the run or the weights that it is of")
     for line in trained.notes:
         say(line)
     if kind == "folder" and not trained.name.startswith("timm/"):

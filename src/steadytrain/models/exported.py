@@ -186,13 +186,21 @@ def open_exported(
     Raises:
         ModelError: no such file, damaged, without a description, or its engine is not installed.
     """
-    opened = open_module(path, device=device, threads=threads, engine=engine, numbers=numbers)
-    if KEY not in opened.metadata:
+    file = Path(path)
+    if file.suffix == ".pt2" and file.is_file():  # code: without a description it is not even opened
+        _engine_of(file)
+        _describe(_archived_metadata(file), file)
+    opened = open_module(file, device=device, threads=threads, engine=engine, numbers=numbers)
+    return Exported(opened.module, _describe(opened.metadata, file), opened.engine, opened.device)
+
+
+def _describe(metadata: Mapping[str, str], path: Path) -> Description:
+    """Return the description in a file's metadata. Raises ModelError where there is none."""
+    if KEY not in metadata:
         raise ModelError(
             f"{path} does not describe its images and classes: export it with steady export, which puts them into it"
         )
-    described = Description.from_json(opened.metadata[KEY], where=str(path))
-    return Exported(opened.module, described, opened.engine, opened.device)
+    return Description.from_json(metadata[KEY], where=str(path))
 
 
 def open_module(
@@ -312,9 +320,7 @@ def _open_openvino(path: Path, device: str, threads: int, numbers: Numbers | Non
 
 def _open_torch(path: Path, device: str, engine: Engine) -> OpenedModule:
     """Open a program of torch.export, or a package of AOTInductor, which is for the device that it was compiled for."""
-    with zipfile.ZipFile(path) as archive:
-        places = {name.rpartition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
-        metadata = {name: archive.read(place).decode() for name, place in places.items()}
+    metadata = _archived_metadata(path)
     if engine == "aotinductor":
         from torch._inductor import aoti_load_package
 
@@ -337,6 +343,13 @@ def _open_torch(path: Path, device: str, engine: Engine) -> OpenedModule:
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
     return OpenedModule(EngineModule(run), metadata, engine, where)
+
+
+def _archived_metadata(path: Path) -> dict[str, str]:
+    """Read the text by name in a ``.pt2`` file."""
+    with zipfile.ZipFile(path) as archive:
+        places = {name.rpartition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
+        return {name: archive.read(place).decode() for name, place in places.items()}
 
 
 def _open_tensorrt(path: Path, device: str) -> OpenedModule:
