@@ -17,7 +17,7 @@ import pytest
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.errors import RunError, StorageError
 from steadytrain.events import Ended, Failed, Noticed, Started
-from steadytrain.run import Run
+from steadytrain.run import Run, replace_file
 
 RECIPE = Recipe(data=Data(train="train.rec"), model=Model("mlp"), budget=Budget(epochs=2))
 
@@ -243,6 +243,19 @@ def test_a_read_only_folder_is_told_in_one_line(unprivileged: Path) -> None:
             attempt()
     assert Run.open(run.directory) == run
     run.directory.chmod(0o755)
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path, before = tmp_path / "tuned.toml", resource.getrlimit(resource.RLIMIT_FSIZE)
+    replace_file(path, "the old one")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(StorageError, match="cannot write"):
+            replace_file(path, "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "the old one" and [file.name for file in tmp_path.iterdir()] == ["tuned.toml"]
 
 
 def test_a_folder_that_may_not_be_looked_into_is_told_in_one_line(unprivileged: Path) -> None:

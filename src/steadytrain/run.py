@@ -62,6 +62,23 @@ REPEAT = "seed-"
 MAX_REPEATS = 1000
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file whole or not at all. Raises StorageError; what was there before then stays."""
+    target = path.resolve()  # a link stays one
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
+            target.write_bytes(text.encode("utf-8", "replace"))
+            return
+        try:
+            part.write_bytes(text.encode("utf-8", "replace"))
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
 @dataclass
 class Progress:
     """How far a run has come, as its log tells: what a process needs to know before it trains on.
@@ -170,9 +187,7 @@ class Run:
             if before is None or before.recipe != recipe:
                 # One that trains something else is written only while no process holds the run.
                 with before.lock() if before is not None and is_another else contextlib.nullcontext():
-                    part = path / ".recipe.json.part"
-                    part.write_text(recipe.to_json(), encoding="utf-8")
-                    part.replace(path / "recipe.json")
+                    replace_file(path / "recipe.json", recipe.to_json())
         except OSError as error:
             raise storage_error(error, path) from error
         return Run(path, recipe)

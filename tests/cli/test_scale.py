@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +142,19 @@ def test_an_unknown_network_is_said_once(capfd: pytest.CaptureFixture[str]) -> N
     assert main(["scale", "--model", "resnet2O", "--link", "1GbE", "--seconds", "1"]) == 2
     errors = [line for line in capfd.readouterr().err.splitlines() if "resnet2O" in line and "there is no" in line]
     assert len(errors) == 1
+
+
+def test_an_interrupt_ends_the_ranks_without_a_traceback() -> None:
+    words = ["scale", "--model", "resnet20", "--size", "32", "--link", "10GbE", "--seconds", "60"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "steadytrain", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert child.stderr is not None
+    assert "measuring resnet20 on one device" in child.stderr.readline()
+    time.sleep(1)
+    os.killpg(child.pid, signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130 and "Traceback" not in said
 
 
 def test_a_busy_machine_is_told(earlier: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.config import Recipe
 from steadytrain.events import Started
+from steadytrain.machine.facts import cores
 from steadytrain.run import Run
 
 QUICK = ["--device", "cpu", "--set", "parallel.compute_threads=1", "--set", "data.pad=1"]
@@ -79,6 +81,17 @@ def test_two_ranks_agree_on_a_batch(digits: Path) -> None:
     assert started.machine["ranks"] == 2
 
 
+def test_ranks_are_tuned_together_and_the_recipe_starts_them(
+    digits: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tune = ["tune", str(digits), "--model", "digits", "--epochs", "1", "--minutes", "0.5", *QUICK, "--procs", "2"]
+    assert main([*tune, "-o", "tuned.toml"]) == 0
+    assert "on each of 2 ranks" in capsys.readouterr().out
+    recipe = Recipe.from_toml((tmp_path / "tuned.toml").read_text())
+    assert recipe.parallel.procs == 2 and recipe.batch_size % 2 == 0
+    assert (recipe.parallel.threads or 1) <= max(1, cores() // 2), "ranks share the cores"
+
+
 def test_what_cannot_be_is_refused(digits: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["tune", str(digits), "--minutes", "0"]) == 2
     assert "--minutes is 0; it must be above 0" in capsys.readouterr().err
@@ -87,6 +100,11 @@ def test_what_cannot_be_is_refused(digits: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "mine.toml").write_text("# mine\n[optim]\nlr = 0.1\n")
     assert main(["tune", str(digits), "-o", "mine.toml"]) == 2
     assert "is no tuned recipe" in capsys.readouterr().err
+    assert main(["tune", str(digits), "-o", "gone/tuned.toml"]) == 2
+    assert "the folder gone does not exist" in capsys.readouterr().err
+    (tmp_path / "mine.svg").write_text("mine")
+    assert main(["tune", str(digits), "--plot", "mine.svg"]) == 2
+    assert "mine.svg exists and is not a report" in capsys.readouterr().err
     assert main(["tune", str(digits), "--model", "digits", "--explain", *QUICK]) == 2
     assert "nothing was measured for this machine, model and data yet" in capsys.readouterr().err
     assert main(["train", str(digits), "--batch-size", "fast"]) == 2

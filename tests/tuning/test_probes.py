@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.config import Recipe
-from steadytrain.tuning.probes import Outcome, ProbeCache, Prober, What
+from steadytrain.tuning.probes import Outcome, ProbeCache, Prober, RankProbers, What, weakest
 
 NET = """
 import os, signal, time
@@ -99,6 +99,32 @@ def test_a_hang_is_ended_in_time_and_the_next_measurement_is_made(ask: Ask) -> N
 def test_a_recipe_that_cannot_be_is_refused_in_its_own_words(prober: Prober, recipe: Recipe) -> None:
     outcome = prober.ask("updates", recipe.with_({"precision.name": "tf32"}), seconds=0.1, limit_seconds=60)
     assert outcome.trouble == "refused" and "which a CPU does not have" in outcome.error
+
+
+def test_ranks_measure_together_and_the_slowest_counts(recipe: Recipe) -> None:
+    with RankProbers(2) as ranks:
+        shared = ranks.ask("facts", recipe, seconds=0, limit_seconds=60).figures
+        updates = ranks.ask("updates", recipe, seconds=0.1, limit_seconds=60)
+        with Prober() as alone:
+            whole = alone.ask("facts", recipe, seconds=0, limit_seconds=60).figures
+        assert shared["memory_bytes"] == whole["memory_bytes"] // 2
+        assert shared["cores"] == max(1, whole["cores"] // 2)
+        assert updates.trouble is None and updates.images_per_second > 0
+        refused = ranks.ask("updates", recipe.with_({"precision.name": "tf32"}), seconds=0.1, limit_seconds=60)
+        assert refused.trouble == "refused" and "which a CPU does not have" in refused.error
+
+
+def test_of_ranks_the_weakest_decides() -> None:
+    quick, slow = ({"images_per_second": rate, "memory_bytes": need} for rate, need in ((9.0, 5), (7.0, 4)))
+    assert weakest([Outcome(quick), Outcome(slow)]).figures == {"images_per_second": 7.0, "memory_bytes": 5}
+    crashed = Outcome({}, "crash", "the process crashed")
+    assert weakest([Outcome(quick), crashed]) == crashed
+    ampere, volta = (
+        Outcome({"precisions": names, "memory_bytes": memory, "device": device})
+        for names, memory, device in ((["tf32", "bf16"], 80, "A100"), (["fp32", "fp16"], 16, "V100"))
+    )
+    both = {"precisions": ["fp32"], "memory_bytes": 16, "device": "A100, V100"}
+    assert weakest([ampere, volta]).figures == both
 
 
 def test_the_cache_survives_a_torn_line(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recip
     assert (tuned.gain is not None) == ("the recipe as it was" not in tuned.missing)
     assert 2 <= tuned.recipe.batch_size <= 32  # a tenth of 320 images
     shown = evidence(tuned)
-    lines = table(shown).splitlines()
+    lines = table(shown, 80).splitlines()
+    assert max(map(len, lines)) <= 80
     assert lines[0].split()[:4] == ["measured", "batch", "precision", "layout"]
     assert sum(line.startswith(("updates ", "loading ", "both ")) for line in lines) == len(tuned.trials)
     assert document(tuned)["gain"] == tuned.gain

@@ -6,6 +6,7 @@ The order of precedence, weakest first: defaults for the data, ``--recipe FILE``
 from __future__ import annotations
 
 import json as json_module
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import ASIDE
 from steadytrain.config.synonyms import synonym
 from steadytrain.config.transforms import split_transforms
+from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
@@ -378,6 +380,12 @@ def require_range(name: str, value: float | None, most: int, *, least: int = 1) 
     """Refuse a count outside of ``least`` to ``most``; None stands for the default. Raises InputError."""
     if value is not None and not least <= value <= most:
         raise InputError(f"{name} is {value}; it must be from {least} to {most}")
+
+
+def require_alone(verb: str) -> None:
+    """Refuse a launcher's ranks for a command that starts its own. Raises InputError."""
+    if (world := world_from_environment(os.environ)).size > 1:
+        raise InputError(f"{world.launcher} has started {world.size} ranks: {verb} starts its own, so run it once")
 
 
 def require_seconds(seconds: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +12,10 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Device as DeviceName
-from steadytrain.cli.options import Json, read_recipe, require_range, require_seconds
-from steadytrain.cli.schedule import FILES, draw, require_kind
+from steadytrain.cli.options import Json, read_recipe, require_alone, require_range, require_seconds
+from steadytrain.cli.schedule import FILES, draw, require_picture
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes, usual_recipe
-from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import percent
 from steadytrain.machine import facts
@@ -110,11 +108,8 @@ def scale(
     if not 0 < least_efficiency <= 1:
         raise InputError(f"--least-efficiency is {least_efficiency}; it must be above 0, up to 1")
     if output is not None:
-        require_kind(output)
-    if (world := world_from_environment(os.environ)).size > 1:
-        raise InputError(
-            f"{world.launcher} has started {world.size} ranks: steady scale starts its own, so run it once"
-        )
+        require_picture(output, force=force)
+    require_alone("steady scale")
     from steadytrain.tuning.scaling import Request, device_of, forecast, join, measure, panels, read_document, to_text
 
     chosen = None if link is None else parse_link(link)

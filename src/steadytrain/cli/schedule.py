@@ -69,7 +69,7 @@ def schedule(
     from steadytrain.reports.schedule import forecast, lines, panels
 
     if output is not None:
-        require_kind(output)
+        require_picture(output, force=force)
     if find_lr:
         if num_train is not None:
             raise InputError("--find-lr trains, so it needs the data: leave --num-train out, and name them")
@@ -129,6 +129,14 @@ def draw(output: Path, panels: Sequence[Panel | Dots], title: str, lede: str, *,
     is_page = output.suffix.lower() == ".html"
     write(output, page(panels, title=title, lede=lede) if is_page else svg(panels, title=title), force=force)
     note(f"wrote {output}")
+
+
+def require_picture(output: Path, *, force: bool) -> None:
+    """Raise InputError for a file whose suffix is not that of a picture, or that may not be written."""
+    from steadytrain.reports.files import require_replaceable
+
+    require_kind(output)
+    require_replaceable(output, force=force)
 
 
 def require_kind(output: Path) -> None:

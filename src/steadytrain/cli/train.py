@@ -131,7 +131,7 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool, until:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with _only_first_rank_prints(world):
             return _train_as_rank(world, data, options, finetune=finetune, until=until)
-    procs = _num_procs(data, options, world)
+    procs = num_procs(data, options, world)
     if procs > 1:
         from steadytrain.launch.supervise import keep_ranks
 
@@ -153,7 +153,7 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool, until:
     return _train_all(runs, options, until=until)
 
 
-def _num_procs(data: str | None, options: TrainingOptions, world: World) -> int:
+def num_procs(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
     """Return how many ranks to start: as the flags say; else as many as the run that is resumed was begun with."""
     procs, device = options.value("parallel.procs"), options.value("parallel.device")
     before = Parallel()
@@ -288,46 +288,40 @@ def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None)
     from steadytrain.tuning.rules import agree
 
     device = str(build.choose_device(recipe.parallel.device, group.world))
-    changes = _choose_automatically(recipe, options, device=device, ranks=group.world.size)
+    changes = _choose_automatically(recipe.with_({"parallel.device": device}), options, group.world)
     return recipe.with_(agree(group.all_gather_json(changes)))
 
 
 def _choose_automatically(
-    recipe: Recipe, options: TrainingOptions, *, device: str | None = None, ranks: int = 1
+    recipe: Recipe,
+    options: TrainingOptions,
+    world: World = World(),  # noqa: B008 - frozen
 ) -> dict[str, object]:
-    """Choose what the flags leave to measuring; return keys of the recipe and values.
-
-    Args:
-        recipe: with the defaults for those.
-        options: of the command line.
-        device: of this rank; None: the recipe's.
-        ranks: that train together.
-    """
+    """Choose what the flags leave to measuring, as a rank; return keys of the recipe, which has defaults for them."""
     from steadytrain.tuning.probes import Prober, load_choices, save_choices
     from steadytrain.tuning.report import measurement
     from steadytrain.tuning.tune import tune
 
     names = {"batch_size": ("batch", "rate"), "parallel.threads": ("threads",), "precision.name": ("precision",)}
     free = {name for key in options.measured for name in names[key]}
-    measured = recipe if device is None else recipe.with_({"parallel.device": device})
-    if (before := load_choices(measured, free, ranks)) is not None:
+    if (before := load_choices(recipe, free, world.size)) is not None:
         note(f"as measured before: {', '.join(f'{key} = {value}' for key, value in before.items())}")
         return before
     note("measuring this machine on the data, for what is auto")
-    with Prober() as prober:
+    with Prober(world) as prober:
         tuned = tune(
-            measured,
+            recipe,
             prober=prober,
             seconds=AUTO_SECONDS,
             chosen=options.chosen,
             free=free,
-            ranks=ranks,
+            ranks=world.size,
             say=lambda trial: note(measurement(trial).words()),
         )
     for choice in tuned.choices:
         note(f"{choice.key} = {choice.value}: {choice.reason}")
     choices = {choice.key: choice.value for choice in tuned.choices}
-    save_choices(measured, free, ranks, choices)
+    save_choices(recipe, free, world.size, choices)
     return choices
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json, Settings, TrainingOptions
-from steadytrain.cli.schedule import draw, require_kind
-from steadytrain.errors import InputError, storage_error
+from steadytrain.cli.options import Json, Settings, TrainingOptions, require_alone, require_range
+from steadytrain.cli.schedule import draw, require_picture
+from steadytrain.errors import InputError
 from steadytrain.machine.process import own_start, spin_where_alone
+from steadytrain.run import replace_file
 
 MOST_MINUTES = 24 * 60
 
@@ -36,6 +38,7 @@ def tune(
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None,
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     device: str | None = None,
+    procs: Annotated[int | Literal["auto"] | None, Parameter(name=("--procs", "-n"))] = None,
     recipe: Path | None = None,
     set: Settings = (),
     force: bool = False,
@@ -63,7 +66,9 @@ def tune(
         batch_size: Images an update, which are kept (default: the knee).
         epochs: Passes over the training data, in which compiling has to pay back.
         size: Side of the square input, in pixels.
-        device: auto, cpu, cuda or cuda:1.
+        device: auto, cpu, cuda or cuda:1; cuda:0,2: ranks on these GPUs.
+        procs: Ranks that will train together on this machine; auto: one for each GPU. All of them measure at the same
+            time, and the slowest counts. [default: the recipe's, else 1]
         recipe: A recipe file to begin with: .toml, .json or .yaml. What it says is kept.
         set: Any other value of the recipe, which is kept: --set precision.name=fp32.
         force: Replace the output even if it is no tuned recipe, or the picture if it is no older one.
@@ -79,23 +84,34 @@ def tune(
         raise InputError(f"--output is {output}: a recipe with comments ends in .toml")
     if again and explain:
         raise InputError("--again measures and --explain does not: leave one of them out")
+    require_alone("steady tune")
     if plot is not None:
-        require_kind(plot)
+        require_picture(plot, force=force)
     if not explain:
         _require_replaceable(output, force=force)
     began = own_start() or time.perf_counter()
     options = TrainingOptions(
-        model=model, val=val, batch_size=batch_size, epochs=epochs, size=size, device=device, recipe=recipe, set=set
+        model=model,
+        val=val,
+        batch_size=batch_size,
+        epochs=epochs,
+        size=size,
+        device=device,
+        procs=procs,
+        recipe=recipe,
+        set=set,
     )
     spin_where_alone()
-    from steadytrain.cli.train import recipe_for
+    from steadytrain.cli.train import num_procs, recipe_for
     from steadytrain.reports import tuned as reports
     from steadytrain.tuning import report
-    from steadytrain.tuning.probes import Prober
+    from steadytrain.tuning.probes import Prober, RankProbers
     from steadytrain.tuning.tune import tune as search
 
-    with Prober() as prober:  # imports torch while this process does
-        draft = recipe_for(data, options, finetune=finetune)
+    ranks = max(1, num_procs(data, options))
+    require_range("--procs", ranks, 256)
+    with Prober() if ranks == 1 else RankProbers(ranks) as prober:  # imports torch while this process does
+        draft = recipe_for(data, options, finetune=finetune, ranks=ranks)
         packed = time.perf_counter()
         began = max(began, packed - 30.0)  # packing the images once is no part of the search
         tuned = search(
@@ -103,6 +119,7 @@ def tune(
             prober=prober,
             seconds=60 * minutes,
             chosen=options.chosen,
+            ranks=ranks,
             find_rate=find_lr,
             measures=not explain,
             again=again,
@@ -113,22 +130,22 @@ def tune(
     if plot is not None and (panels := reports.panels(evidence)):
         draw(plot, panels, f"Tuning {draft.model.name}", reports.gain_words(evidence), force=force)
     if not explain:
-        try:
-            output.write_text(report.recipe_file(tuned, finetune=finetune, name=str(output)), encoding="utf-8")
-        except OSError as error:
-            raise storage_error(error, output) from error
+        replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
+    width = min(100, shutil.get_terminal_size().columns)
     if json:
         print_json(report.document(tuned))
     elif explain:
-        print_text(reports.table(evidence))
+        print_text(reports.table(evidence, width))
     else:
-        print_text("\n".join(reports.summary(evidence)))
+        print_text("\n".join(reports.summary(evidence, width)))
         note(f"wrote {output}: steady {'finetune' if finetune else 'train'} --recipe {output}")
     return 0
 
 
 def _require_replaceable(output: Path, *, force: bool) -> None:
-    """Refuse to replace a file that is no tuned recipe. Raises InputError."""
+    """Refuse to replace a file that is no tuned recipe, or to write into no folder. Raises InputError."""
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"the folder {output.parent} does not exist: make it, or choose another -o")
     if force or not output.exists():
         return
     if output.is_dir():

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.errors import DataError, InputError, RunError, did_you_mean, storage_error
+from steadytrain.errors import DataError, InputError, RunError, did_you_mean
 from steadytrain.interop.logs import LogRun, may_be_log, read_log
 from steadytrain.monitor import RunHistory
 from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import MARK, comma_separated, markdown, to_json
-from steadytrain.run import REPEAT, Run
+from steadytrain.run import REPEAT, Run, replace_file
 
 KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
     ".html": page,
@@ -219,32 +218,22 @@ def write(output: Path, text: str, *, force: bool = False) -> None:
         InputError: there is something else of that name, or no such folder.
         StorageError: it cannot be written.
     """
+    require_replaceable(output, force=force)
+    replace_file(output, text)
+
+
+def require_replaceable(output: Path, *, force: bool = False) -> None:
+    """Check that :func:`write` may write there, before the work. Raises InputError as it does."""
     target = output.resolve()
     if not target.parent.is_dir():
         raise InputError(f"the folder {output.parent} does not exist: make it, or choose another -o")
-    if not force and not _is_replaceable(target):
-        raise InputError(f"{output} exists and is not a report: choose another -o, or add --force to replace it")
-    data = text.encode("utf-8", "replace")
-    try:
-        if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
-            target.write_bytes(data)
-            return
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    is_report = not target.is_dir()
+    if target.is_file():
         try:
-            part.write_bytes(data)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error(error, output) from error
-
-
-def _is_replaceable(target: Path) -> bool:
-    if not target.is_file():
-        return not target.is_dir()
-    try:
-        with target.open("rb") as file:
-            start = file.read(4096)
-    except OSError:
-        return False
-    return not start or MARK.encode() in start or start.startswith(b"run,epoch,step,")
+            with target.open("rb") as file:
+                start = file.read(4096)
+            is_report = not start or MARK.encode() in start or start.startswith(b"run,epoch,step,")
+        except OSError:
+            is_report = False
+    if not force and not is_report:
+        raise InputError(f"{output} exists and is not a report: choose another -o, or add --force to replace it")

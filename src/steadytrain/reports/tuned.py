@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -14,14 +13,11 @@ from typing import Any
 
 from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
 from steadytrain.config.recipe import require
-from steadytrain.errors import RecipeError, storage_error
-from steadytrain.format import clean, count, percent, rate, size
+from steadytrain.errors import RecipeError
+from steadytrain.format import clean, count, percent, rate, size, wrap
 from steadytrain.reports.plots import Panel, svg
 from steadytrain.reports.tables import aligned
-from steadytrain.run import Run
-
-WIDTH = 100
-"""Columns of a summary."""
+from steadytrain.run import Run, replace_file
 
 WAITED_SHARE = 0.05
 """Of the time, that a thread may wait for processors which others use before the figures are said to be disturbed."""
@@ -92,6 +88,7 @@ class Evidence:
 
     Args:
         batch_size, threads: chosen: images that go through the network at a time, and the loader's threads.
+        ranks: that train together; every figure is one rank's, measured while the others did the same.
         precision, channels_last: chosen.
         choices: each with its reason.
         advice: what else would help.
@@ -113,6 +110,7 @@ class Evidence:
     tuned_rate: float | None = None
     seconds: float = 0.0
     on: str = ""
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         check_types(self, "tuning")
@@ -169,12 +167,7 @@ def evidence_of(run: Run) -> Evidence | None:
 
 def keep_evidence(run: Run, evidence: Evidence) -> None:
     """Keep with a run how its recipe was chosen. Raises StorageError where that cannot be written."""
-    part = run.tuning.with_suffix(".part")
-    try:
-        part.write_text(json.dumps(plain(evidence), indent=2) + "\n", encoding="utf-8")
-        part.replace(run.tuning)
-    except OSError as error:
-        raise storage_error(error, run.tuning) from error
+    replace_file(run.tuning, json.dumps(plain(evidence), indent=2) + "\n")
 
 
 def gain_words(evidence: Evidence) -> str:
@@ -182,6 +175,7 @@ def gain_words(evidence: Evidence) -> str:
     if evidence.tuned_rate is None:
         return "Loading and updates were not measured together."
     words = f"{rate(evidence.tuned_rate)} images/s of loading and updates together"
+    words += f" on each of {evidence.ranks} ranks, their exchange not counted" if evidence.ranks > 1 else ""
     if evidence.gain is None:
         return f"{words}; the recipe as it was has not been measured."
     return f"{words}, {evidence.gain:.2f} times the {rate(evidence.default_rate)} of the recipe as it was."
@@ -224,20 +218,24 @@ FIGURES = (1, 5, 6, 7)
 """Columns of :func:`measurement_rows` that hold figures."""
 
 
-def table(evidence: Evidence) -> str:
-    """Word the evidence for a terminal: a line for each measurement, then the :func:`summary`."""
-    return "\n".join([aligned(measurement_rows(evidence), right=FIGURES), "", *summary(evidence)])
+def table(evidence: Evidence, width: int) -> str:
+    """Word the evidence in lines of at most ``width`` columns: each measurement, then the :func:`summary`."""
+    rows = measurement_rows(evidence)
+    lines = []
+    for line, (*_, remark) in zip(aligned([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True):
+        is_short = len(line) + 2 + len(remark) <= width
+        lines.append(f"{line}  {remark}".rstrip() if is_short else line.rstrip())
+        lines += [] if is_short else wrap(remark, width, "    ")
+    return "\n".join([*lines, "", *summary(evidence, width)])
 
 
-def summary(evidence: Evidence) -> list[str]:
-    """Word the choices with their reasons, and what they gain together."""
+def summary(evidence: Evidence, width: int) -> list[str]:
+    """Word the choices with their reasons, and what they gain together, in lines of at most ``width`` columns."""
     lines = []
     for choice in evidence.choices:
-        words = f"{choice.key} = {_value(choice.value)}: {clean(choice.reason)}"
-        lines += textwrap.wrap(words, WIDTH, subsequent_indent="    ")
-    lines += ["", *textwrap.wrap(gain_words(evidence), WIDTH)]
-    for remark in remarks(evidence):
-        lines += textwrap.wrap(clean(remark), WIDTH)
+        lines += wrap(f"{choice.key} = {_value(choice.value)}: {choice.reason}", width, "", "    ")
+    for remark in ["", gain_words(evidence), *remarks(evidence)]:
+        lines += wrap(remark, width, "") or [""]
     return lines
 
 

@@ -18,17 +18,19 @@ import torch
 
 from steadytrain import __version__
 from steadytrain.config import Recipe
-from steadytrain.data.loader import ImageLoader
+from steadytrain.data.loader import ImageLoader, default_threads
 from steadytrain.data.loader.decode import probe as read_size
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.recordio.reader import Records
 from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.world import World
 from steadytrain.events import Compiled
 from steadytrain.machine import facts
 from steadytrain.machine.process_tree import read_schedstat
 from steadytrain.models import Built, Input
 from steadytrain.optim.optimizers import OPTIMIZERS
 from steadytrain.training import build
+from steadytrain.training.build import ALONE
 from steadytrain.training.compute.compile import compile_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.data import DataSets, load, open_data, random_batch
@@ -47,7 +49,9 @@ SIZES_READ = 64
 """Images whose sizes are read from their headers."""
 
 
-def measure(what: str, recipe: Recipe, *, seconds: float, settle_seconds: float, updates: int) -> dict[str, Any]:
+def measure(
+    what: str, recipe: Recipe, *, seconds: float, settle_seconds: float, updates: int, world: World = ALONE
+) -> dict[str, Any]:
     """Measure one thing; what comes back is ready for JSON.
 
     Args:
@@ -57,6 +61,7 @@ def measure(what: str, recipe: Recipe, *, seconds: float, settle_seconds: float,
         seconds: how long to measure, about; at least one update or some batches are.
         settle_seconds: the longest time given to the loader for decoding images that it will keep.
         updates: of the learning rate finder.
+        world: the rank that this process stands for: its device, and its part of the machine's cores and memory.
 
     Raises:
         SteadyError: what a run of the recipe would fail at.
@@ -65,7 +70,7 @@ def measure(what: str, recipe: Recipe, *, seconds: float, settle_seconds: float,
         test = find_rate(recipe, updates=updates)
         return {"suggestion": test.suggestion, "diverged": test.diverged, "updates": len(test.losses)}
     kinds = {"facts": _facts, "updates": _updates, "loading": _loading, "both": _both}
-    with _parts(recipe, trains=what in ("updates", "both")) as parts:
+    with _parts(recipe, world, trains=what in ("updates", "both")) as parts:
         return kinds[what](parts, seconds, settle_seconds)
 
 
@@ -74,6 +79,7 @@ class _Parts:
     """What a run of the recipe is made of; ``state`` and the rest only where something is trained."""
 
     recipe: Recipe
+    world: World
     device: torch.device
     machine: Mapping[str, Any]
     data: DataSets
@@ -85,13 +91,13 @@ class _Parts:
 
 
 @contextmanager
-def _parts(recipe: Recipe, *, trains: bool) -> Iterator[_Parts]:
-    device = build.prepare_device(recipe)
+def _parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_Parts]:
+    device = build.prepare_device(recipe, world)
     with closing(open_data(recipe.data, seed=recipe.seed)) as data:
-        machine = build.set_up_machine(recipe, device, None, _drop)
+        machine = build.set_up_machine(recipe, device, None, _drop, ranks=world.size, sharing=world.local_size)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=not recipe.model.from_file)
-        parts = _Parts(recipe, device, machine, data, built, input, build.clock(device, time.perf_counter()))
+        parts = _Parts(recipe, world, device, machine, data, built, input, build.clock(device, time.perf_counter()))
         if trains:
             state = build.state(recipe, built, Engine(device), num_train=data.num_train)
             update = build.update(
@@ -117,7 +123,7 @@ def _drop(message: str) -> None:
 
 def _facts(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     data, recipe, device, card = parts.data, parts.recipe, parts.device, parts.data.train.card
-    kind = OPTIMIZERS.get(recipe.optim.name)
+    kind, sharing = OPTIMIZERS.get(recipe.optim.name), parts.world.local_size
     return {
         "data": [data.train.digest, data.num_train, data.num_val, len(data.classes)],
         "num_train": data.num_train,
@@ -127,17 +133,20 @@ def _facts(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, An
         "shorter_side": None if card is None else card.settings.get("shorter_side"),
         "device": parts.machine["device"],
         "device_type": device.type,
-        "memory_bytes": _memory_bytes(device),
+        "memory_bytes": _memory_bytes(device, sharing),
+        "cores": max(1, facts.cores() // sharing),
+        "usual_threads": max(1, default_threads(pin=device.type == "cuda") // sharing),
         "precisions": _precisions(device),
         "has_fused": kind is not None and kind.has_fused,
         "versions": {"steadytrain": __version__, "torch": torch.__version__, "timm": version("timm")},
     }
 
 
-def _memory_bytes(device: torch.device) -> int:
+def _memory_bytes(device: torch.device, sharing: int) -> int:
+    """Return what a rank may use: of a GPU without what the driver and other processes have of it."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    return facts.memory_bytes()
+        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+    return facts.memory_bytes() // sharing
 
 
 def _precisions(device: torch.device) -> list[str]:
@@ -241,14 +250,16 @@ def _loading(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, 
 
 
 def _feed(parts: _Parts) -> ImageLoader:
-    recipe = parts.recipe
+    recipe, threads = parts.recipe, parts.recipe.parallel.threads
+    if threads is None:
+        threads = max(1, default_threads(pin=parts.device.type == "cuda") // parts.world.local_size)
     return build.training_feed(
         recipe,
         parts.data,
         parts.input,
         parts.device,
         batch_size=recipe.batch_size,
-        threads=recipe.parallel.threads,
+        threads=threads,
         on_bad=lambda bad: None,
     )
 

@@ -14,13 +14,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from steadytrain.config import Recipe
+from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_error
 from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
@@ -69,9 +71,13 @@ class Prober:
     """Makes measurements, one at a time, in children of a process that has imported torch.
 
     It starts when it is entered, and imports while the caller does other things; leaving it ends all of its processes.
+
+    Args:
+        world: the rank that is measured: on its device, with its part of the machine's cores and memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
+        self._world = world
         self._server: subprocess.Popen[str] | None = None
         self._is_ready = False
 
@@ -105,6 +111,7 @@ class Prober:
             "seconds": seconds,
             "settle_seconds": settle_seconds,
             "updates": updates,
+            "world": asdict(self._world),
         }
         line, is_late = self._exchange(json.dumps(request), limit_seconds)
         if line:
@@ -180,6 +187,62 @@ class Prober:
         with contextlib.suppress(BrokenPipeError), server:  # what it has not read is lost
             pass
         return server.returncode if died_by_itself is None else died_by_itself
+
+
+class RankProbers:
+    """Makes each measurement as several ranks of this machine at the same time; what all of them can do counts.
+
+    Args:
+        ranks: how many, each on its own GPU, or with its part of the cores.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        worlds = [World(rank=rank, size=ranks, local_rank=rank, local_size=ranks) for rank in range(ranks)]
+        self._probers = [Prober(world) for world in worlds]
+
+    def __enter__(self) -> Self:
+        for prober in self._probers:
+            prober.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for prober in self._probers:
+            prober.__exit__(kind, error, at)
+
+    def ask(self, what: What, recipe: Recipe, **limits: Any) -> Outcome:
+        """Measure as :meth:`Prober.ask` does, on all ranks; return what :func:`weakest` does."""
+        pool = ThreadPoolExecutor(len(self._probers))
+        try:
+            answers = [pool.submit(prober.ask, what, recipe, **limits) for prober in self._probers]
+            return weakest([answer.result() for answer in answers])
+        except BaseException:
+            self.__exit__(None, None, None)  # ends the measurements, for which the threads wait
+            raise
+        finally:
+            pool.shutdown()
+
+
+def weakest(outcomes: Sequence[Outcome]) -> Outcome:
+    """Join the outcomes of several ranks: one that failed, else the slowest, with the largest need of memory.
+
+    Of facts: the least memory, and the number formats that all of them have.
+
+    >>> weakest([Outcome({"images_per_second": 9.0, "memory_bytes": 5}),
+    ...          Outcome({"images_per_second": 7.0, "memory_bytes": 4})]).figures
+    {'images_per_second': 7.0, 'memory_bytes': 5}
+    """
+    if (failed := next((outcome for outcome in outcomes if outcome.trouble is not None), None)) is not None:
+        return failed
+    slowest, rows = min(outcomes, key=lambda outcome: outcome.images_per_second), [row.figures for row in outcomes]
+    joined = dict(slowest.figures)
+    if "precisions" in joined:
+        joined["memory_bytes"] = min(row["memory_bytes"] for row in rows)
+        common = [name for name in joined["precisions"] if all(name in row["precisions"] for row in rows)]
+        joined["precisions"] = common or ["fp32"]
+        joined["device"] = ", ".join(dict.fromkeys(row["device"] for row in rows))
+    elif "memory_bytes" in joined:
+        joined["memory_bytes"] = max(row["memory_bytes"] for row in rows)
+    return replace(slowest, figures=joined)
 
 
 def _kill_group(server: subprocess.Popen[str]) -> None:
@@ -354,6 +417,7 @@ def _answer(line: str) -> dict[str, Any]:
             seconds=request["seconds"],
             settle_seconds=request["settle_seconds"],
             updates=request["updates"],
+            world=World(**request["world"]),
         )
     except SteadyError as error:
         return {"figures": {}, "trouble": "refused", "error": str(error)}

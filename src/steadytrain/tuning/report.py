@@ -48,7 +48,7 @@ def evidence(tuned: Tuned) -> Evidence:
     versions = ", ".join(f"{name} {version}" for name, version in tuned.facts["versions"].items())
     day = datetime.now(UTC).date().isoformat()
     return Evidence(
-        batch_size=recipe.batch_size // recipe.optim.accumulate,
+        batch_size=recipe.batch_size // recipe.optim.accumulate // tuned.ranks,
         threads=recipe.parallel.threads,
         precision=recipe.precision.name,
         channels_last=recipe.precision.channels_last,
@@ -59,6 +59,7 @@ def evidence(tuned: Tuned) -> Evidence:
         default_rate=tuned.default_rate and _short(tuned.default_rate),
         tuned_rate=tuned.tuned_rate and _short(tuned.tuned_rate),
         seconds=_short(tuned.seconds),
+        ranks=tuned.ranks,
         on=f"{device}, {machine['cores']} cores, {day}; {versions}",
     )
 

@@ -41,6 +41,12 @@ from steadytrain.tuning.scale import (
 MILLION = 1_000_000
 """Images, of which time and cost are given where nobody says how many there are."""
 
+PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"  # Ctrl-C ends a rank without a traceback
+    "from steadytrain.training.profile.scaling import main; sys.exit(main(sys.argv[1:]))"
+)
+"""Of a rank that is measured."""
+
 FEED_SECONDS = 5.0
 """Of measuring the loader, and the link between ranks."""
 
@@ -104,7 +110,7 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
         # What a flag or the user's own file names may be imported.
         values = {**asdict(request), "recipe": recipe.to_dict(), "allow_import": True}
         question.write_text(json.dumps(values), encoding="utf-8")
-        program = [sys.executable, "-m", "steadytrain.training.profile.scaling", str(question), str(answer)]
+        program = [sys.executable, "-c", PROGRAM, str(question), str(answer)]
         if code := keep_ranks(program, ranks, restarts=0, say=say):
             return code
         figures: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))

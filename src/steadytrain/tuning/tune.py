@@ -21,12 +21,10 @@ from typing import Any
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE
 from steadytrain.config.phases import parse_train
-from steadytrain.data.loader import default_threads
 from steadytrain.errors import FailedError, InputError, RecipeError
 from steadytrain.format import count, duration, percent, rate, size
-from steadytrain.machine import facts
 from steadytrain.reports.tuned import WAITED_SHARE, Choice
-from steadytrain.tuning.probes import Outcome, ProbeCache, Prober, What, cache_path
+from steadytrain.tuning.probes import Outcome, ProbeCache, Prober, RankProbers, What, cache_path
 from steadytrain.tuning.rules import (
     GAIN,
     KNEE,
@@ -132,6 +130,7 @@ class Tuned:
         default_rate, tuned_rate: images per second of loading and updates together; None: not measured.
         missing: what the time was too short for.
         seconds: that the search took.
+        ranks: that train together; each trial is one rank's.
     """
 
     recipe: Recipe
@@ -143,6 +142,7 @@ class Tuned:
     tuned_rate: float | None
     missing: tuple[str, ...]
     seconds: float
+    ranks: int = 1
 
     @property
     def gain(self) -> float | None:
@@ -155,7 +155,7 @@ class Tuned:
 def tune(
     recipe: Recipe,
     *,
-    prober: Prober,
+    prober: Prober | RankProbers,
     seconds: float,
     chosen: Collection[str] = (),
     free: Collection[str] = NAMES,
@@ -170,7 +170,7 @@ def tune(
 
     Args:
         recipe: what is trained, as it would be without tuning.
-        prober: makes the measurements.
+        prober: makes the measurements, as the rank that it stands for or on all ranks.
         seconds: that all of it may take, from ``began`` on; a measurement that is being made is ended in time.
         chosen: keys of the recipe that the user chose: these stay. A batch stays as the sum of micro-batches.
         free: of :data:`NAMES`, what may be chosen.
@@ -193,7 +193,7 @@ def tune(
     if first.trouble is not None:
         raise InputError(first.error) if first.trouble == "refused" else FailedError(f"cannot measure: {first.error}")
     figures = first.figures
-    identity = {name: figures[name] for name in ("data", "device", "versions")}
+    identity = {name: figures[name] for name in ("data", "device", "cores", "versions")}
     cache = ProbeCache(cache_path(recipe, identity, WITHOUT))
     if again:
         cache.clear()
@@ -217,6 +217,7 @@ def tune(
         tuned_rate=chooser.tuned_rate,
         missing=tuple(search.missing),
         seconds=time.perf_counter() - began,
+        ranks=ranks,
     )
 
 
@@ -226,7 +227,7 @@ class _Search:
 
     recipe: Recipe
     facts: Mapping[str, Any]
-    prober: Prober
+    prober: Prober | RankProbers
     cache: ProbeCache
     deadline: float
     budget: float
@@ -467,7 +468,10 @@ class _Chooser:
         return replace(setting, batch_size=whole, accumulate=whole // best), f"{why}; images/s of updates: {shown}"
 
     def why_failed(self) -> str:
-        return next((t.outcome.error for t in reversed(self.search.trials) if t.outcome.trouble), "no memory left")
+        last = next((t.outcome for t in reversed(self.search.trials) if t.outcome.trouble), None)
+        if last is None:
+            return "no memory left"
+        return last.error + ("; give more --minutes" if last.trouble == "timeout" else "")
 
     def choose_numbers(self, setting: Setting, reasons: dict[str, str]) -> Setting:
         """Choose the number format, then the memory format, at this batch."""
@@ -522,11 +526,9 @@ class _Chooser:
 
     def choose_threads(self, setting: Setting) -> tuple[Setting, str]:
         """Choose the fewest threads that load fast enough: on a CPU the updates need the cores."""
-        search, cores = self.search, facts.cores()
-        is_cpu = search.facts["device_type"] == "cpu"
+        search, cores, usual = self.search, self.search.facts["cores"], self.search.facts["usual_threads"]
         loading = search.ask("loading", replace(setting, threads=1))
         updates = search.updates(setting)
-        usual = default_threads(pin=not is_cpu)
         candidates = {usual, cores}
         words = ""
         if loading is not None and updates is not None and loading.images_per_second and updates.images_per_second:
@@ -547,7 +549,7 @@ class _Chooser:
         self.tuned_rate = rates[best]
         shown = ", ".join(f"{threads}: {rate(rates[threads])}" for threads in sorted(rates))
         reason = f"{words}images/s of both together by threads: {shown}"
-        if is_cpu and best < cores:
+        if search.facts["device_type"] == "cpu" and best < cores:
             reason += f"; the rest of {count(cores, 'core')} is for the updates"
         self.advise_packing(setting, best, rates[best], updates, loading)
         return replace(setting, threads=best), reason
@@ -560,7 +562,7 @@ class _Chooser:
         if loading is None or not loading.figures or updates is None or not updates.images_per_second:
             return
         if search.facts["device_type"] == "cpu":
-            share = float(loading.figures["loader_cpu_seconds"]) * both / facts.cores()
+            share = float(loading.figures["loader_cpu_seconds"]) * both / search.facts["cores"]
         else:
             share = max(0.0, 1 - both / updates.images_per_second)
         advice = packing_advice(
@@ -594,7 +596,7 @@ class _Chooser:
         search = self.search
         if self.tuned_rate is None:
             return setting, reasons
-        usual = start.threads or default_threads(pin=search.facts["device_type"] != "cpu")
+        usual = start.threads or search.facts["usual_threads"]
         contenders = {CHOSEN: setting, AS_IT_WAS: replace(start, threads=usual)}
         if (larger := self.largest_batch(setting)) is not None:
             contenders[LARGEST] = larger

@@ -1,8 +1,7 @@
 """What predicting several devices needs: one device's passes, its gradients in their order, and ranks together.
 
-A program of its own, so that nobody who only asks loads torch, and so that ranks can be started like any others:
-``python -m steadytrain.training.profile.scaling REQUEST ANSWER``. Both are JSON files. Alone it measures one device;
-as one of several ranks, all of them together, and the first writes the answer.
+A program of its own, so that nobody who only asks loads torch, and so that ranks can be started like any others.
+Alone it measures one device; as one of several ranks, all of them together, and the first writes the answer.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ def _between(began: Any, ended: Any) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer a request; errors are said on standard error, by the first rank."""
+    """Answer a request: the paths of two JSON files. Errors are said on standard error, by the first rank."""
     request, answer = map(Path, argv)
     world = World()
     try:
@@ -204,7 +203,3 @@ def main(argv: Sequence[str]) -> int:
     if world.is_first:
         answer.write_text(json.dumps(done), encoding="utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
