@@ -67,6 +67,11 @@ def test_other_machines_are_marked_as_an_estimate(
     out = capsys.readouterr().out
     assert "ESTIMATE" in out and "41 % too slow" in out and "V100" in out
     assert max(map(len, out.splitlines())) <= 80
+    asked = ["cost", str(run.directory), "--price", "0.9", "--what-if", "--json"]
+    assert main([*asked, "--cloud", "AWS", "--region", "us-east-1", "--before", "2018-12-31"]) == 0
+    offers = [row["offer"] for row in json.loads(capsys.readouterr().out)["what_if"]]
+    assert {(offer["cloud"], offer["region"]) for offer in offers} == {("aws", "us-east-1")}
+    assert offers and all(offer["date"] <= "2018-12-31" for offer in offers), "prices of that day"
 
 
 def test_the_price_that_a_run_recorded_needs_no_flag(tmp_path: Path, capsys: Captured) -> None:
@@ -110,9 +115,12 @@ def test_a_refresh_says_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["run", "--instance", "p3.2xlrge"], "Did you mean p3.2xlarge"),
         (["run", "--instance", "p3.2xlarge", "--price", "1"], "exclude each other"),
         (["run", "--region", "us-east-1"], "need --instance"),
+        (["run", "--price", "1", "--spot"], "--spot needs --instance"),
+        (["run", "--instance", "p3.2xlarge", "--before", "yesterday"], "must be a day, such as 2018-12-31"),
         (["run", "--price", "1", "--target", "90"], "--target is 90; it must be from 0 to 1"),
         (["run", "--refresh", "x.csv"], "steady cost prices --refresh"),
         (["prices", "nothing-like-it"], "no price matches"),
+        (["prices", "--price", "3"], "--price asks about a run"),
         (["prices", "--refresh", "gone.csv"], "cannot read gone.csv"),
     ],
 )

@@ -53,6 +53,9 @@ def test_the_machines_of_the_old_articles_are_there(instance: str, per_hour: flo
         ("0", 0.0, "USD"),
         ("2.4 EUR", 2.4, "EUR"),
         ("2.4eur/h", 2.4, "EUR"),
+        ("$2.40", 2.4, "USD"),
+        ("chf 2.40 / hour", 2.4, "CHF"),
+        ("0.30 €/kWh @ 1.2 kW", 0.36, "EUR"),
         ("€", None, ""),
         ("0.30 EUR/kWh@450W", 0.135, "EUR"),
         ("0.3/kwh@1000 W", 0.3, "USD"),
@@ -76,6 +79,9 @@ def test_a_price_in_a_word(text: str, per_hour: float | None, currency: str) -> 
         ("-1", "--price is -1; it must be 0 or more"),
         ("1e12", "below a billion"),
         ("1.2.3", "must be a number"),
+        ("2,40 EUR", "must be a number, such as 2.40"),
+        ("$2.40 EUR", "names two currencies"),
+        ("0.30 EUR/kWh@0W", "0 W are no machine's"),
         ("0.30/kWh", "0.30/kWh@450W"),
         ("p3.2xlrge", "Did you mean p3.2xlarge"),
         ("azur/p3.2xlarge", "Did you mean azure"),
@@ -135,6 +141,7 @@ def test_google_s_machines_without_their_gpus_are_left_out(tmp_path: Path, monke
     [
         ("a,b\n1,2\n", "lacks the columns InstanceType, Price, Region"),
         ("InstanceType,Region,Price\nx,,\n", "no prices"),
+        ("InstanceType,Region,Price\n" + "x" * 200_000, "it is no CSV"),
     ],
 )
 def test_what_is_no_catalogue_changes_nothing(

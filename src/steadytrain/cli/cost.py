@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +68,11 @@ def cost(
         steady cost prices --refresh aws/vms.csv
     """
     if runs[:1] == ("prices",):
+        asked = {"--price": price, "--instance": instance, "--target": target, "--what-if": what_if or None}
+        if about_run := [name for name, value in asked.items() if value is not None]:
+            raise InputError(
+                f"{about_run[0]} asks about a run, and steady cost prices lists prices: leave one of them out"
+            )
         _prices(runs[1:], refresh=refresh, cloud=cloud, region=region, json=json)
         return
     if refresh is not None:
@@ -75,8 +81,15 @@ def cost(
         raise InputError("no run named: steady cost runs/a; or steady cost prices, which lists prices")
     if price is not None and instance is not None:
         raise InputError(f"--price {price} and --instance {instance} exclude each other: give one of them")
-    if instance is None and (spot or before is not None or cloud is not None or region is not None):
-        raise InputError("--cloud, --region, --spot and --before need --instance NAME")
+    if instance is None and spot:
+        raise InputError("--spot needs --instance NAME")
+    if instance is None and not what_if and (before or cloud or region):
+        raise InputError("--cloud, --region and --before need --instance NAME, or --what-if")
+    if before is not None:
+        try:
+            before = date.fromisoformat(before).isoformat()
+        except ValueError:
+            raise InputError(f"--before is {before!r}; it must be a day, such as 2018-12-31") from None
     for name, value, most in (("--target", target, 1.0), ("--interruptions", interruptions, 3600.0)):
         if value is not None and not 0 <= value <= most:
             raise InputError(f"{name} is {value:g}; it must be from 0 to {most:g}")
@@ -99,6 +112,7 @@ def cost(
         instance=instance,
         cloud=cloud,
         region=region,
+        before=before,
         target=target,
         what_if=what_if,
         interruptions=interruptions,
@@ -133,7 +147,7 @@ def _prices(words: Sequence[str], *, refresh: str | None, cloud: str | None, reg
         else:
             print_text(f"kept {count(kept.rows, 'price')} of {kept.cloud}, of {kept.date}, in {kept.path}{left_out}")
         return
-    offers = [offer for offer in all_offers() if cloud in (None, offer.cloud)]
+    offers = [offer for offer in all_offers() if cloud is None or offer.cloud == cloud.lower()]
     offers = [offer for offer in offers if region in (None, offer.region, offer.zone)]
     offers = matching(offers, words)
     if json:

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_error
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
+from steadytrain.run import replace_file
 
 TABLE = Path(__file__).with_name("prices.toml")
 VARIABLE = "STEADYTRAIN_PRICE"
@@ -35,8 +36,8 @@ SEPARATE = re.compile(r"(a2|a3|a4|a4x|g2|g4)-")
 """Families of Google's machines whose GPUs a catalogue lists, and prices, on lines of their own."""
 SYMBOLS = {"$": "USD", "€": "EUR", "£": "GBP"}
 _AMOUNT = re.compile(
-    r"(?P<amount>[-+]?[\d.]+(e[-+]?\d+)?) ?(?P<currency>[A-Z]{3}|[$€£])?"
-    r"(?P<unit>/h|/hour|/kWh(@(?P<watts>[\d.]+) ?W)?)?",
+    r"(?P<before>[$€£]|[A-Z]{3} )? ?(?P<amount>[-+]?[\d.,]+(e[-+]?\d+)?) ?(?P<after>[A-Z]{3}|[$€£])?"
+    r"(?P<unit> ?/ ?(h|hour|kWh( ?@ ?(?P<watts>[\d.]+) ?(?P<kilo>k)?W)?))?",
     re.IGNORECASE,
 )
 
@@ -115,7 +116,7 @@ def known_price(text: str | None, variables: Mapping[str, str] = os.environ) -> 
 
 
 def parse_price(text: str, *, name: str = "--price", offers: Sequence[Offer] | None = None) -> Price:
-    """Read a price: ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W``, or ``[CLOUD/]INSTANCE[@REGION][:spot]``.
+    """Read a price: ``2.40``, ``2.40 EUR``, ``$2.40``, ``0.30 EUR/kWh@450W``, or ``[CLOUD/]INSTANCE[@REGION][:spot]``.
 
     An amount is of an hour of one machine, in USD if no currency is named, as of today.
 
@@ -133,19 +134,23 @@ def parse_price(text: str, *, name: str = "--price", offers: Sequence[Offer] | N
         return find_offer(instance, spot=bool(kind), offers=offers, **place_of).price(spot=bool(kind))
     try:
         value = float(amount["amount"])
-        watts = None if amount["watts"] is None else float(amount["watts"])
+        watts = None if amount["watts"] is None else float(amount["watts"]) * (1000 if amount["kilo"] else 1)
     except ValueError:
         raise InputError(f"{name} is {text!r}; it must be a number, such as 2.40 or 2.40 EUR") from None
     if not 0 <= value < 1e9:
         limit = "0 or more" if value < 0 else "below a billion"
         raise InputError(f"{name} is {amount['amount']}; it must be {limit}")
-    currency = (amount["currency"] or "USD").upper()
+    if amount["before"] and amount["after"]:
+        raise InputError(f"{name} is {text!r}: it names two currencies; leave one out")
+    currency = (amount["before"] or amount["after"] or "USD").strip().upper()
     currency = SYMBOLS.get(currency, currency)
     today = time.strftime("%Y-%m-%d")
-    if not (amount["unit"] or "").lower().startswith("/kwh"):
+    if "kwh" not in (amount["unit"] or "").lower():
         return Price(name="as given", per_hour=value, currency=currency, date=today)
     if watts is None:
         raise InputError(f"{name} is {text!r}: a price per kWh needs what the machine draws: {text.strip()}@450W")
+    if not 0 < watts < 1e9:
+        raise InputError(f"{name} is {text!r}: {watts:g} W are no machine's; give what it draws, such as @450W")
     about = f"as given: {value:g} {currency}/kWh at {watts:g} W"
     per_hour = value * watts / 1000
     return Price(name=about, per_hour=per_hour, currency=currency, date=today, per_kwh=value)
@@ -302,13 +307,11 @@ def refresh(source: str, *, cloud: str | None = None) -> Refreshed:
     if folder is None:
         raise StorageError("there is no folder for caches: name one with STEADYTRAIN_CACHE=FOLDER")
     place = folder / f"{cloud}.json"
-    part = place.with_suffix(".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"cloud": cloud, "source": source, "date": date, "rows": rows}), encoding="utf-8")
-        part.replace(place)
     except OSError as error:
         raise storage_error(error, place) from error
+    replace_file(place, json.dumps({"cloud": cloud, "source": source, "date": date, "rows": rows}))
     return Refreshed(path=place, cloud=cloud, date=date, rows=len(rows), left_out=left_out)
 
 
@@ -316,7 +319,11 @@ def _read_catalogue(text: str, source: str) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of a catalogue, and how many had no usable price. Raises InputError."""
     reader = csv.DictReader(text.splitlines())
     needed = {"InstanceType", "Region", "Price"}
-    missing = sorted(needed - set(reader.fieldnames or ()))
+    try:
+        missing = sorted(needed - set(reader.fieldnames or ()))
+        lines = [] if missing else list(reader)
+    except csv.Error as error:
+        raise InputError(f"{source} is no catalogue of prices: it is no CSV ({error})") from error
     if missing:
         raise InputError(
             f"{source} is no catalogue of prices: it lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
@@ -324,7 +331,7 @@ def _read_catalogue(text: str, source: str) -> tuple[list[dict[str, Any]], int]:
         )
     rows: list[dict[str, Any]] = []
     left_out = 0
-    for line in reader:
+    for line in lines:
         instance, accelerator = line["InstanceType"] or "", line.get("AcceleratorName") or ""
         prices = {key: _amount(line.get(column)) for key, column in (("on_demand", "Price"), ("spot", "SpotPrice"))}
         if not instance or not line["Region"] or prices == {"on_demand": None, "spot": None}:

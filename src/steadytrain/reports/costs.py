@@ -43,6 +43,7 @@ class Question:
     Args:
         price: of an hour of each machine; None: what the run recorded.
         instance, cloud, region: whose spot offers are compared, and whose other machines.
+        before: compare by prices of this day, ``YYYY-MM-DD``, or older ones; None: by the newest.
         target: an accuracy, a fraction: what it cost to reach it.
         what_if: estimate the run on other machines.
         interruptions: an hour, on spot; None: as in the run.
@@ -53,10 +54,23 @@ class Question:
     instance: str | None = None
     cloud: str | None = None
     region: str | None = None
+    before: str | None = None
     target: float | None = None
     what_if: bool = False
     interruptions: float | None = None
     wait_minutes: float | None = None
+
+    def offers(self) -> list[Offer]:
+        """Return of each instance in each place that was asked about the newest row."""
+        newest: dict[tuple[str, str, str, str], Offer] = {}
+        for offer in all_offers():
+            key = (offer.cloud, offer.region, offer.zone, offer.instance)
+            asked = self.cloud is None or offer.cloud == self.cloud.lower()
+            asked = asked and (self.region is None or self.region in (offer.region, offer.zone))
+            asked = asked and (self.before is None or offer.date <= self.before)
+            if asked and (key not in newest or newest[key].date <= offer.date):
+                newest[key] = offer
+        return list(newest.values())
 
 
 @dataclass(frozen=True)
@@ -121,14 +135,12 @@ class RunCost:
 
     def spot(self, history: RunHistory) -> list[SpotRow]:
         """Return the spot offers of the instance that was named."""
-        instance, region = self.question.instance, self.question.region
+        instance = self.question.instance
         if instance is None:
             return []
         measured = habits(history)
         per_hour, wait = self.rates(measured)
-        offers = [offer for offer in _newest(self.question.cloud) if offer.instance.lower() == instance.lower()]
-        if region is not None:
-            offers = [offer for offer in offers if region in (offer.region, offer.zone)]
+        offers = [offer for offer in self.question.offers() if offer.instance.lower() == instance.lower()]
         machines = self.bill.parts[-1].machines
         return spot_rows(offers, self.work(history), measured, per_hour=per_hour, wait=wait, machines=machines)
 
@@ -137,7 +149,7 @@ class RunCost:
         if not self.question.what_if:
             return []
         cheapest: dict[str, WhatIf] = {}
-        for row in what_if(history, _newest(self.question.cloud), self.work(history)):
+        for row in what_if(history, self.question.offers(), self.work(history)):
             cheapest.setdefault(f"{row.offer.cloud}/{row.offer.instance}", row)
         return list(cheapest.values())
 
@@ -339,13 +351,3 @@ def price_table(offers: Sequence[Offer], width: int) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def _newest(cloud: str | None) -> list[Offer]:
-    """Return of each instance in each place the newest row."""
-    newest: dict[tuple[str, str, str, str], Offer] = {}
-    for offer in all_offers():
-        key = (offer.cloud, offer.region, offer.zone, offer.instance)
-        if (cloud is None or offer.cloud == cloud.lower()) and (key not in newest or newest[key].date <= offer.date):
-            newest[key] = offer
-    return list(newest.values())
