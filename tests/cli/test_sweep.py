@@ -255,6 +255,18 @@ def test_a_run_that_diverges_is_a_result(recipe_file: Path, digits: Path, tmp_pa
     ]
 
 
+def test_where_every_case_fails_it_is_said_why_and_nothing_goes_on(
+    recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("failing_net.py").write_text(f"{NET.replace('make', 'build')}\ndef make(**options): raise KeyError('swsh')\n")
+    words = command(recipe_file, digits, tmp_path / "sweep", "--model", "failing_net:make", "--over", "lr=1,2,3")
+    assert main([*words, "--epochs", "3", "--halving"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("KeyError: 'swsh'") == 3 and "all have failed" in said and "%" not in said.split("halving")[1]
+    assert {row["status"] for row in table(tmp_path / "sweep")} == {"failed"}
+
+
 def test_the_recipe_file_says_what_to_sweep_and_train_reads_it_too(
     recipe_file: Path, digits: Path, tmp_path: Path
 ) -> None:

@@ -152,7 +152,7 @@ def sweep(
         return interrupted.exit_code
     except sweep_runs.PendingSweep as pending:
         note(str(pending))
-    rows = sweeps.rows(cases, target=spec.target, stopped=stopped)
+    rows = sweeps.rows(cases, target=spec.target, stopped=stopped, failures=trainer.failures)
     page = sweeps.write(folder, cases, rows, target=spec.target)
     if options.json:
         print_json(sweeps.document(rows, target=spec.target))

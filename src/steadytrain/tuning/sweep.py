@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,12 +22,12 @@ from typing import Any
 from steadytrain.config import Recipe
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.config.recipe import require
-from steadytrain.errors import InputError, RecipeError, RunError, storage_error
+from steadytrain.errors import InputError, RecipeError, RunError
 from steadytrain.format import NONE, duration, epoch, money, percent, score_name
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, Interval, Spread, reached, spread
 from steadytrain.reports.tables import aligned, finite, interval_text, spread_words
-from steadytrain.run import MAX_REPEATS, REPEAT, Run
+from steadytrain.run import MAX_REPEATS, REPEAT, Run, replace_file
 
 MOST_RUNS = 10_000
 TABLE_FILE, PAGE_FILE = "sweep.json", "report.html"
@@ -317,18 +317,20 @@ def rows(
     *,
     target: float | None = None,
     stopped: Mapping[str, float] | None = None,
+    failures: Collection[Path] = (),
 ) -> list[Row]:
     """Return what came of the cases, best first; those that were stopped early, or failed, come after the others.
 
     Args:
         target: accuracy to be reached.
         stopped: epochs at which cases were stopped, by their names.
+        failures: folders of runs that have failed otherwise than by diverging.
     """
-    table = [_row(case, target, (stopped or {}).get(case.point.name)) for case in cases]
+    table = [_row(case, target, (stopped or {}).get(case.point.name), failures) for case in cases]
     return sorted(table, key=lambda row: (row.status != "finished", 1.0 if row.best is None else -row.best))
 
 
-def _row(case: Case, target: float | None, stopped: float | None) -> Row:
+def _row(case: Case, target: float | None, stopped: float | None, failures: Collection[Path]) -> Row:
     accounts = []
     for run in case.runs:
         with suppress(RunError):  # nothing was started
@@ -341,6 +343,8 @@ def _row(case: Case, target: float | None, stopped: float | None) -> Row:
         status = "finished"
     elif any(is_diverged(run) for run in case.runs):
         status = "diverged"
+    elif any(run.directory in failures for run in case.runs):  # perhaps before its log began
+        status = "failed"
     elif stopped is not None:
         status = f"stopped at epoch {stopped:g}"
     else:
@@ -421,11 +425,6 @@ def write(folder: Path, cases: Sequence[Case], table: Sequence[Row], *, target: 
         StorageError: they cannot be written.
     """
     text = json.dumps(document(table, target=target), indent=2) + "\n"
-    part = folder / f".{TABLE_FILE}.part"
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(folder / TABLE_FILE)
-    except OSError as error:
-        raise storage_error(error, folder / TABLE_FILE) from error
+    replace_file(folder / TABLE_FILE, text)
     started = [run for case in cases for run in case.runs if run.progress().started]
     return report(started, folder / PAGE_FILE, target=target) if started else None

@@ -237,8 +237,11 @@ class ProcessTrainer:
             message = f"its events did not come here: {run.directory} must lie on a disk that {slot.host} shares"
             self._failures[run.directory] = message
             return f"failed: {message}"
-        lines = (run.directory / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        message = next((line for line in reversed(lines) if line.startswith("steady: ")), f"exited with code {code}")
+        log = run.directory / LOG
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line for line in lines if line and not line.startswith(" ")]  # of a traceback its end
+        last = f"exited with code {code}: {lines[-1] if lines else 'it said nothing'} ({log})"
+        message = next((line for line in reversed(lines) if line.startswith("steady: ")), last)
         if not is_diverged(run):
             self._failures[run.directory] = message.removeprefix("steady: ")
         return f"failed: {message.removeprefix('steady: ')}"
@@ -424,6 +427,9 @@ def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]
         trainer.train([run for case in alive for run in case.runs], until=rung)
         kept = -(-len(alive) // FACTOR)
         ranked = sorted(alive, key=lambda case: -score_at(case, rung))  # of equals the first
+        if score_at(ranked[0], rung) < 0:
+            say(f"epoch {rung:g}: no case has an evaluation: all have failed")
+            return stopped
         names = {case.point.name for case in ranked[:kept]}
         stopped |= {case.point.name: rung for case in alive if case.point.name not in names}
         alive = [case for case in alive if case.point.name in names]
