@@ -107,6 +107,8 @@ def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.
     assert "optim.lr: 0.1 -> 9" in capsys.readouterr().err
     assert main(["resume", "photos"]) == 2
     assert "photos is not a run" in capsys.readouterr().err
+    assert main(["resume", "runs/a", "--run", "runs/b"]) == 2
+    assert "steady resume runs/a goes on in that folder: leave out --run runs/b" in capsys.readouterr().err
 
 
 def test_repeats_train_each_seed_once_and_tell_the_mean(

@@ -105,6 +105,8 @@ def resume(run: Path, /, *, until: Until = None, options: TrainingOptions = Trai
         steady resume runs/a --device cpu
     """
     Run.open(run)
+    if options.run is not None:
+        raise InputError(f"steady resume {run} goes on in that folder: leave out --run {options.run}")
     return _begin(None, replace(options, run=str(run)), finetune=False, until=until)
 
 

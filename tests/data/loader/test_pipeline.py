@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -102,6 +103,24 @@ def test_a_failure_comes_in_its_turn_after_all_before_it() -> None:
     with pytest.raises(FeedError, match="the fourth fails"):
         next(failing)
     assert feed_threads() == 0
+
+
+def test_a_stream_that_failed_is_freed_at_once() -> None:
+    """Without the garbage collector: the error's traceback must not keep it, and what its caller has."""
+
+    def fail(number: int) -> None:
+        raise ValueError("no")
+
+    failing = stream(partial(job, work=fail))
+    alive = weakref.ref(failing)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="no"):
+            next(failing)
+        del failing
+        assert eventually(lambda: alive() is None)
+    finally:
+        gc.enable()
 
 
 def test_a_job_that_cannot_begin_or_finish_fails_as_well() -> None:

@@ -157,7 +157,7 @@ class LoaderTask:
         if not isinstance(digest, str):
             sampled = hashlib.sha256(self.source.labels.tobytes())
             for number in np.unique(np.linspace(0, self.num_images - 1, FINGERPRINTED, dtype=np.int64)).tolist():
-                with suppress(DataError, OSError):
+                with suppress(DataError, BadImageError, OSError):
                     sampled.update(self.source.image(number))
             digest = sampled.hexdigest()
         facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()

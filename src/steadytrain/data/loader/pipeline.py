@@ -213,7 +213,10 @@ class Stream(Generic[W, R]):
                 if not self._holds:
                     self.release(1)
             if isinstance(result, _Failure):
-                raise result.error
+                try:
+                    raise result.error
+                finally:
+                    del result  # its traceback has this frame: the cycle would keep what the caller has until gc
             return result
         except BaseException:
             self.close()
@@ -376,14 +379,18 @@ class Stream(Generic[W, R]):
             worker.times.add(workspace.times)
             if isinstance(failure, _Failure):
                 job.error = job.error or failure.error
+            del failure
             job.left -= 1
             is_last = job.left == 0
         if is_last:
             results = _attempt(job.finish) if job.error is None else _Failure(job.error)
             with self._lock:
                 each: Sequence[R | _Failure] = [results] if isinstance(results, _Failure) else results
-                for k, result in enumerate(each):
-                    self._put(number + k, result)
+                for k in range(len(each)):
+                    self._put(number + k, each[k])
+            # The traceback of an error has this frame and the job: such a cycle would keep the stream until gc.
+            job.error = None
+            del results, each
         worker.workspace, worker.since = None, time.perf_counter()
 
 
