@@ -48,6 +48,22 @@ def test_freed_memory_is_used_again_without_page_faults() -> None:
 
 
 @needs_glibc
+def test_a_thread_keeps_what_it_frees_where_it_shares_the_heap() -> None:
+    code = (
+        "import resource, sys, threading; from steadytrain.machine.process import keep_memory\n"
+        "keep_memory(8 << 30, all_threads={})\n"
+        "def fill():\n"
+        "    for turn in range(13):\n"
+        "        block = bytearray(96 << 20); del block\n"
+        "        if turn == 2: before.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)\n"
+        "before = []; thread = threading.Thread(target=fill); thread.start(); thread.join()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before[0])"
+    )
+    shared, own = (int(_run(code.format(shares))) for shares in (True, False))
+    assert shared < 100 < own
+
+
+@needs_glibc
 def test_huge_pages_back_the_heap_where_the_kernel_offers_them() -> None:
     offered = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not offered.exists() or "[never]" in offered.read_text():

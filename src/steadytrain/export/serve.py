@@ -47,6 +47,8 @@ from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.batching import Answer, Batcher, BusyError, PassError, TooManyPixelsError
 from steadytrain.export.fetch import FetchError, fetch, parse_prefix
+from steadytrain.machine import facts
+from steadytrain.machine.process import keep_memory
 from steadytrain.models.registry import licence_note
 from steadytrain.reports.charts import TEMPLATES
 from steadytrain.reports.live import HOSTS, guarded
@@ -827,6 +829,7 @@ def serve(
     Raises:
         SteadyError: whatever ``load`` raises.
     """
+    keep_memory(facts.memory_bytes(), all_threads=True)  # before there are threads: one of them computes
     host = listener.getsockname()[0]
     service = Service(load, settings, hosts={*HOSTS, "[::1]"} if host in ("127.0.0.1", "::1") else None)
     times = {"head_seconds": min(HEAD_SECONDS, settings.timeout_seconds), "answer_seconds": settings.timeout_seconds}

@@ -26,7 +26,7 @@ from steadytrain.machine.process_tree import read_schedstat, read_stat
 from steadytrain.machine.procfs import TICKS, processor_seconds, read_counters
 
 # glibc's <malloc.h>, <sys/mman.h>
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 << 20
 _LARGEST_HEAP = 64 << 30
@@ -180,7 +180,7 @@ def _age() -> float:
     return 0.0 if stat is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started / TICKS)
 
 
-def keep_memory(available_bytes: int) -> int:
+def keep_memory(available_bytes: int, *, all_threads: bool = False) -> int:
     """Let ``malloc`` keep what is freed, on huge pages; returns the bytes of address space prepared (0: not glibc).
 
     Reserves address space (no memory) for up to three quarters of what is available. The first call decides;
@@ -188,8 +188,12 @@ def keep_memory(available_bytes: int) -> int:
 
     Args:
         available_bytes: memory that this process may use.
+        all_threads: let threads that start from now on use the same heap. ``malloc`` gives each thread a heap of
+            its own, of 64 MiB, and keeps no larger block: too little where the network computes on such a thread.
     """
     if not _done:
+        if all_threads and platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
         _done.append(_prepare_heap(available_bytes) if platform.libc_ver()[0] == "glibc" else 0)
     return _done[0]
 
