@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import threading
 import time
@@ -241,6 +242,8 @@ class Batcher:
             self.trained = self._load()
             self._crop = evaluation_crop(self.trained.input)
             self._warm()
+            gc.collect()
+            gc.freeze()  # torch's objects stay: to look at them all again took 0.2 s, in which nothing was answered
         except BaseException as error:  # noqa: BLE001 - a thread's edge: whoever started it raises it
             self.failure = error
             return
