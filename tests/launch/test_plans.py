@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from steadytrain.errors import InputError
 from steadytrain.launch import LAUNCHERS, Job, render
-from steadytrain.launch.job import Kubernetes, Mpi, Slurm, Ssh, Yarn
+from steadytrain.launch.job import Kubernetes, Mpi, Sky, Slurm, Ssh, Yarn
 from steadytrain.launch.plan import plan_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
@@ -64,6 +64,16 @@ SET = Job(
     image="steadytrain:1",
     kubernetes=Kubernetes(kind="jobset"),
 )
+TRAIN_JOB = replace(POD, restarts=0, kubernetes=replace(POD.kubernetes, kind="trainjob"))
+SKY = replace(
+    SLURM,
+    python="python3",
+    port=29500,
+    minutes=None,
+    image="registry.example/steadytrain:1",
+    slurm=Slurm(),
+    sky=Sky(infra="aws/us-east-1", accelerators="H100:2", spot=True, workdir=".", mounts={"/data": "s3://photos/2026"}),
+)
 YARN = Job(
     words=("train", "/data/a b.rec"),
     nodes=2,
@@ -105,7 +115,12 @@ MPICH = Job(words=TRAIN, procs=2, port=29500, mpi=Mpi(kind="mpich"))
 LOCAL = Job(words=("train", "a b.rec", "--run", "runs/a"), procs=2, env={"OMP_NUM_THREADS": "1"})
 
 FILES = [("slurm", SLURM, "slurm.sbatch"), ("slurm", ARRAY, "array.sbatch"), ("yarn", YARN, "yarn.json")]
-FILES += [("kubernetes", POD, "job.yaml"), ("kubernetes", SET, "jobset.yaml")]
+FILES += [
+    ("kubernetes", POD, "job.yaml"),
+    ("kubernetes", SET, "jobset.yaml"),
+    ("kubernetes", TRAIN_JOB, "trainjob.yaml"),
+]
+FILES += [("sky", SKY, "sky.yaml")]
 COMMANDS = [("local", LOCAL, "local.txt"), ("ssh", SSH, "ssh.txt"), ("ssh", ELASTIC, "elastic.txt")]
 COMMANDS += [("mpi", MPI, "mpi.txt"), ("mpi", MPICH, "mpich.txt")]
 JOBS = [(on, job) for on, job, _ in FILES + COMMANDS]
@@ -128,6 +143,7 @@ def test_the_commands_of_a_job(on: str, job: Job, name: str) -> None:
         ("slurm", SLURM, ["sbatch", "--parsable", "@cats.sbatch"]),
         ("kubernetes", POD, ["kubectl", "create", "-n", "vision", "-f", "@cats.yaml"]),
         ("yarn", YARN, ["yarn", "app", "-launch", "cats", "@cats.json"]),
+        ("sky", SKY, ["sky", "jobs", "launch", "--yes", "--detach-run", "--secret", "HF_TOKEN", "@cats.sky.yaml"]),
     ],
 )
 def test_how_a_job_is_handed_over(on: str, job: Job, argv: list[str]) -> None:
@@ -145,7 +161,7 @@ def test_every_launcher_is_held_by_a_text() -> None:
     assert {on for on, _ in JOBS} == LAUNCHERS.keys()
 
 
-@pytest.mark.parametrize(("on", "job"), [one for one in JOBS if one[0] in ("slurm", "ssh", "mpi")])
+@pytest.mark.parametrize(("on", "job"), [one for one in JOBS if one[0] in ("slurm", "ssh", "mpi", "sky")])
 def test_the_value_of_a_variable_without_one_stands_nowhere(on: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_never_shown")
     assert "hf_never_shown" not in json.dumps(render(on, job).to_dict())
@@ -189,12 +205,17 @@ def test_hostile_words_stay_single_words(rest: list[str]) -> None:
 
 
 @given(words)
-def test_kubernetes_and_yarn_hand_over_the_same_words(rest: list[str]) -> None:
+def test_every_scheduler_hands_over_the_same_words(rest: list[str]) -> None:
     job = Job(words=("python", "x.py", *rest), nodes=2, procs=2, image="a")
     container = _containers(render("kubernetes", job).files[0].text)[0]
     told = [word.replace("$$(", "$(") for word in container["args"]]
     assert told[told.index("--") + 1 :] == ["x.py", *(word.replace("$$(", "$(") for word in rest)]
     line = json.loads(render("yarn", job).files[0].text)["components"][0]["launch_command"]
+    assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
+    manifest = yaml.safe_load(render("kubernetes", replace(job, kubernetes=Kubernetes(kind="trainjob"))).files[0].text)
+    args = manifest["spec"]["trainer"]["args"]
+    assert args[args.index("--") + 1 :] == container["args"][container["args"].index("--") + 1 :]
+    line = yaml.safe_load(render("sky", job).files[0].text)["run"].partition("\n")[2]
     assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
 
 
@@ -217,6 +238,9 @@ def _containers(manifests: str) -> list[dict[str, Any]]:
         ("kubernetes", Job(words=TRAIN), "--set image="),
         ("kubernetes", Job(words=TRAIN, image="a", env={"A": None}), "kubernetes.secret=NAME"),
         ("yarn", Job(words=TRAIN, env={"A": None}), "no field for secrets"),
+        ("sky", Job(words=TRAIN), "--set 'sky.setup=pip install steadytrain'"),
+        ("sky", Job(words=TRAIN, image="a", gpus=8), "--set sky.accelerators=H100:8"),
+        ("sky", Job(words=TRAIN, image="a", least=1, nodes=2), "a single number for --nodes"),
     ],
 )
 def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, said: str) -> None:
@@ -227,3 +251,5 @@ def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, said
 def test_what_makes_no_difference_there_is_told() -> None:
     plan = render("local", Job(words=TRAIN, image="a", slurm=Slurm(qos="high")))
     assert plan.notes == ("image, slurm: not used by local",)
+    told = replace(TRAIN_JOB, folder="/work", restarts=1)
+    assert render("kubernetes", told).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime says it"

@@ -1,6 +1,6 @@
-"""Kubernetes manifests against the schemas of their own projects, where packages that hold them are installed.
+"""Files of schedulers against the schemas of their own projects, where packages that hold them are installed.
 
-``pip install kubernetes-validate kubeflow-trainer-api``: neither is needed for anything else.
+``pip install kubernetes-validate kubeflow-trainer-api`` (the extra ``test``); ``pip install skypilot``, which is large.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.launch.test_plans import POD, SET
+from tests.launch.test_plans import POD, SET, SKY, TRAIN_JOB
 
 from steadytrain.launch import Job, render
-from steadytrain.launch.job import Kubernetes
+from steadytrain.launch.job import Kubernetes, Sky
 
 BARE = Job(words=("train", "/data/a.rec"), image="a")
 JOBS = [POD, BARE, Job(words=("python", "x.py"), nodes=2, image="a", kubernetes=Kubernetes(claim="b"))]
@@ -41,6 +41,32 @@ def test_jobsets() -> None:
     template = manifest["spec"]["replicatedJobs"][0]["template"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **template}
     checked.validate(job, checked.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "job", [TRAIN_JOB, Job(words=("python", "x.py"), image="a", kubernetes=Kubernetes(kind="trainjob"))]
+)
+def test_train_jobs_of_kubeflow(job: Job) -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    (manifest,) = _manifests(job)
+    back = json.loads(models.TrainerV1alpha1TrainJob.from_dict(manifest).to_json())
+    assert not list(_unknown(manifest, back))
+    assert (manifest["apiVersion"], manifest["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    (patch,) = manifest["spec"]["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    assert replicated["name"] == container["name"] == "node", "as Kubeflow's runtimes name them"
+
+
+@pytest.mark.parametrize("job", [SKY, Job(words=("python", "x.py"), sky=Sky(setup="pip install steadytrain"))])
+def test_tasks_of_skypilot(job: Job) -> None:
+    schemas = pytest.importorskip("sky.utils.schemas")
+    checked = pytest.importorskip("jsonschema")
+    task = yaml.safe_load(render("sky", job).files[0].text)
+    checked.validate(task, schemas.get_task_schema())
+    checked.validate(task["resources"], schemas.get_resources_schema())
+    for mount in task.get("file_mounts", {}).values():
+        checked.validate(mount, schemas.get_storage_schema())
 
 
 def _unknown(given: object, back: object, path: str = "") -> Iterator[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def launch(
     *command: Annotated[str, Parameter(name="COMMAND", allow_leading_hyphen=True)],
-    on: Literal["local", "ssh", "mpi", "slurm", "kubernetes", "yarn"] | None = None,
+    on: Literal["local", "ssh", "mpi", "slurm", "kubernetes", "yarn", "sky"] | None = None,
     nodes: str | None = None,
     procs: int | None = None,
     hosts: Path | None = None,

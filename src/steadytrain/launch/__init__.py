@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from steadytrain.errors import InputError, did_you_mean
-from steadytrain.launch import kubernetes, local, mpi, slurm, ssh, yarn
+from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh, yarn
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Launcher, Plan, Stage
 
@@ -23,6 +23,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "slurm": slurm,
     "kubernetes": kubernetes,
     "yarn": yarn,
+    "sky": sky,
 }
 _ALWAYS = {"words", "nodes", "procs", "env", "name", "python"}
 

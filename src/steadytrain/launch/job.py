@@ -174,15 +174,17 @@ class Kubernetes:
     """Of ``kubernetes``.
 
     Args:
-        kind: an Indexed ``job``, whose pods are replaced one by one, or a ``jobset``, whose pods start anew together
-            (that needs JobSet's controller in the cluster).
+        kind: an Indexed ``job``, whose pods are replaced one by one; a ``jobset``, whose pods start anew together (that
+            needs JobSet's controller in the cluster); or a ``trainjob`` of Kubeflow Trainer 2.
+        runtime: of a TrainJob: the ClusterTrainingRuntime by which Kubeflow starts it.
         namespace: None: the one that kubectl is set to.
         claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
         secret: a Secret that holds the variables given without a value.
         selector: labels of the machines to take.
     """
 
-    kind: Literal["job", "jobset"] = "job"
+    kind: Literal["job", "jobset", "trainjob"] = "job"
+    runtime: str = "torch-distributed"
     namespace: str | None = None
     claim: str | None = None
     mount: str = "/data"
@@ -195,6 +197,27 @@ class Yarn:
     """Of ``yarn``: the queue."""
 
     queue: str = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sky:
+    """Of ``sky``.
+
+    Args:
+        infra: where: ``aws/us-east-1``, ``gcp``, ``k8s``; None: the cheapest place that SkyPilot has access to.
+        accelerators: GPUs of each machine by name and number, such as ``H100:8``.
+        spot: take machines that may be taken away.
+        setup: a shell command that installs steadytrain on each machine, where the image does not have it.
+        workdir: folder of this machine that is copied to each, which is then the working directory.
+        mounts: a folder of the machines -> the bucket that is seen there, such as ``s3://photos``.
+    """
+
+    infra: str | None = None
+    accelerators: str | None = None
+    spot: bool = False
+    setup: str | None = None
+    workdir: str | None = None
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,10 +274,11 @@ class Job:
     slurm: Slurm = field(default_factory=Slurm)
     kubernetes: Kubernetes = field(default_factory=Kubernetes)
     yarn: Yarn = field(default_factory=Yarn)
+    sky: Sky = field(default_factory=Sky)
 
     def __post_init__(self) -> None:
         check_types(self, "")
-        for name in ("ssh", "mpi", "slurm", "kubernetes", "yarn"):
+        for name in ("ssh", "mpi", "slurm", "kubernetes", "yarn", "sky"):
             check_types(getattr(self, name), name)
         object.__setattr__(self, "words", _program(self.words))
         object.__setattr__(self, "tasks", tuple(map(_program, self.tasks)))
@@ -275,6 +299,10 @@ class Job:
         _require(all("\n" not in word for word in options), "slurm.options", options, "a single line")
         mount = self.kubernetes.mount
         _require(mount.startswith("/"), "kubernetes.mount", mount, "a path that starts with /")
+        _require(bool(self.kubernetes.runtime), "kubernetes.runtime", self.kubernetes.runtime, "the name of a runtime")
+        for place, bucket in self.sky.mounts.items():
+            _require(place.startswith("/"), "sky.mounts", place, "a path that starts with /")
+            _require("://" in bucket, f"sky.mounts.{place}", bucket, "a bucket, such as s3://photos")
         for name, value in self.env.items():
             _require(bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)), "--env", name, "a variable's name")
             if value is not None and _SECRET.search(name):
@@ -286,6 +314,7 @@ class Job:
         lines = {"python": self.python, "folder": self.folder, "address": self.address, "image": self.image}
         lines |= {f"slurm.{name}": getattr(self.slurm, name) for name in ("partition", "account", "qos")}
         lines |= {"ssh.sync": self.ssh.sync, "mpi.program": self.mpi.program}
+        lines |= {f"sky.{name}": getattr(self.sky, name) for name in ("infra", "accelerators", "workdir")}
         for name, value in lines.items():
             is_line = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
             _require(is_line, name, value, "one line that does not begin with a dash")

@@ -1,10 +1,11 @@
-"""Kubernetes: an Indexed Job and the service by which its pods find the first, or a JobSet; for ``kubectl create``.
+"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, or a TrainJob of Kubeflow
+Trainer 2; for ``kubectl create``.
 
 Not ``apply``, which would leave a job that has ended as it is and say that all is well.
 
 Exit code 75 (saved, asked to stop) is no failure: the pod is started again. In a Job each pod that ends is replaced by
 itself; the others, which have lost a rank, end with code 4 and are replaced as well, so that one failure is as many as
-there are pods. A JobSet starts all pods anew together.
+there are pods. A JobSet starts all pods anew together. A TrainJob is started, and started again, as its runtime says.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ TAKES = frozenset(
 )
 _PORT = 29500
 _RANKS = "ranks"
+_TRAINER = "node"
+"""How Kubeflow's runtimes name the job, and the container, that trains."""
 _LABEL = "steadytrain/job"
 _PREEMPTED = 75
 _USAGE = 2
@@ -47,6 +50,9 @@ def render(job: Job) -> Plan:
     notes += [f"{shown} delete -f FILE stops and removes it; the same command then resumes the run"]
     if not job.kubernetes.claim:
         notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
+    if job.kubernetes.kind == "trainjob":
+        left = [name for name, is_set in (("folder", job.folder), ("restarts", job.restarts)) if is_set]
+        notes += [f"{', '.join(left)}: not used by a TrainJob; its runtime says it"] if left else []
     file = File(name=f"{job.name}.yaml", text=text)
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
@@ -58,6 +64,15 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
     indexed: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
     if job.minutes:
         indexed["activeDeadlineSeconds"] = job.minutes * 60
+    if job.kubernetes.kind == "trainjob":
+        return [
+            {
+                "apiVersion": "trainer.kubeflow.org/v1alpha1",
+                "kind": "TrainJob",
+                "metadata": meta,
+                "spec": _training(job),
+            }
+        ]
     if job.kubernetes.kind == "jobset":
         # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
         rules: list[dict[str, Any]] = [
@@ -96,53 +111,98 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
     ]
 
 
+def _training(job: Job) -> dict[str, Any]:
+    """Return the spec of a TrainJob: what trains, and what its pods have beyond those of the runtime.
+
+    Kubeflow gives each pod its number and the first one's address, in the variables of torchrun.
+    """
+    nodes, procs = job.shape
+    words = node_command(job, "--node", "$(PET_NODE_RANK)", procs=procs, address="$(PET_MASTER_ADDR)", port=_PORT)
+    trainer: dict[str, Any] = {"image": job.image, "command": [job.python], "args": _args(job, words)}
+    trainer |= {"numNodes": nodes, "numProcPerNode": procs}
+    trainer |= {"env": variables} if (variables := _variables(job)) else {}
+    trainer |= {"resourcesPerNode": resources} if (resources := _resources(job)) else {}
+    container = {"name": _TRAINER, "volumeMounts": _mounts(job)}
+    pod = {**_placing(job), "containers": [container], "volumes": _volumes(job)}
+    labelled = {"metadata": {"labels": {_LABEL: job.name}}, "spec": pod}
+    patch = {"name": _TRAINER, "template": {"spec": {"template": labelled}}}
+    spec: dict[str, Any] = {"runtimeRef": {"name": job.kubernetes.runtime}, "trainer": trainer}
+    if job.minutes:
+        spec["activeDeadlineSeconds"] = job.minutes * 60
+    runtime = {"template": {"spec": {"replicatedJobs": [patch]}}}
+    spec["runtimePatches"] = [{"manager": "steadytrain", "trainingRuntimeSpec": runtime}]
+    return spec
+
+
 def _ended_with(code: int) -> dict[str, Any]:
     return {"containerName": _RANKS, "operator": "In", "values": [code]}
 
 
 def _pod(job: Job, address: str) -> dict[str, Any]:
     """``address``: of the first pod."""
-    claim = job.kubernetes.claim
-    shared = {"name": "shared", "persistentVolumeClaim": {"claimName": claim}}
-    volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}, *([shared] if claim else [])]
-    spec: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.grace_seconds}
+    spec: dict[str, Any] = {"restartPolicy": "Never", **_placing(job)}
     if job.kubernetes.kind == "job":
         spec["subdomain"] = job.name
-    if job.kubernetes.selector:
-        spec["nodeSelector"] = dict(job.kubernetes.selector)
-    spec |= {"containers": [_container(job, address)], "volumes": volumes}
+    spec |= {"containers": [_container(job, address)], "volumes": _volumes(job)}
     return {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}
 
 
 def _container(job: Job, address: str) -> dict[str, Any]:
     nodes, procs = job.shape
-    variables: list[dict[str, Any]] = []
-    # Kubernetes takes $(NAME) for a variable everywhere; in the user's own words it is to stay what it is.
-    for name, value in sorted(job.env.items()):
-        secret = {"secretKeyRef": {"name": job.kubernetes.secret, "key": name}}
-        variables.append(
-            {"name": name, **({"valueFrom": secret} if value is None else {"value": value.replace("$(", "$$(")})}
-        )
+    variables = _variables(job)
     if procs == 1:
         words = rank_command(job)
         world = {"WORLD_SIZE": nodes, "MASTER_ADDR": address, "MASTER_PORT": _PORT}  # the index: the controller's
         variables += [{"name": name, "value": str(value)} for name, value in world.items()] if nodes > 1 else []
     else:
         words = node_command(job, "--node", "$(JOB_COMPLETION_INDEX)", procs=procs, address=address, port=_PORT)
-    begins = len(words) - len(job.program)
-    args = [word.replace("$(", "$$(") if place >= begins else word for place, word in enumerate(words)]
-    container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": args}
+    container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": _args(job, words)}
     if job.folder:
         container["workingDir"] = job.folder
     if variables:
         container["env"] = variables
+    if resources := _resources(job):
+        container["resources"] = resources
+    return container | {"volumeMounts": _mounts(job)}
+
+
+# Kubernetes takes $(NAME) for a variable everywhere; in the user's own words and values it is to stay what it is.
+
+
+def _args(job: Job, words: tuple[str, ...]) -> list[str]:
+    begins = len(words) - len(job.program)
+    return [word.replace("$(", "$$(") if place >= begins else word for place, word in enumerate(words)]
+
+
+def _variables(job: Job) -> list[dict[str, Any]]:
+    variables = []
+    for name, value in sorted(job.env.items()):
+        secret = {"valueFrom": {"secretKeyRef": {"name": job.kubernetes.secret, "key": name}}}
+        variables.append({"name": name, **(secret if value is None else {"value": value.replace("$(", "$$(")})})
+    return variables
+
+
+def _resources(job: Job) -> dict[str, Any]:
     memory = {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
     requests = ({"cpu": str(job.cpus)} if job.cpus else {}) | memory
     limits = ({"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}) | memory
-    if requests or limits:
-        amounts = {"requests": requests, "limits": limits}
-        container["resources"] = {name: amount for name, amount in amounts.items() if amount}
+    amounts = {"requests": requests, "limits": limits}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _placing(job: Job) -> dict[str, Any]:
+    """Say how long a pod has to save, and on which machines it may be."""
+    selector = {"nodeSelector": dict(job.kubernetes.selector)} if job.kubernetes.selector else {}
+    return {"terminationGracePeriodSeconds": job.grace_seconds, **selector}
+
+
+def _volumes(job: Job) -> list[dict[str, Any]]:
     # What processes share would else be 64 MB; NCCL wants more.
+    memory = {"name": "memory", "emptyDir": {"medium": "Memory"}}
+    shared = {"name": "shared", "persistentVolumeClaim": {"claimName": job.kubernetes.claim}}
+    return [memory, shared] if job.kubernetes.claim else [memory]
+
+
+def _mounts(job: Job) -> list[dict[str, Any]]:
     mounts = [{"name": "memory", "mountPath": "/dev/shm"}]
-    mounts += [{"name": "shared", "mountPath": job.kubernetes.mount}] if job.kubernetes.claim else []
-    return container | {"volumeMounts": mounts}
+    return mounts + ([{"name": "shared", "mountPath": job.kubernetes.mount}] if job.kubernetes.claim else [])
