@@ -5,6 +5,7 @@ usage: python mxnet_forward.py REQUESTS.json
        forward   symbol, params, images (.npy, NCHW), out (.npy): the first output, not training; "shape" binds it
        zoo       name, prefix, size, classes: a network of Gluon's zoo with random weights, exported
        train     symbol, params, images, labels, prefix: two updates of SGD with momentum by Module; saves its states
+       shapes    symbol, out (.json): what infer_shape knows of its arguments without being told any
        save      arrays (.npz), out, as_list: a .params file
 Run it with MXNET_SUBGRAPH_BACKEND=NONE: the default breaks pre-activation ResNets.
 """
@@ -70,6 +71,12 @@ def train(request):
     module.save_checkpoint(request["prefix"], 2, save_optimizer_states=True)
 
 
+def shapes(request):
+    symbol = mx.sym.load(request["symbol"])
+    names, known = symbol.list_arguments(), symbol.infer_shape_partial()[0]
+    Path(request["out"]).write_text(json.dumps(dict(zip(names, known))))  # noqa: B905 - Python 3.8
+
+
 def save(request):
     arrays = np.load(request["arrays"])
     values = {name: mx.nd.array(arrays[name], dtype=arrays[name].dtype) for name in arrays.files}
@@ -79,4 +86,4 @@ def save(request):
 if __name__ == "__main__":
     for request in json.loads(Path(sys.argv[1]).read_text()):
         print(request, file=sys.stderr)  # the last one is what an error is about
-        {"forward": forward, "zoo": zoo, "train": train, "save": save}[request["do"]](request)
+        {"forward": forward, "zoo": zoo, "train": train, "shapes": shapes, "save": save}[request["do"]](request)

@@ -15,6 +15,7 @@ from tests.interop.mxnet.cases import ask
 
 from steadytrain.cli import main
 from steadytrain.errors import FailedError
+from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.params import read_params
 from steadytrain.training import restore
 from steadytrain.training.convert import convert_to_mxnet
@@ -98,7 +99,11 @@ def test_mxnet_scores_what_steadytrain_trained(
     images = np.random.RandomState(0).randn(2, 3, 32, 32).astype(np.float32)
     np.save(tmp_path / "images.npy", images)
     files = {"symbol": "net-symbol.json", "params": "net-0000.params", "images": "images.npy", "out": "out.npy"}
-    ask(mxnet_python, [{"do": "forward"} | {key: str(tmp_path / name) for key, name in files.items()}], tmp_path)
+    paths = {key: str(tmp_path / name) for key, name in files.items()}
+    shapes = {"do": "shapes", "symbol": paths["symbol"], "out": str(tmp_path / "shapes.json")}
+    ask(mxnet_python, [{"do": "forward"} | paths, shapes], tmp_path)
+    known = json.loads((tmp_path / "shapes.json").read_text())
+    assert known["data"] == [0, 3, 32, 32] and known["conv1_weight"] == [16, 3, 3, 3], "infer_shape knows the images"
     with torch.no_grad():
         ours = restore(tmp_path / "run", device="cpu", numbers="fp32").module(torch.from_numpy(images)).softmax(1)
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), ours.numpy(), rtol=1e-4, atol=1e-5)
@@ -110,7 +115,7 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
     for name in ("0000.params", "symbol.json"):
         source = data_folder / "weights" / "cifar-resnet" / f"cifar_resnet20_v2-{name}"
         shutil.copyfile(source, tmp_path / f"net-{name}")
-    data = ["--val", some_cifar / "test", "--size", 32, "--epochs", 1, "--batch-size", 20]
+    data = ["--val", some_cifar / "test", "--size", 48, "--epochs", 1, "--batch-size", 20]
     words = ["finetune", some_cifar / "train", *data, "--model", f"mxnet:{tmp_path / 'net'}"]
     cut = ["--layer-before-fullc", "cifarresnetv20_flatten0_flatten0"]
     run(capsys, *words, *cut, "--run", tmp_path / "cut")
@@ -120,6 +125,7 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
     run(capsys, "convert", tmp_path / "cut", "-o", tmp_path / "cut-0000.params")
     written = read_params(tmp_path / "cut-0000.params")
     assert isinstance(written, dict) and written["arg:fc_weight"].shape == (10, 64)
+    assert open_checkpoint(str(tmp_path / "cut-0000.params")).size == 48, "the symbol says what it was trained on"
     assert (tmp_path / "synset.txt").read_text().split() == sorted(
         path.name for path in (some_cifar / "test").iterdir()
     )

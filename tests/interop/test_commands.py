@@ -16,7 +16,7 @@ from steadytrain.cli import main, parse
 from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
 from steadytrain.errors import InputError
-from steadytrain.interop.mxnet.commands import translate
+from steadytrain.interop.mxnet.tools import translate
 
 OLD = (Path(__file__).parent.parent / "golden" / "mxnet-commands.txt").read_text().splitlines()[1:]
 

@@ -17,8 +17,8 @@ from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.interop.mxnet.commands import translate
 from steadytrain.interop.mxnet.flags import Translated
+from steadytrain.interop.mxnet.tools import translate
 
 OURS = ("--dry-run", "--mxnet-log", "--json")
 """Flags that the old tools did not have."""

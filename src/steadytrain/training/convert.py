@@ -20,7 +20,7 @@ from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import TOLERANCE, match_known
 from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.states import read_states
-from steadytrain.interop.mxnet.symbol import parse_symbol, read_symbol, symbol_json, write_symbol
+from steadytrain.interop.mxnet.symbol import parse_symbol, read_symbol, record_input, symbol_json, write_symbol
 from steadytrain.interop.mxnet.trace import export_symbol
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
@@ -175,6 +175,7 @@ def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, 
             module, name=trained.name, channels=channels, size=size, is_multi_label=trained.is_multi_label
         )
         symbol, params = exported.symbol, exported.params
+    symbol = record_input(symbol, channels, size)
     files = [out, out.with_name(f"{match[1]}-symbol.json")]
     with scratch_beside(out) as scratch:
         parts = [scratch / file.name for file in files]

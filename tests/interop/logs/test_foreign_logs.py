@@ -15,7 +15,7 @@ from tests.reports.runs import finished
 
 from steadytrain.cli import main
 from steadytrain.errors import DataError, InputError, RunError
-from steadytrain.interop.logs import LogRun, read_log
+from steadytrain.interop.logs import LogRun, format_epochs, read_log
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.reports.charts import charts
 from steadytrain.reports.files import find_all
@@ -226,6 +226,22 @@ def test_metrics_that_are_not_shown_are_named(tmp_path: Path) -> None:
     )
     assert log.notices == ["metrics that are not shown: RPNAcc, RPNL1Loss"]
     assert account(log).summary.why == "the log ends within epoch 1"
+
+
+def test_of_several_losses_one_is_shown_and_named(tmp_path: Path) -> None:
+    speed = "INFO:root:Epoch[0] Batch [0-20]\tSpeed: 64.00 samples/sec\taccuracy=0.5\tcross-entropy=2.0\tloss=9.0"
+    old = "INFO:root:Epoch[0] Batch [40]\tSpeed: 64.00 samples/sec\tTrain-cross-entropy=1.0"
+    ends = [f"INFO:root:Epoch[0] Train-{metric}" for metric in ("accuracy=0.5", "cross-entropy=1.5", "loss=7.5")]
+    ends += [f"INFO:root:Epoch[0] Validation-{metric}" for metric in ("accuracy=0.5", "cross-entropy=1.25", "loss=8.5")]
+    (log,) = read(tmp_path, "\n".join((speed, old, old.replace("cross-entropy=1", "loss=8"), *ends)))
+    [row] = account(log).epochs
+    assert (row.train_loss, row.val_loss, log.num_workers) == (1.5, 1.25, 1)
+    assert [point.loss for point in log.points] == [2.0, 1.0]
+    assert log.notices == ["metrics that are not shown: loss (the loss that is shown is cross-entropy)"]
+    table = format_epochs(log, ["loss", "cross-entropy"], markdown=False)
+    assert table.splitlines()[1].split("\t")[1:5] == ["7.500000", "1.500000", "8.500000", "1.250000"]
+    with pytest.raises(InputError, match=r"no metric 'los': it has accuracy, cross-entropy, loss\. Did you"):
+        format_epochs(log, ["los"])
 
 
 def test_missing_epochs_do_not_end_a_run(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
+from steadytrain.errors import InputError, did_you_mean
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogPoint, LogRun
 from steadytrain.interop.logs.settings import add_namespace, fraction, number, stamp, whole
 
@@ -55,13 +56,15 @@ class _Worker:
 
 @dataclass
 class _Reading:
-    """A run that is being read: the names of workers that wrote an epoch's time, and log lines; metrics that are not
-    shown; the first and the newest epoch, the learning rate, and each worker's newest log line.
+    """A run that is being read: the names of workers that wrote an epoch's time, and log lines; the metric that is
+    shown as each of our figures in training and validation, and those that are not shown; the first and the newest
+    epoch, the learning rate, and each worker's newest log line.
     """
 
     run: LogRun
     timed: set[str] = field(default_factory=set)
     logging: set[str] = field(default_factory=set)
+    shown: dict[tuple[str, str], str] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
     first: int = -1
     newest: int = -1
@@ -69,6 +72,16 @@ class _Reading:
     last: dict[str, LogPoint] = field(default_factory=dict)
     overlaps: bool = False
     is_language: bool = False
+
+    def figure(self, part: str, metric: str) -> str:
+        """Return which of our figures a metric is; empty where it is none, or another metric is shown as that one."""
+        kind = _kind(metric)
+        self.is_language |= kind == "perplexity"
+        if kind in ("top1", "top5", "loss") and self.shown.setdefault((part, kind), metric) != metric:
+            kind = ""
+        if not kind and len(self.others) < MAX_OTHERS:
+            self.others.add(metric[:40])
+        return kind
 
 
 class MXNetLines:
@@ -182,10 +195,10 @@ class MXNetLines:
 
     def runs(self) -> list[LogRun]:
         """Return the runs of the file, each with an epoch at least."""
-        found = [reading for reading in self._readings if reading.run.epochs]
-        for reading in found:
+        readings = [reading for reading in self._readings if reading.run.epochs]
+        for reading in readings:
             _settle(reading)
-        return [reading.run for reading in found]
+        return [reading.run for reading in readings]
 
 
 def _take_batch(reading: _Reading, name: str, epoch: int, batch: re.Match[str], rest: str, time: float) -> None:
@@ -193,12 +206,9 @@ def _take_batch(reading: _Reading, name: str, epoch: int, batch: re.Match[str], 
     figures = [(metric, value) for _, metric, value in _METRIC.findall(rest)] or _WORDS.findall(rest)
     top1 = loss = NAN
     for metric, text in figures:
-        kind = _kind(metric)
+        kind = reading.figure("train", metric)
         top1 = fraction(number(text)) if kind == "top1" else top1
         loss = number(text) if kind == "loss" else loss
-        reading.is_language |= kind == "perplexity"
-        if not kind and len(reading.others) < MAX_OTHERS:
-            reading.others.add(metric[:40])
     speed, done = number(batch[2] or ""), float(batch[1])
     last = reading.last.get(name)
     if last is not None and (last.epoch, last.batch) == (epoch, done):
@@ -218,19 +228,17 @@ def _take_metrics(reading: _Reading, facts: LogEpoch, rest: str, time: float) ->
         figures, is_val = _WORDS.findall(rest), True
         if (seconds := _EVAL_SECONDS.search(rest)) and number(seconds[1]) >= 0:
             facts.val_seconds = number(seconds[1])
+    part, values = ("val", facts.val) if is_val else ("train", facts.train)
     for metric, text in figures:
-        kind = _kind(metric)
-        reading.is_language |= kind == "perplexity"
-        if not kind and len(reading.others) < MAX_OTHERS:
-            reading.others.add(metric[:40])
-        value = number(text) if kind == "loss" else fraction(number(text))
-        if not kind and metric in reading.others:
-            value, kind = number(text), metric
-        if kind != "perplexity" and math.isfinite(value):
-            (facts.val if is_val else facts.train).setdefault(kind, []).append(value)
+        kind, value = reading.figure(part, metric), number(text)
+        if math.isfinite(value) and (kind not in ("", "perplexity") or metric in reading.others):
+            values.setdefault(f"{metric}=", []).append(value)  # as the log calls it, for format_epochs
+        value = value if kind == "loss" else fraction(value)
+        if kind in ("top1", "top5", "loss") and math.isfinite(value):
+            values.setdefault(kind, []).append(value)
         elif kind in ("top1", "loss"):
-            part = "validation" if is_val else "training"
-            reading.run.notice(f"the {part} {metric} of epoch {facts.number + 1} is {text[:20]}")
+            name = "validation" if is_val else "training"
+            reading.run.notice(f"the {name} {metric} of epoch {facts.number + 1} is {text[:20]}")
     if is_val:
         facts.evaluated = time
 
@@ -264,7 +272,10 @@ def _settle(reading: _Reading) -> None:
         if not shown or shown - 1 <= updates <= shown + max(between, default=shown) + 1:  # else another data set's
             run.steps_per_epoch, run.batch_size = max(1.0, updates), batch_size * run.num_workers
     if reading.others:
-        run.notice(f"metrics that are not shown: {', '.join(sorted(reading.others))}")
+        losses = {name for (_, kind), name in reading.shown.items() if kind == "loss"}
+        is_loss = losses and any(_kind(name) == "loss" for name in reading.others)
+        which = f" (the loss that is shown is {' and '.join(sorted(losses))})" if is_loss else ""
+        run.notice(f"metrics that are not shown: {', '.join(sorted(reading.others))}{which}")
     if reading.overlaps and run.num_workers > 1:
         run.notice("the workers were in different epochs at a time, as in asynchronous training")
     if reading.is_language:
@@ -276,19 +287,29 @@ def format_epochs(run: LogRun, metrics: Sequence[str], *, markdown: bool = True)
 
     Args:
         run: of MXNet.
-        metrics: names as the log has them, such as ``accuracy``; what it lacks is ``nan``.
+        metrics: names as the log has them, such as ``accuracy``; what an epoch lacks is ``nan``.
         markdown: or with tabs between the columns (``--format none``).
 
-    >>> run = LogRun("MXNet", epochs={0: LogEpoch(0, {"top1": [0.25]}, {"top1": [0.5, 0.75]}, seconds=[70.12])})
+    Raises:
+        InputError: no epoch has one of the metrics.
+
+    >>> epoch = LogEpoch(0, {"accuracy=": [0.25]}, {"accuracy=": [0.5, 0.75]}, seconds=[70.12])
+    >>> run = LogRun("MXNet", epochs={0: epoch})
     >>> print(format_epochs(run, ["accuracy"]))
     | epoch | train-accuracy | val-accuracy | time |
     | --- | --- | --- | --- |
     |  1 | 0.250000 | 0.625000 | 70.1 |
     """
+    parts = [part for facts in run.epochs.values() for part in (facts.train, facts.val)]
+    known = dict.fromkeys(name.removesuffix("=") for part in parts for name in part if name.endswith("="))
+    for metric in metrics:
+        if metric not in known:
+            there = f"it has {', '.join(known)}" if known else "it has none: steady report shows what there is"
+            raise InputError(f"{run.directory} has no metric {metric!r}: {there}.{did_you_mean(metric, known)}")
     names = [f"{part}-{metric}" for part in ("train", "val") for metric in metrics]
     rows = [["epoch", *names, "time"], ["---"] * (len(names) + 2)] if markdown else [["epoch", *names, "time"]]
     for epoch, facts in sorted(run.epochs.items()):
-        means = [facts.mean(part, _kind(metric) or metric) for part in ("train", "val") for metric in metrics]
+        means = [facts.mean(part, f"{metric}=") for part in ("train", "val") for metric in metrics]
         rows.append([f"{epoch + 1:2d}", *(f"{value:f}" for value in means), f"{facts.training_seconds:.1f}"])
     return "\n".join(f"| {' | '.join(row)} |" if markdown else "\t".join(row) for row in rows)
 
@@ -296,9 +317,9 @@ def format_epochs(run: LogRun, metrics: Sequence[str], *, markdown: bool = True)
 def _kind(name: str) -> str:
     """Return which of our figures a metric of MXNet's is; empty for others."""
     name = name.lower()
-    if name in ("accuracy", "acc", "top_k_accuracy_1"):
+    if name in ("accuracy", "acc", "top1", "top_k_accuracy_1"):
         return "top1"
-    if name == "top_k_accuracy_5":
+    if name in ("top5", "top_k_accuracy_5"):
         return "top5"
     if name in ("ppl", "perplexity"):
         return "perplexity"

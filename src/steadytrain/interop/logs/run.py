@@ -31,8 +31,9 @@ class LogEpoch:
     """What a log says of one epoch, counted from 0.
 
     ``train``, ``val`` and ``ema`` (validation of averaged weights): ``loss``, ``top1`` and ``top5`` (fractions) -> a
-    value for each worker that wrote one. ``seconds``: of training, one for each worker. ``ended``, ``evaluated``: when
-    training and validation were over, seconds since 1970.
+    value for each worker that wrote one; in MXNet's logs each metric by its own name, too (``nll-loss=``).
+    ``seconds``: of training, one for each worker. ``ended``, ``evaluated``: when training and validation were over,
+    seconds since 1970.
     """
 
     number: int

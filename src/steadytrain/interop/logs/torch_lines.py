@@ -214,13 +214,13 @@ def _pairs(text: str) -> dict[str, tuple[float, float]]:
 
 def _figures(values: dict[str, tuple[float, float]], names: dict[str, tuple[str, ...]], which: int) -> dict[str, float]:
     """Return the figures that a line has, accuracies as fractions; ``which``: 0 the value, 1 the mean."""
-    found = {}
+    figures = {}
     for name, words in names.items():
         value = next((values[word][which] for word in words if word in values), NAN)
         value = value if name == "loss" else fraction(value, percents=True)
         if math.isfinite(value):
-            found[name] = value
-    return found
+            figures[name] = value
+    return figures
 
 
 def _finite_or_notice(run: LogRun, text: str, epoch: int) -> float:

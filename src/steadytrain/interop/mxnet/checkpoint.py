@@ -147,8 +147,8 @@ def open_checkpoint(name: str, *, params: Path | None = None) -> Checkpoint:
     Raises:
         ModelError: no such files, or none that can be read; or the arrays do not belong to the symbol.
     """
-    symbol_path, found = find_files(name.removeprefix(PREFIX))
-    params_path = params or found
+    symbol_path, newest = find_files(name.removeprefix(PREFIX))
+    params_path = params or newest
     symbol = read_symbol(symbol_path)
     if params_path is None:
         return Checkpoint(symbol, symbol_path, size=_usual_size(symbol))

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.interop.mxnet.operators import DETECTION, LAYERS, MAX_SIDE, MAX_VALUES, OPERATORS, OUTPUTS, Value
 from steadytrain.interop.mxnet.params import Array
-from steadytrain.interop.mxnet.symbol import NORMS, Attributes, Node, Symbol
+from steadytrain.interop.mxnet.symbol import NORMS, SHAPE, Attributes, Node, Symbol
 
 SIZES = (224, 227, 299, 32, 28, 64, 96, 112, 128, 160, 192, 256, 320, 331, 384, 448, 512)
 """Sides of images, in pixels, that are tried where nothing says what a network was trained for."""
@@ -172,8 +172,8 @@ def cut(symbol: Symbol, layer: str, num_classes: int) -> Symbol:
         near = did_you_mean(layer, names) or f" The last ones are {', '.join(names[-6:])}."
         raise ModelError(f"layer_before_fullc is {layer!r}, and the network has no such layer.{near}")
     number = next(k for k, node in enumerate(symbol.nodes) if node.name == name and not node.is_variable)
-    taken = {node.name for node in symbol.nodes[: number + 1]}
-    fc = next(text for text in ("fc", "fc_new", "fc_new2") if not {text, f"{text}_weight"} & taken)
+    names_before = {node.name for node in symbol.nodes[: number + 1]}
+    fc = next(text for text in ("fc", "fc_new", "fc_new2") if not {text, f"{text}_weight"} & names_before)
     kept, count = symbol.nodes[: number + 1], number + 1
     added = (
         Node("null", f"{fc}_weight"),
@@ -253,8 +253,8 @@ def _channels(symbol: Symbol, params: Mapping[str, Array]) -> tuple[int, ...]:
 def _sizes(symbol: Symbol) -> tuple[int, ...]:
     """Sides to try: the one that the symbol says, where it says one."""
     for node in symbol.nodes:
-        if node.is_variable and node.name == "data" and "__shape__" in node.attrs:
-            sides = re.findall(r"\d+", node.attrs["__shape__"])[-2:]
+        if node.is_variable and node.name == "data" and SHAPE in node.attrs:
+            sides = re.findall(r"\d+", node.attrs[SHAPE])[-2:]
             if len(sides) == 2 and sides[0] == sides[1] and len(sides[0]) <= 4 and 1 < int(sides[0]) <= MAX_SIDE:
                 return (int(sides[0]),)
     return SIZES
@@ -406,13 +406,13 @@ class _Construction:
         module.train()
         return self._seen(Value(place_in_graph, example))
 
-    def _check_shape(self, node: Node, variable: str, own: Tensor) -> None:
+    def _check_shape(self, node: Node, variable: str, wanted: Tensor) -> None:
         array = self.values_of.get(variable)
         is_new = self.number == self.head_number and self.is_new_head
-        if array is None or is_new or tuple(array.shape) == tuple(own.shape):
+        if array is None or is_new or tuple(array.shape) == tuple(wanted.shape):
             return
         raise _SizeError(
-            f"{variable} of {node.name} has the shape {tuple(array.shape)}, and {tuple(own.shape)} suits images of"
+            f"{variable} of {node.name} has the shape {tuple(array.shape)}, and {tuple(wanted.shape)} suits images of"
             f" {self.size}x{self.size} pixels and {self.channels} channels"
         )
 

@@ -94,10 +94,10 @@ def match_known(network: Network, state: Mapping[str, Tensor]) -> Matched | None
         module = known.make(network.num_outputs)
         torch.set_rng_state(rng)
         try:
-            found = translate(network, state, module, name=known.name)
+            translated = translate(network, state, module, name=known.name)
         except ModelError:
             continue
-        return Matched(known, *found)
+        return Matched(known, *translated)
     return None
 
 

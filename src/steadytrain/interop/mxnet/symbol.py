@@ -20,6 +20,8 @@ _MAX_BYTES = 64 << 20
 _VERSION = 10901
 """What files of ours say: MXNet 1.9.1."""
 NORMS = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
+SHAPE = "__shape__"
+"""The attribute of a variable that holds its shape."""
 _STATISTICS = ("moving_mean", "moving_var")
 
 
@@ -148,6 +150,21 @@ def _with_statistics(symbol: Symbol) -> Symbol:
         places.append(len(nodes))
         nodes.append(replace(node, inputs=inputs))
     return Symbol(tuple(nodes), tuple((places[number], output) for number, output in symbol.heads), symbol.version)
+
+
+def record_input(symbol: Symbol, channels: int, size: int) -> Symbol:
+    """Say the shape of the images in a symbol, where MXNet's ``infer_shape`` reads it; the batch is left open.
+
+    Shapes that a program gives (``bind``, ``infer_shape(data=...)``) take precedence over it.
+
+    >>> record_input(Symbol((Node("null", "data"),), ((0, 0),)), 3, 224).nodes[0].attrs
+    {'__shape__': '(0, 3, 224, 224)'}
+    """
+    for number, node in enumerate(symbol.nodes):
+        if node.is_variable and node.name == "data":
+            attrs = {**node.attrs, SHAPE: str((0, channels, size, size))}
+            return symbol.with_node(number, replace(node, attrs=attrs))
+    return symbol
 
 
 def symbol_json(symbol: Symbol) -> str:
