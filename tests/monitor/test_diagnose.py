@@ -146,6 +146,7 @@ def anything(draw: st.DrawFn) -> Evidence:
         told,
         first_epoch={"input_decode": first, "forward": 1 - first},
         later={"input_decode": later, "forward": 1 - later},
+        first_part=draw(SHARES),
         feed_first=feed(images=50_000, **stages),
     )
 

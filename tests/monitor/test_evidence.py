@@ -58,6 +58,7 @@ def test_the_first_pass_over_the_data_is_told_from_the_later_ones() -> None:
     assert told.first_epoch["input_storage"] == pytest.approx(0.8 * 0.3 / 0.6, abs=0.02)
     assert told.later["input_storage"] == pytest.approx(0.0)
     assert told.later["input_decode"] == pytest.approx(0.1 / 0.4, abs=0.01)
+    assert told.first_part == pytest.approx(0.6, abs=0.01)
 
 
 def test_a_run_that_has_not_come_beyond_its_first_pass_has_no_later_one() -> None:
@@ -79,6 +80,19 @@ def test_the_feed_is_told_of_the_steady_part_and_of_the_first_pass_apart() -> No
     assert told.feed.read_seconds == pytest.approx(0.0, abs=0.21)
     assert told.feed_first.read_seconds == pytest.approx(0.2 * EPOCH, rel=0.15)
     assert told.feed.images == pytest.approx(NUM_TRAIN, rel=0.1)
+
+
+def test_what_threads_made_before_the_loop_made_batches_itself_is_theirs() -> None:
+    run = Recorder()
+    run.start()
+    for index in range(2 * EPOCH):
+        run.update(input=0.1, forward=0.1)
+        run.feed(read=0.1)
+        run.account(feed=False)
+        run.events.append(replace(run.stats(run.step * BATCH), by_loop=index >= EPOCH, time=run.time, attempt=1))
+    told = gathered(run)
+    assert told.feed_first is not None and not told.feed_first.by_loop
+    assert told.feed is not None and told.feed.by_loop
 
 
 def test_the_machine_is_told_of_the_steady_part_alone() -> None:

@@ -35,6 +35,7 @@ class Evidence:
         first_epoch: shares of the seconds of ``ledger.STEADY`` by bucket, in the first pass over the data; None in a
             run that has not come beyond it.
         later: the same of what follows.
+        first_part: of those seconds, the share that lies in the first pass.
         step_seconds: 5th, 50th and 95th percentile of an update's seconds, its wait included, warm-up left out; zeros
             where there was none.
         wait_seconds: the same percentiles of the wait in them.
@@ -66,6 +67,7 @@ class Evidence:
     position: int = 0
     first_epoch: Mapping[str, float] | None = None
     later: Mapping[str, float] | None = None
+    first_part: float = 0.0
     step_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     wait_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     fast_update: float = 0.0
@@ -142,6 +144,7 @@ def gather_evidence(history: RunHistory) -> Evidence:
     middles = [attempt.after_first_epoch() for attempt in history.attempts]
     ends = [attempt.end() for attempt in history.attempts]
     first_epoch = later = None
+    first_part = 0.0
     length = history.attempts[-1].num_train
     if length and history.position > length + 2 * started.batch_size:
         first_seconds, later_seconds = empty(), empty()
@@ -151,6 +154,8 @@ def gather_evidence(history: RunHistory) -> Evidence:
                 first_seconds[bucket] += then[bucket]
                 later_seconds[bucket] += max(0.0, now[bucket] - then[bucket])
         first_epoch, later = _steady_shares(first_seconds), _steady_shares(later_seconds)
+        spent = [sum(seconds[bucket] for bucket in STEADY) for seconds in (first_seconds, later_seconds)]
+        first_part = _ratio(spent[0], sum(spent)) or 0.0
     cores_first = cores = None
     if samples.placed is None or samples.placed.place != "process":  # a feed in a process of its own computes as well
         cpu_first, cpu = (sum(mark.update_cpu for mark in marks) for marks in (middles, ends))
@@ -165,6 +170,7 @@ def gather_evidence(history: RunHistory) -> Evidence:
         position=history.position,
         first_epoch=first_epoch,
         later=later,
+        first_part=first_part,
         step_seconds=steps.seconds,
         wait_seconds=steps.waits,
         fast_update=steps.fast_update,

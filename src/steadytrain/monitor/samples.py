@@ -149,11 +149,11 @@ def memory_words(stats: MachineStats | None) -> str:
 def feed_difference(before: FeedStats | None, after: FeedStats) -> FeedStats:
     """Return what the feed did between two cumulative events; all of ``after`` where the feed was made anew between.
 
-    What is neither a sum of seconds nor a count is as in ``after``.
+    What is neither a sum of seconds nor a count is as in ``after``, but ``by_loop`` only where it was so in both.
     """
     if before is None or any(getattr(after, name) - getattr(before, name) < -1e-6 for name in COUNTED):
         return after
-    return _combine(after, before, -1)
+    return replace(_combine(after, before, -1), by_loop=before.by_loop and after.by_loop)
 
 
 def feed_sum(total: FeedStats | None, more: FeedStats) -> FeedStats:

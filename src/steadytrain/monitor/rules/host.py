@@ -42,6 +42,7 @@ class LoopTime:
     Args:
         passes: all of it.
         queued: waiting for a processor: itself, or a computing thread that it waits for.
+        ran: on a processor: itself, or a computing thread where that runs less.
         waits: place -> waiting in code of others: asleep, for a lock, for a file.
         runs: place -> running code of others, and nothing of torch.
         lock: waiting for Python's lock, which another thread of this process holds; in whatever the loop does.
@@ -51,6 +52,7 @@ class LoopTime:
 
     passes: float
     queued: float
+    ran: float
     waits: Mapping[str, float]
     runs: Mapping[str, float]
     lock: float
@@ -122,6 +124,8 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
     # A pass waits for the last of its threads: it is late where one or the other is queued, each by itself.
     late = threads.compute["queued"] / computing if threads.compute is not None else 0.0
     queueing = 1 - (1 - min(1.0, queued / computing)) * (1 - min(1.0, late))
+    own = sum(threads.loop[bucket].get("ran", 0.0) for bucket in COMPUTING if bucket in threads.loop)
+    least = min(own, threads.compute["ran"]) if threads.compute is not None and threads.compute["ran"] > 0 else own
     lock = by_what["python"] * part * scale if is_kept else 0.0
     for bucket in ("evaluation", "logging", "checkpoint", "startup") if is_kept else ():
         lock += _locked(evidence, bucket)
@@ -130,6 +134,7 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
     return LoopTime(
         passes=passes,
         queued=passes * queueing,
+        ran=passes * min(1.0, least / computing) if is_counted else passes,
         waits={place: seconds * scale for place, seconds in waits.items()},
         runs={place: seconds * scale for place, seconds in runs.items()},
         lock=lock,

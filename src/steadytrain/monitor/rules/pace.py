@@ -43,6 +43,7 @@ class Pace:
         cores: that this process may use.
         compute_threads: that compute the updates; 0 where a device does.
         queued: share of an update without its wait in which its threads wait for a processor; None: not looked at.
+        ran: the same in which the one that runs least is on a processor.
         others: cores that other processes, and threads that are neither the update's nor the feed's, take.
     """
 
@@ -55,6 +56,7 @@ class Pace:
     cores: int
     compute_threads: int
     queued: float | None = None
+    ran: float = 1.0
     others: float = 0.0
 
     @property
@@ -157,13 +159,14 @@ class Pace:
     def held_up(self) -> float:
         """Seconds of an update in which its threads wait for processors that the feed's threads have.
 
-        By processor time: what is not the feed's would take an update of its own so long on these cores. No more than
-        its threads were queued for a core, by the feed's part of those who have the cores; where nobody looked, no more
-        than something waited for a core (pressure: the mean of the cores).
+        By processor time: what is not the feed's would take an update of its own so long on these cores, and no longer
+        than the thread that runs least does: the others spin while they wait for it. No more than its threads were
+        queued for a core, by the feed's part of those who have the cores; where nobody looked, no more than something
+        waited for a core (pressure: the mean of the cores).
         """
         if not self.compute_threads or self.machine is None or not self.used or self.is_by_loop:
             return 0.0
-        computing = max(0.0, self.step * self.used - self.busy * self.on_processor)
+        computing = max(0.0, self.step * self.used - self.busy * self.on_processor) - self.spun
         full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
         alone = computing / (min(self.compute_threads, self.granted) * full)
         if self.queued is not None:
@@ -171,6 +174,14 @@ class Pace:
         else:
             waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
         return min(max(0.0, self.update - alone), waited)
+
+    @property
+    def spun(self) -> float:
+        """Seconds of processors in an update that its threads spin, while they wait for the one that runs least."""
+        if self.compute_threads < 2 or not self.used:
+            return 0.0
+        needed = self.ran * self.update * min(self.compute_threads, self.granted)
+        return max(0.0, self.step * self.used - self.busy * self.on_processor - needed)
 
     @property
     def feed_cores(self) -> float:
@@ -188,9 +199,10 @@ class Pace:
         if self.is_by_loop:
             return max(self.step - seconds, self.update)
         computing = seconds * on_processor
-        update = self.update - self.held_up * min(1.0, computing / max(self.busy * self.on_processor, 1e-12))
+        part = min(1.0, computing / max(self.busy * self.on_processor, 1e-12))
+        update = self.update - self.held_up * part
         if computing > 0:
-            bound = max(0.0, self.processors - computing / self.granted)
+            bound = max(0.0, self.processors - (computing + self.spun * part) / self.granted)
         else:  # what computes still shares the cores: with each other, whatever others leave of them today
             bound = self.step * self.used / self.cores
         stays = self.wait if self.is_unexplained else 0.0
@@ -252,15 +264,13 @@ def paces(evidence: Evidence) -> tuple[Pace, ...]:
         return () if both is None else (both,)
     first, later = (sum(shares.get(b, 0.0) for b in INPUT) for shares in (evidence.first_epoch, evidence.later))
     loop, gap = evidence.ledger.share(*STEADY), gap_share(evidence)
-    if abs(first - later) > 0.02:  # from how much of each and of both together is waiting
-        part = min(1.0, max(0.0, (evidence.ledger.share(*INPUT) / loop - later) / (first - later)))
-    else:
-        part = min(1.0, evidence.num_train / evidence.position) if evidence.position else 0.5
-    rest = loop * (1 - part)
-    without = max(0.0, rest * later - gap) / max(rest - gap, 1e-9)
+    images = min(1.0, evidence.num_train / evidence.position) if evidence.position else 0.5
+    begin, rest = loop * evidence.first_part, max(0.0, loop * (1 - evidence.first_part) - gap)
+    update = both.step / (loop - gap)  # seconds of one, for each share of the wall time
+    waiting = max(0.0, loop * (1 - evidence.first_part) * later - gap) / max(rest, 1e-9)
     return (
-        _pace(evidence, loop * part, both.update / max(1 - first, 1e-3), first, is_first=True),
-        _pace(evidence, max(0.0, rest - gap), both.update / max(1 - without, 1e-3), min(1.0, without)),
+        _pace(evidence, begin, update * begin / max(images, 1e-9), first, is_first=True),
+        _pace(evidence, rest, update * rest / max(1 - images, 1e-9), min(1.0, waiting)),
     )
 
 
@@ -307,5 +317,6 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         cores=evidence.cores,
         compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
         queued=None if thread is None else thread.queued / thread.passes,
+        ran=1.0 if thread is None else thread.ran / thread.passes,
         others=sum(rivals(evidence).values()),
     )
