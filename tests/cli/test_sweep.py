@@ -105,7 +105,8 @@ def test_a_grid_with_seeds_is_a_table_of_means_best_first(
     assert {run.directory: run.log_path().read_bytes() for run in runs_of(folder)} == before, "finished runs are kept"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_sweep_that_is_stopped_midway_comes_to_the_same_table(
     recipe_file: Path, digits: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -232,6 +232,7 @@ def ranks(digits: Path, own: Own, run: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_two_ranks_agree_on_what_the_narrower_one_has_room_for(
     digits: Path, own: Own, tmp_path: Path, weights: Weights
 ) -> None:
