@@ -82,6 +82,9 @@ def test_a_chart_shows_both_kinds_of_scaling(earlier: Path, tmp_path: Path) -> N
     [
         (["--link", "token-ring"], "the link 'token-ring' is unknown: name one of 1GbE"),
         (["--link", "1GbE", "--devices", "0"], "--devices is 0; it must be from 1 to 4096"),
+        (["--link", "1GbE", "--size", "0"], "--size is 0; it must be from 1 to 4096"),
+        (["--link", "1GbE", "--channels", "0"], "--channels is 0; it must be from 1 to 1024"),
+        (["--link", "1GbE", "--classes", "-1"], "--classes is -1; it must be from 1 to 1000000"),
         (["--link", "1GbE", "--price", "0"], "--price is 0.0; it must be above 0"),
         (["--link", "1GbE", "--spread", "2"], "--spread is 2.0; it must be from 0 to 1"),
         (["--link", "1GbE", "--epochs", "3"], "--epochs needs the number of images: give --num-train or data"),

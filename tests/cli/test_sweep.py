@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -77,8 +78,13 @@ def top1s(run: Run) -> list[tuple[float, float]]:
 
 
 def test_a_grid_with_seeds_is_a_table_of_means_best_first(
-    recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe_file: Path,
+    digits: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "sweep"
     words = command(recipe_file, digits, folder, "--over", "lr=1e-6,0.05", "--seeds", "2", "--target", "0.3")
     assert main([*words, "--price", "3600"]) == 0
@@ -174,6 +180,22 @@ def test_a_search_goes_on_where_it_was_and_tries_what_it_would_have(
     rates = [row["changes"]["optim.lr"] for row in table(whole)]
     assert len(set(rates)) == 4 and all(1e-3 <= rate <= 1e-1 for rate in rates)
     assert {row["changes"]["batch_size"] for row in table(whole)} <= {16, 32}
+
+
+def test_a_trial_that_cannot_be_built_has_failed_and_the_search_ends(
+    recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    words = command(recipe_file, digits, tmp_path / "sweep", "--over", "batch_size=0,32", "--epochs", "1")
+    for _ in range(2):
+        assert main([*words, "--search", "4"]) == 1
+        rows = table(tmp_path / "sweep")
+        why = {row["changes"]["batch_size"]: (row["status"], row["why"].partition(": ")[2][:34]) for row in rows}
+        assert why == {32: ("finished", ""), 0: ("failed", "batch_size is 0; it must be 1 to 1")}
+        assert sorted(row["name"][:3] for row in rows) == ["000", "001", "002", "003"]
+    shown = capsys.readouterr()
+    assert re.search(r"^failed: case 00\d,batch_size=0: batch_size is 0; it must be", shown.err, re.MULTILINE)
+    assert max(map(len, shown.out.splitlines())) <= 80
 
 
 def test_a_search_stops_a_trial_that_is_worse_than_the_median(

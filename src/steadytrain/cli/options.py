@@ -101,6 +101,7 @@ class TrainingOptions:
         procs: Ranks that train together on this machine; auto: one for each GPU. [default: 1]
         price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as p3.2xlarge
             or p3.2xlarge@us-east-1:spot; shows what the run costs. [default: $STEADYTRAIN_PRICE]
+        root: Folder that the paths in a .lst or table are relative to. [default: the folder of the list]
         classes: A card (.json) whose class list, in its order, is used. [default: the names of the folders, sorted]
         run: Folder of the run; the same command resumes it. Of repeats: the folder that holds them. [default:
             runs/MODEL-DATA-DIGEST, of repeats with -repeats]
@@ -149,7 +150,7 @@ class TrainingOptions:
     recompute: Annotated[bool, Parameter(name=("--recompute", "--grad-checkpointing"))] = False
     procs: int | Literal["auto"] | None = None
     price: str | None = None
-    root: Root = None
+    root: str | None = None
     labels: Labels = None
     classes: str | None = None
     run: str | None = None

@@ -98,6 +98,9 @@ def scale(
     require_range("--devices", devices, MAX_DEVICES)
     require_range("--per-machine", per_machine, MAX_DEVICES)
     require_range("--procs", procs, 256, least=2)
+    require_range("--size", size, 4096)
+    require_range("--channels", channels, 1024)
+    require_range("--classes", classes, 10**6)
     require_range("--num-train", num_train, 10**12)
     require_seconds(seconds)
     for name, value in (("--price", price), ("--loader-rate", loader_rate), ("--epochs", epochs)):

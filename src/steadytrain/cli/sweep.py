@@ -6,6 +6,7 @@ import io
 import json as json_module
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
@@ -125,6 +126,7 @@ def sweep(
         print_text(_dry_run(trainer, cases, folder))
         return 0
     stopped: dict[str, float] = {}
+    not_made: list[tuple[Point, str]] = []
     try:
         if spec.search is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ def sweep(
                 prunes=spec.halving,
                 say=note,
             )
-            cases, stopped = create(outcome.points), outcome.stopped
+            cases, stopped, not_made = outcome.cases, outcome.stopped, outcome.failed
         else:
             how = ", by successive halving" if spec.halving else ""
             note(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{how}")
@@ -152,15 +154,16 @@ def sweep(
         return interrupted.exit_code
     except sweep_runs.PendingSweep as pending:
         note(str(pending))
-    rows = sweeps.rows(cases, target=spec.target, stopped=stopped, failures=trainer.failures)
+    failures = trainer.failures
+    rows = sweeps.rows(cases, target=spec.target, stopped=stopped, failures=failures, not_made=not_made)
     page = sweeps.write(folder, cases, rows, target=spec.target)
     if options.json:
         print_json(sweeps.document(rows, target=spec.target))
     else:
-        print_text(sweeps.to_text(rows, target=spec.target))
+        print_text(sweeps.to_text(rows, target=spec.target, width=shutil.get_terminal_size().columns))
     if page is not None:
         note(f"wrote {page}")
-    return 1 if trainer.failures else 0
+    return 1 if failures or not_made else 0
 
 
 def _require_sensible(

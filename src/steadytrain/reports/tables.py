@@ -234,12 +234,40 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
         heads, figures_of = spread_rows([group])
         table = aligned(list(zip(heads[1:], figures_of[1:], strict=True)))
         means += [f"  {line}" for line in table.splitlines()]
+    return "\n".join([fitted(lines, width), *means])
+
+
+def fitted(lines: Sequence[Sequence[str]], width: int) -> str:
+    """Join the cells of a table, heads first, to lines of at most ``width`` columns as far as single cells allow.
+
+    Where the whole is too wide, the first cell of each row stands on a line above the others; where those are still
+    too wide, each follows its head.
+
+    >>> print(fitted([["case", "top-1", "epochs"], ["lr=0.1", "91.2 %", "12"]], 18))
+    case
+      top-1   epochs
+    lr=0.1
+      91.2 %  12
+    >>> print(fitted([["case", "top-1", "epochs"], ["lr=0.1", "91.2 %", "12"]], 15))
+    lr=0.1
+      top-1 91.2 %
+      epochs 12
+    """
     text = aligned(lines)
     if max(map(len, text.splitlines())) <= width:
-        return "\n".join([text, *means])
-    head, *each_line = aligned([line[1:] for line in lines]).splitlines()
-    each = zip((line[0] for line in lines[1:]), each_line, strict=True)
-    return "\n".join([f"run\n  {head}", *(f"{name}\n  {line}" for name, line in each), *means])
+        return text
+    each_line = aligned([line[1:] for line in lines]).splitlines()
+    if max(map(len, each_line)) <= width - 2:
+        return "\n".join(f"{line[0]}\n  {others}" for line, others in zip(lines, each_line, strict=True))
+    blocks = []
+    for name, *cells in lines[1:]:
+        block = [""]
+        for head, cell in zip(lines[0][1:], cells, strict=True):
+            if block[-1] and len(block[-1]) + len(head) + len(cell) + 4 > width - 2:
+                block.append("")
+            block[-1] += f"{', ' if block[-1] else ''}{head} {cell}"
+        blocks.append("\n  ".join([name, *block]))
+    return "\n".join(blocks)
 
 
 def aligned(lines: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from steadytrain.errors import InputError, RecipeError, RunError
 from steadytrain.format import NONE, duration, epoch, money, percent, score_name
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, Interval, Spread, reached, spread
-from steadytrain.reports.tables import aligned, finite, interval_text, spread_words
+from steadytrain.reports.tables import finite, fitted, interval_text, spread_words
 from steadytrain.run import MAX_REPEATS, REPEAT, Run, replace_file
 
 MOST_RUNS = 10_000
@@ -288,7 +288,8 @@ class Row:
     ``best`` and ``last``: means over seeds of each run's best and last evaluation; their spreads, of two seeds or more;
     ``interval``: of the best evaluation of a single run (Wilson). ``epochs`` and ``seconds``: means over seeds of what
     was trained. ``reached``: seeds that came to the target; ``epochs_to_target``, ``seconds_to_target``,
-    ``cost_to_target``: means over those. ``cost``: of all seeds, in ``currency``, where a price is known.
+    ``cost_to_target``: means over those. ``cost``: of all seeds, in ``currency``, where a price is known. ``why``: it
+    has failed.
     """
 
     name: str
@@ -310,6 +311,7 @@ class Row:
     cost_to_target: float | None = None
     currency: str = ""
     is_multi_label: bool = False
+    why: str = ""
 
 
 def rows(
@@ -317,20 +319,26 @@ def rows(
     *,
     target: float | None = None,
     stopped: Mapping[str, float] | None = None,
-    failures: Collection[Path] = (),
+    failures: Mapping[Path, str] | None = None,
+    not_made: Sequence[tuple[Point, str]] = (),
 ) -> list[Row]:
     """Return what came of the cases, best first; those that were stopped early, or failed, come after the others.
 
     Args:
         target: accuracy to be reached.
         stopped: epochs at which cases were stopped, by their names.
-        failures: folders of runs that have failed otherwise than by diverging.
+        failures: folders of runs that have failed otherwise than by diverging -> what they said.
+        not_made: points of which no recipe could be made, each with the reason.
     """
-    table = [_row(case, target, (stopped or {}).get(case.point.name), failures) for case in cases]
+    table = [_row(case, target, (stopped or {}).get(case.point.name), failures or {}) for case in cases]
+    table += [
+        Row(name=point.name, changes=dict(point.changes), status="failed", seeds=0, finished=0, why=why)
+        for point, why in not_made
+    ]
     return sorted(table, key=lambda row: (row.status != "finished", 1.0 if row.best is None else -row.best))
 
 
-def _row(case: Case, target: float | None, stopped: float | None, failures: Collection[Path]) -> Row:
+def _row(case: Case, target: float | None, stopped: float | None, failures: Mapping[Path, str]) -> Row:
     accounts = []
     for run in case.runs:
         with suppress(RunError):  # nothing was started
@@ -376,11 +384,12 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Coll
         cost_to_target=fmean(costs) if costs else None,
         currency=bills[0].currency if bills else "",
         is_multi_label=any(summary.is_multi_label for summary in summaries),
+        why=next((failures[run.directory] for run in case.runs if run.directory in failures), ""),
     )
 
 
-def to_text(table: Sequence[Row], *, target: float | None = None) -> str:
-    """Return the table for a terminal."""
+def to_text(table: Sequence[Row], *, target: float | None = None, width: int = 80) -> str:
+    """Return the table for a terminal of so many columns."""
     name = score_name(any(row.is_multi_label for row in table))
     heads = ["case", f"best {name}", f"last {name}", "epochs", "wall time"]
     heads += [] if target is None else [f"epochs to {percent(target, 1)}", "time to it"]
@@ -400,7 +409,7 @@ def to_text(table: Sequence[Row], *, target: float | None = None) -> str:
         cells += [_money(row.cost, row.currency)] * has_cost
         of = f" ({row.finished} of {row.seeds} seeds)" if row.finished < row.seeds > 1 and row.finished else ""
         lines.append([*cells, f"{row.status}{of}"])
-    text = aligned(lines)
+    text = fitted(lines, width)
     if any(row.best_spread for row in table):
         text += "\n± standard deviation over seeds, and in brackets the 95 % interval of their mean (Student)"
     return text

@@ -140,8 +140,8 @@ def resume_words(run: Run, allowed: Iterable[str], until: float | None) -> list[
         allowed: keys whose values the command line names, so that what they name may be imported.
         until: stop after the evaluation at this epoch.
     """
-    values, procs = dict(leaves(run.recipe.to_dict())), run.recipe.parallel.procs
-    words = ["resume", str(run.directory), *([] if procs in (None, 1) else ["--procs", str(procs)])]
+    values = dict(leaves(run.recipe.to_dict()))
+    words = ["resume", str(run.directory)]
     words += [word for key in allowed for word in ("--set", f"{key}={json.dumps(values[key])}")]
     return words if until is None else [*words, "--until", f"{until:.12g}"]
 
@@ -441,10 +441,12 @@ def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search tried: its points, and the names of those that were stopped early -> the epoch."""
+    """What a search tried: the cases with runs, the names of those that were stopped early -> the epoch, and the
+    points of which no recipe could be made, each with the reason."""
 
-    points: list[Point]
+    cases: list[Case]
     stopped: dict[str, float]
+    failed: list[tuple[Point, str]]
 
 
 def search(
@@ -462,7 +464,8 @@ def search(
     """Try ``number`` cases, each chosen by what came of those before (Optuna's TPE sampler).
 
     Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization". Each trial's numbers are drawn by its own
-    number, so an interrupted search goes on as if it had not been.
+    number, so an interrupted search goes on as if it had not been. A trial whose recipe cannot be made has failed, and
+    counts; one whose runs fail has the worst score.
 
     Args:
         journal: the file of the trials; made if need be.
@@ -471,7 +474,7 @@ def search(
         trainer: trains their runs.
         seed: of all draws.
         at_once: trials that are chosen together, before any of them is known.
-        create: makes the cases of some points.
+        create: makes the cases of some points; InputError where a recipe cannot be.
         prunes: stop a trial that is worse at a ninth or at a third of its epochs than the median of those complete.
         say: takes a line after each round.
 
@@ -524,15 +527,31 @@ def search(
             trials = study.get_trials(deepcopy=False)
             running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         if not running:
-            pruned = [trial for trial in trials[:number] if trial.state == TrialState.PRUNED]
-            stopped = {_point_of(trial, over).name: (trial.last_step or 0) / 1000 for trial in pruned}
-            return Searched([_point_of(trial, over) for trial in trials[:number]], stopped)
-        cases = create([_point_of(trial, over) for trial in running])
-        alive = prune(running, cases) if prunes else range(len(running))
+            tried = [(trial, _point_of(trial, over)) for trial in trials[:number]]
+            stopped = {p.name: (t.last_step or 0) / 1000 for t, p in tried if t.state == TrialState.PRUNED}
+            failed = [(p, str(t.user_attrs.get("why", ""))) for t, p in tried if t.state == TrialState.FAIL]
+            return Searched(create([p for t, p in tried if t.state != TrialState.FAIL]), stopped, failed)
+        built: list[FrozenTrial] = []
+        cases: list[Case] = []
+        for trial in running:
+            try:
+                cases += create([_point_of(trial, over)])
+                built.append(trial)
+            except RunError:  # of the folder, whatever the recipe
+                raise
+            except InputError as error:
+                optuna.trial.Trial(study, trial._trial_id).set_user_attr("why", str(error))
+                study.tell(trial.number, state=TrialState.FAIL)
+                say(f"failed: {error}")
+        if not built:
+            continue
+        alive = prune(built, cases) if prunes else range(len(built))
         trainer.train([run for k in alive for run in cases[k].runs])
         for k in alive:
-            study.tell(running[k].number, best_score(cases[k]))
-        say(f"{len(trials)} of {number} trials; the best so far: {_point_of(study.best_trial, over).name}")
+            study.tell(built[k].number, best_score(cases[k]))
+        is_known = any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+        best = f"; the best so far: {_point_of(study.best_trial, over).name}" if is_known else ""
+        say(f"{len(trials)} of {number} trials{best}")
 
 
 def _millis(epochs: float) -> int:
