@@ -65,6 +65,13 @@ def test_a_checkpoint_is_converted_used_and_written_back(
     assert all(np.array_equal(old[name], new[name]) for name in old)
     again = run(capsys, "predict", f"mxnet:{tmp_path / 'back' / 'again'}", *images)
     assert [entry["classes"] for entry in again] == [entry["classes"] for entry in before]
+    run(capsys, "convert", weights, "-o", tmp_path / "back" / "traced-0000.params")
+    assert main(["predict", str(tmp_path / "back" / "traced-0000.params"), *map(str, images), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "how images were scaled" not in printed.err, "the symbol says it, though its nodes are not called as Gluon's"
+    for old, new in zip(before, json.loads(printed.out), strict=True):
+        assert [entry["class"] for entry in old["classes"]] == [entry["class"] for entry in new["classes"]]
+        assert old["classes"][0]["probability"] == pytest.approx(new["classes"][0]["probability"], abs=1e-4)
 
 
 def test_what_goes_to_mxnet_is_read_back_and_kept_only_if_its_logits_are_the_models(

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.data.packing.odd_files import png
 from tests.reports.runs import finished
 
 from steadytrain.cli import VERBS, main
@@ -24,6 +25,25 @@ def runs(tmp_path: Path) -> Path:
     """A folder with one run, whose name no ASCII terminal can show."""
     finished(tmp_path / "runs", "größer")
     return tmp_path / "runs"
+
+
+def test_warnings_of_pillow_about_strangers_files_are_not_printed(tmp_path: Path) -> None:
+    """Beside our own sentence: from 89 megapixels on it warns of what a header says."""
+    (tmp_path / "large.png").write_bytes(png(12_000, 12_000))
+    program = f"""
+import sys
+from pathlib import Path
+from steadytrain.cli import main
+from steadytrain.data.packing.images import BadImageError, read_header
+sys.argv = ["steady", "--version"]
+main()
+try:
+    read_header(Path({str(tmp_path / "large.png")!r}).read_bytes())
+except BadImageError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\n144,000,000 pixels, more than 100,000,000\n") and done.stderr == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

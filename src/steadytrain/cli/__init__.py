@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -162,6 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     if argv is None:  # a process of its own: its cores and its environment are ours to set up
         share_cores()
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about strangers' files, of which we say what is wrong
     try:
         result = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

@@ -248,14 +248,14 @@ def _load_params(built: Built, source: Source, model: Model) -> Built:
         built,
         input=wanted.with_channels(built.input.channels),
         licence="unknown",
-        notes=(*built.notes, *notes, _scaling_note(reason)),
+        notes=(*built.notes, *notes, *_scaling_note(reason)),
         weights=path,
-        scaling_guessed=True,
+        scaling_guessed=bool(reason),
     )
 
 
-def _scaling_note(reason: str) -> str:
-    return f"MXNet's files do not say how images were scaled; assumed: {reason}"
+def _scaling_note(reason: str) -> list[str]:
+    return [f"MXNet's files do not say how images were scaled; assumed: {reason}"] if reason else []
 
 
 def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
@@ -279,14 +279,14 @@ def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int
         size=size,
         layer_before_fullc=None if layer is None else str(layer),
     )
-    head, notes, mean, std = _head(network.head), list[str](), None, None
+    head, notes, mean, std, reason = _head(network.head), list[str](), None, None, ""
     loads = model.pretrained or params is not None
     if loads:
         path = checkpoint.require_params()
         what = f"the weights of {path} and {source.name}"
         notes += load_weights(network.module, network.state(checkpoint.params), head=head, what=what)
         mean, std, reason = checkpoint.scaling
-        notes.append(_scaling_note(reason))
+        notes += _scaling_note(reason)
     wanted = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
     return Built(
         network.module,
@@ -296,7 +296,7 @@ def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int
         licence="unknown" if loads else "",
         notes=tuple(notes),
         weights=str(checkpoint.params_path) if loads else "",
-        scaling_guessed=loads,
+        scaling_guessed=bool(reason),
         symbol=symbol_json(network.symbol),
     )
 

@@ -94,7 +94,7 @@ def convert_from_mxnet(
     network.module.load_state_dict(state, strict=False)
     assumed_mean, assumed_std, reason = checkpoint.scaling
     notes = []
-    if mean is None and std is None:
+    if reason and mean is None and std is None:
         notes.append(
             f"MXNet's files do not say how images were scaled; assumed: {reason} (--rgb-mean and --rgb-std set others)"
         )
@@ -175,7 +175,7 @@ def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, 
             module, name=trained.name, channels=channels, size=size, is_multi_label=trained.is_multi_label
         )
         symbol, params = exported.symbol, exported.params
-    symbol = record_input(symbol, channels, size)
+    symbol = record_input(symbol, channels, size, trained.input.mean, trained.input.std)
     files = [out, out.with_name(f"{match[1]}-symbol.json")]
     with scratch_beside(out) as scratch:
         parts = [scratch / file.name for file in files]

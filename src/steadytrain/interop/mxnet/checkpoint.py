@@ -14,7 +14,7 @@ from steadytrain.interop.mxnet.files import PREFIX, find_files, read_synsets
 from steadytrain.interop.mxnet.graph import Network, build_network, cut, infer_input
 from steadytrain.interop.mxnet.operators import LAYERS
 from steadytrain.interop.mxnet.params import Array, read_params
-from steadytrain.interop.mxnet.symbol import NORMS, Symbol, read_symbol
+from steadytrain.interop.mxnet.symbol import NORMS, Symbol, read_symbol, recorded_scaling
 
 CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -77,8 +77,10 @@ class Checkpoint:
     def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...], str]:
         """Mean and standard deviation (of values from 0 to 1) that it was most likely trained with, and the reason.
 
-        The files do not say it.
+        MXNet's files do not say it; where steadytrain wrote them the symbol does, and there is no reason.
         """
+        if (recorded := recorded_scaling(self.symbol, self.channels)) is not None:
+            return *recorded, ""
         if self.channels != 3:
             return (0.0,) * self.channels, (1.0,) * self.channels, "as MXNet's MNIST examples: values from 0 to 1"
         norm = _norm_on_images(self.symbol)

@@ -331,7 +331,7 @@ class _Construction:
             shapes = " and ".join(str(tuple(value.example.shape)) for value in inputs)
             raise _SizeError(
                 f"{node.name} ({node.op}) cannot take {shapes} for images of {self.size}x{self.size} pixels"
-                f" and {self.channels} channels: {first_line(error)}"
+                f" and {self.channels} channels: {first_line(error)}; --size sets another"
             ) from error
         attributes.require_all_read()
         return result if isinstance(result, list) else [result]

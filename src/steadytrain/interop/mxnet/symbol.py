@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _VERSION = 10901
 NORMS = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
 SHAPE = "__shape__"
 """The attribute of a variable that holds its shape."""
+_MEAN, _STD = "__steadytrain_mean__", "__steadytrain_std__"
 _STATISTICS = ("moving_mean", "moving_var")
 
 
@@ -152,19 +154,40 @@ def _with_statistics(symbol: Symbol) -> Symbol:
     return Symbol(tuple(nodes), tuple((places[number], output) for number, output in symbol.heads), symbol.version)
 
 
-def record_input(symbol: Symbol, channels: int, size: int) -> Symbol:
-    """Say the shape of the images in a symbol, where MXNet's ``infer_shape`` reads it; the batch is left open.
+def record_input(
+    symbol: Symbol, channels: int, size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Symbol:
+    """Say in a symbol what its images are: their shape where MXNet's ``infer_shape`` reads it, with any batch.
 
-    Shapes that a program gives (``bind``, ``infer_shape(data=...)``) take precedence over it.
+    Shapes that a program gives (``bind``, ``infer_shape(data=...)``) take precedence over it. ``mean`` and ``std``, of
+    values from 0 to 1, are for :func:`recorded_scaling` alone: MXNet has no place for them.
 
     >>> record_input(Symbol((Node("null", "data"),), ((0, 0),)), 3, 224).nodes[0].attrs
     {'__shape__': '(0, 3, 224, 224)'}
     """
+    scaling = {_MEAN: mean, _STD: std} if mean and std else {}
     for number, node in enumerate(symbol.nodes):
         if node.is_variable and node.name == "data":
             attrs = {**node.attrs, SHAPE: str((0, channels, size, size))}
+            attrs |= {key: str(tuple(values)) for key, values in scaling.items() if values}
             return symbol.with_node(number, replace(node, attrs=attrs))
     return symbol
+
+
+def recorded_scaling(symbol: Symbol, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return the mean and the standard deviation of images that a symbol of ours says; None where it does not.
+
+    >>> symbol = record_input(Symbol((Node("null", "data"),), ((0, 0),)), 1, 28, (0.5,), (0.25,))
+    >>> recorded_scaling(symbol, 1), recorded_scaling(symbol, 3)
+    (((0.5,), (0.25,)), None)
+    """
+    attrs = next((node.attrs for node in symbol.nodes if node.is_variable and node.name == "data"), {})
+    try:
+        mean, std = (tuple(map(float, attrs.get(key, "").strip("(),").split(","))) for key in (_MEAN, _STD))
+    except ValueError:
+        return None
+    is_whole = len(mean) == len(std) == channels and all(map(math.isfinite, mean)) and all(0 < s < 1e6 for s in std)
+    return (mean, std) if is_whole else None
 
 
 def symbol_json(symbol: Symbol) -> str:
