@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.data.packing.odd import GROUPS, TOO_LONG
 
 from steadytrain.cli import main
 from steadytrain.cli.evaluate import _confidence_text
@@ -210,6 +211,30 @@ def test_a_threshold_is_a_probability_of_labels(
     assert "digits names one class for each image, the likeliest: drop --threshold" in capsys.readouterr().err
     assert main(["evaluate", str(labels_run), str(digits_folder / "labels.csv"), "--restrict"]) == 2
     assert "an image may have several of these labels: drop it" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_odd_image_has_classes_or_one_reason_as_packing_gives_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/odd-images.md, but for what only packing cannot do: a JPEG of 70,000 pixels a side."""
+    folder, expected = tmp_path / "odd", dict[str, str | None]()
+    folder.mkdir()
+    for number, odd in enumerate(odd for rows in GROUPS.values() for odd in rows):
+        path = folder / f"{number:03d}.jpg"
+        odd.make(path)
+        if path.is_file():
+            reason = odd.becomes.removeprefix("left out: ") if odd.becomes.startswith("left out: ") else None
+            expected[str(path)] = None if TOO_LONG in odd.becomes else reason
+        elif path.is_symlink():
+            expected[str(path)] = f"cannot read {path}: No such file or directory"
+    assert main(["predict", str(run), str(folder), "--json", "--threads", "2"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) > 90 and [row["image"] for row in rows] == sorted(expected)
+    for row in rows:
+        reason = expected[row["image"]]
+        assert bool(row["classes"]) == (reason is None) and "\n" not in (row.get("error") or "")
+        assert reason is None or row["error"].startswith(reason.partition(" (")[0]), row
 
 
 def test_predictions_are_written_as_csv_and_paths_read_from_standard_input(

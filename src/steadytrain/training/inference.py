@@ -833,7 +833,8 @@ def image_files(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        inside = sorted(p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name) and p.is_file())
+        named = (p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name))
+        inside = sorted(p for p in named if p.is_file() or p.is_symlink())  # a broken link is an image that is missing
         if not inside:
             raise DataError(f"{path} is a folder without images: name image files, or a folder of them")
         files += inside
