@@ -113,6 +113,8 @@ def test_a_worker_of_several_gpus_becomes_as_many_ranks_on_those(launcher: str, 
             "launch -n 2 python train_mnist.py --gpus 0 --kv-store dist_sync",
             "2 workers on this machine would share the GPUs of --gpus",
         ),
+        ("train_imagenet --data-train a.rec --load-epoch 3", "--model-prefix names a run's folder, or a prefix"),
+        ("benchmark_score.py --network resnet-50", "the flags of benchmark_score.py are not read: steady bench infer"),
         ("launch -n four python train_mnist.py", "launch: argument -n/--num-workers/--nworker: invalid int value"),
     ],
 )

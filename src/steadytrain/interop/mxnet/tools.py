@@ -288,6 +288,8 @@ TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
 """Name -> what reads its command line."""
 PROGRAMS = (*TRAINERS, *TOOLS)
 """Names of the old tools, without ``.py``."""
+_INSTEAD = {"benchmark_score": "bench infer", "diagnose": "doctor"}
+"""Old tools whose flags are not read -> the command that does what they did."""
 
 
 def translate(program: str, words: Sequence[str], *, workers: int = 1) -> Translated:
@@ -305,6 +307,8 @@ def translate(program: str, words: Sequence[str], *, workers: int = 1) -> Transl
     name = ALIASES.get(name, name)
     if name in TRAINERS:
         return translate_trainer(name, words, workers)
+    if name in _INSTEAD:
+        raise InputError(f"the flags of {program} are not read: steady {_INSTEAD[name]} does what it did")
     if name not in PROGRAMS:
         near = did_you_mean(name, PROGRAMS)
         raise InputError(f"no tool of MXNet's is called {program!r}: there are {', '.join(PROGRAMS)}.{near}")

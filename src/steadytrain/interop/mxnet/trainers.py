@@ -289,8 +289,11 @@ def _length(draft: Draft) -> int:
         draft.add(["num_epochs"], "--epochs", str(epochs))
         draft.drop("load_epoch", "the run goes on from its newest checkpoint, momentum and all")
         return 0
-    if not prefix or not params.exists():
-        raise InputError(f"--load-epoch is {loaded}: there is neither a run in {prefix} nor a file {params}")
+    if not prefix:
+        raise InputError(f"--load-epoch is {loaded}, of no model: --model-prefix names a run's folder, or a prefix")
+    if not params.exists():
+        what = f"there is neither a run in {prefix} nor a file {params}"
+        raise InputError(f"--load-epoch is {loaded}: {what}: name another epoch or prefix")
     if loaded >= epochs:
         raise InputError(
             f"--num-epochs is {epochs}, the last epoch, and --load-epoch {loaded}: nothing is left to train"
