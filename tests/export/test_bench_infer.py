@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from steadytrain.cli import main
 from steadytrain.cli.bench_infer import _write, panels, table
 from steadytrain.errors import StorageError
-from steadytrain.export.engines import Parity, compare
+from steadytrain.export.engines import Parity, Worker, compare
 from steadytrain.export.networks import NETWORKS, InceptionBN
 from steadytrain.export.speed import BatchSpeed, EngineSpeed, NetworkSpeed, make_plan
 from steadytrain.reports.plots import svg
@@ -67,6 +71,39 @@ def test_a_small_network_in_every_engine_here(capsys: pytest.CaptureFixture[str]
     assert json.loads(out)["networks"] == document["networks"] and f"digits: taken from {saved}" in err
     assert main([*command, "--threads", "2"]) == 2
     assert "figures of other settings" in capsys.readouterr().err
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(not HAS_EXPORT, reason="needs onnxruntime and openvino")
+def test_every_engine_gives_mxnets_outputs_for_its_checkpoint_and_photographs(
+    mxnet_python: str, data_folder: Path, extracted: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """SqueezeNet 1.1: MXNet 1.9.1 has its own pair of files, our engines the same weights in torch's form."""
+    weights = data_folder / "weights" / "squeezenet1.1"
+    photographs = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[:16]
+    for number, photograph in enumerate(photographs):
+        (folder := tmp_path / "photographs" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+        shutil.copy(photograph, folder)
+    assert main(["pack", str(tmp_path / "photographs"), str(tmp_path / "images")]) == 0
+    subject = {"name": f"squeezenet={next(weights.glob('*.pth'))}", "folder": str(tmp_path), "threads": 2}
+    with Worker() as worker:
+        worker.ask("prepare", limit_seconds=300, records=str(tmp_path / "images.rec"), most=16, **subject)
+    stored = torch.load(tmp_path / "reference.pt", weights_only=True)
+    np.save(tmp_path / "images.npy", stored["samples"].numpy())
+    program = Path(__file__).parents[2] / "benchmarks" / "peers" / "infer_mxnet.py"
+    files = [weights / "squeezenet1.1-symbol.json", weights / "squeezenet1.1-0000.params"]
+    files += [tmp_path / "images.npy", tmp_path / "outputs.npy"]
+    subprocess.run([mxnet_python, str(program), "outputs", *map(str, files)], check=True)
+    torch.save({**stored, "outputs": torch.from_numpy(np.load(tmp_path / "outputs.npy"))}, tmp_path / "reference.pt")
+    for engine in ("plain", "eager", "channels-last", "onnxruntime", "openvino"):
+        values = {**subject, "engine": engine, "numbers": "fp32"}
+        with Worker() as worker:
+            if engine in ("onnxruntime", "openvino"):
+                worker.ask("convert", limit_seconds=300, **values)
+        with Worker() as worker:
+            worker.ask("open", limit_seconds=300, device="cpu", **values)
+            parity = worker.ask("parity", limit_seconds=300, folder=str(tmp_path))
+        assert (parity["n"], parity["top1"], parity["top5"]) == (16, 1.0, 1.0) and parity["cosine"] > 0.99999, engine
 
 
 def test_a_crash_and_other_outputs_are_in_the_table(

@@ -293,9 +293,9 @@ class Batcher:
                     if (left := end - time.perf_counter()) <= 0:
                         break
                     self._condition.wait(left)
-                taken = [self._ready.popleft() for _ in range(min(len(self._ready), self.max_batch))]
-                self.queued -= len(taken)
-                if batch := [item for item in taken if not item.answer.cancelled()]:
+                ready = [self._ready.popleft() for _ in range(min(len(self._ready), self.max_batch))]
+                self.queued -= len(ready)
+                if batch := [item for item in ready if not item.answer.cancelled()]:
                     return batch
 
     def _compute(self, batch: list[_Item]) -> None:

@@ -163,8 +163,8 @@ def load_subject(name: str) -> Subject:
         module = network.make()
         if file:
             load_weights(module, read_weights(Path(file)).tensors, head=(), what=f"{file} and {network_name}")
-        own = Input(size=network.shape[-1], mean=MEAN, std=STD, crop=0.875) if network.classes else None
-        return Subject(module=module.eval(), network=network, input=own, weights=file)
+        usual_input = Input(size=network.shape[-1], mean=MEAN, std=STD, crop=0.875) if network.classes else None
+        return Subject(module=module.eval(), network=network, input=usual_input, weights=file)
     if file or Path(name).exists() or is_pretrained(name):
         if Path(file or name).suffix in SUFFIXES:
             raise ModelError(f"{file or name} runs on the engine that it is for alone: name the run or the weights")

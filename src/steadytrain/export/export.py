@@ -175,10 +175,10 @@ def export_model(
     >>> import timm
     >>> folder = Path(tempfile.mkdtemp())
     >>> torch.save(timm.create_model("test_resnet").state_dict(), folder / "stock.pth")
-    >>> told = export_model(
+    >>> outcome = export_model(
     ...     folder / "stock.pth", folder / "net.pt2", model="timm/test_resnet", say=lambda line: None
     ... )
-    >>> told.is_kept, told.images, restore(folder / "net.pt2").classes[285]
+    >>> outcome.is_kept, outcome.images, restore(folder / "net.pt2").classes[285]
     (True, '64 images of noise', 'Egyptian cat')
     """
     path, kind = Path(output), kind_of(output)
@@ -552,21 +552,21 @@ def _compare(job: _Job, module: nn.Module, row: Row) -> tuple[Row, float]:
             if len(part):
                 ours.append(job.module(part).float().cpu())
                 theirs.append(module(part).float().cpu())
-    expected, found = torch.cat(ours), torch.cat(theirs)
-    if found.shape != expected.shape:
-        raise FailedError(f"the {row.format} file gives logits {list(found.shape)} instead of {list(expected.shape)}")
+    expected, actual = torch.cat(ours), torch.cat(theirs)
+    if actual.shape != expected.shape:
+        raise FailedError(f"the {row.format} file gives logits {list(actual.shape)} instead of {list(expected.shape)}")
     five = min(5, expected.shape[1])
     tolerance = TOLERANCE * max(1.0, float(expected.abs().max()))
-    row = replace(row, n=len(found), difference=float((found - expected).abs().max()))
-    return _with_agreement(row, found.topk(five).indices, expected.topk(five).indices), tolerance
+    row = replace(row, n=len(actual), difference=float((actual - expected).abs().max()))
+    return _with_agreement(row, actual.topk(five).indices, expected.topk(five).indices), tolerance
 
 
-def _with_agreement(row: Row, found: Tensor, expected: Tensor) -> Row:
+def _with_agreement(row: Row, actual: Tensor, expected: Tensor) -> Row:
     """Return a row that tells how often the likeliest classes, int64 [n, 5], agree."""
     return replace(
         row,
-        top1_agreement=float((found[:, 0] == expected[:, 0]).double().mean()),
-        top5_agreement=float((found.sort().values == expected.sort().values).all(1).double().mean()),
+        top1_agreement=float((actual[:, 0] == expected[:, 0]).double().mean()),
+        top5_agreement=float((actual.sort().values == expected.sort().values).all(1).double().mean()),
     )
 
 

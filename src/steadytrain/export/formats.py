@@ -104,8 +104,8 @@ def write_openvino(
     inputs, _ = _inputs(module, example, dynamic_batch)
     shapes = [[-1 if dynamic_batch else tensor.shape[0], *tensor.shape[1:]] for tensor in inputs]
     with _exporting("OpenVINO", dynamic_batch), replacing(path) as part:
-        one = inputs[0] if len(inputs) == 1 else inputs
-        network = openvino.convert_model(module, example_input=one, input=shapes)
+        example_input = inputs[0] if len(inputs) == 1 else inputs
+        network = openvino.convert_model(module, example_input=example_input, input=shapes)
         for tensor, name in zip(network.inputs, _numbered("images", len(inputs)), strict=True):
             tensor.get_tensor().set_names({name})
         for tensor, name in zip(network.outputs, _numbered("logits", len(network.outputs)), strict=True):

@@ -60,8 +60,8 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
 
     >>> from steadytrain.models import Input
     >>> input = Input(size=8, mean=(0.5,), std=(0.5,), crop=1.0, interpolation="bilinear", channels=1)
-    >>> one = Description(model="timm/test_vit", input=input, classes=("a", "b"), licence="mit")
-    >>> print(model_card(one, {}, name="small").split("\\n\\n")[2])
+    >>> description = Description(model="timm/test_vit", input=input, classes=("a", "b"), licence="mit")
+    >>> print(model_card(description, {}, name="small").split("\\n\\n")[2])
     `timm/test_vit`, an image classifier with 2 classes, exported by steadytrain.
     """
     input = described.input

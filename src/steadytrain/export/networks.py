@@ -57,9 +57,9 @@ VOCABULARY = 32_000
 class _Filters(NamedTuple):
     """Filters of the branches of a module; a pooling without ``projected`` filters passes its input on."""
 
-    one: int
+    filters_1x1: int
     reduced: int
-    three: int
+    filters_3x3: int
     reduced_double: int
     double: int
     projected: int
@@ -118,15 +118,16 @@ class _Branches(nn.Module):
 
     def __init__(self, num_in: int, of: _Filters) -> None:
         super().__init__()
-        stride = 1 if of.one else 2
+        stride = 1 if of.filters_1x1 else 2
         double = _conv(num_in, of.reduced_double, 1), _conv(of.reduced_double, of.double, 3)
-        branches = [_conv(num_in, of.one, 1)] if of.one else []
-        branches.append(nn.Sequential(_conv(num_in, of.reduced, 1), _conv(of.reduced, of.three, 3, stride=stride)))
+        branches = [_conv(num_in, of.filters_1x1, 1)] if of.filters_1x1 else []
+        single = _conv(num_in, of.reduced, 1), _conv(of.reduced, of.filters_3x3, 3, stride=stride)
+        branches.append(nn.Sequential(*single))
         branches.append(nn.Sequential(*double, _conv(of.double, of.double, 3, stride=stride)))
         pooling: nn.Module = nn.AvgPool2d(3, stride, 1) if of.pooling == "avg" else nn.MaxPool2d(3, stride, 1)
         branches.append(nn.Sequential(pooling, *([_conv(num_in, of.projected, 1)] if of.projected else [])))
         self.branches = nn.ModuleList(branches)
-        self.num_out = of.one + of.three + of.double + (of.projected or num_in)
+        self.num_out = of.filters_1x1 + of.filters_3x3 + of.double + (of.projected or num_in)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([branch(x) for branch in self.branches], 1)
@@ -204,7 +205,7 @@ class RegionDetector(nn.Module):
         self.detector: Any = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, **sides)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        return torch.cat([found["boxes"] for found in self.detector(list(images_BCHW))])
+        return torch.cat([boxes["boxes"] for boxes in self.detector(list(images_BCHW))])
 
 
 def _timm(name: str) -> nn.Module:
@@ -221,7 +222,8 @@ def _torchvision(name: str) -> nn.Module:
     return module
 
 
-_REGIONS = (3, 600, 800)
+_INCEPTION, _REGIONS = (3, 299, 299), (3, 600, 800)
+"""Shapes of images."""
 _WITHOUT_CHOICE = "the network alone, without the choice among overlapping boxes"
 
 NETWORKS: dict[str, Network] = {
@@ -229,10 +231,10 @@ NETWORKS: dict[str, Network] = {
     "vgg16": Network(title="VGG-16", make=partial(_torchvision, "vgg16")),
     "vgg19": Network(title="VGG-19", make=partial(_torchvision, "vgg19")),
     "inception-bn": Network(title="Inception-BN", make=InceptionBN),
-    "inception-v3": Network(title="Inception v3", make=partial(_timm, "inception_v3"), shape=(3, 299, 299)),
-    "inception-v4": Network(title="Inception v4", make=partial(_timm, "inception_v4"), shape=(3, 299, 299)),
+    "inception-v3": Network(title="Inception v3", make=partial(_timm, "inception_v3"), shape=_INCEPTION),
+    "inception-v4": Network(title="Inception v4", make=partial(_timm, "inception_v4"), shape=_INCEPTION),
     "inception-resnet-v2": Network(
-        title="Inception-ResNet v2", make=partial(_timm, "inception_resnet_v2"), shape=(3, 299, 299)
+        title="Inception-ResNet v2", make=partial(_timm, "inception_resnet_v2"), shape=_INCEPTION
     ),
     "resnet50": Network(title="ResNet-50", make=partial(_timm, "resnet50")),
     "resnet50-v2": Network(title="ResNet-50 v2", make=partial(_timm, "resnetv2_50")),

@@ -721,9 +721,10 @@ class Protocol(H11Protocol):
         self._since = self.loop.time()
         self._timer = self.loop.call_later(self.head_seconds, self._late)
         if len(self.connections) > MAX_CONNECTIONS:
-            idle = [one for one in self.connections if isinstance(one, Protocol) and one is not self and one.is_waiting]
+            others = (each for each in self.connections if isinstance(each, Protocol) and each is not self)
+            idle = [other for other in others if other.is_waiting]
             if idle:
-                min(idle, key=lambda one: one._since)._close()
+                min(idle, key=lambda other: other._since)._close()
             else:
                 self._close()
 

@@ -332,21 +332,14 @@ def _open(
     """Open an engine, its file written first; an EngineSpeed with an error where that fails."""
     engine, numbers = pair
     file, speed = ENGINES[engine].file(numbers), EngineSpeed(engine=engine, numbers=numbers, error=reason)
+    subject: dict[str, Any] = {"name": name, "folder": folder, "engine": engine, "numbers": numbers}
+    subject["threads"] = plan.threads
     if reason:
         return speed
     if file and file not in conversions:
         with Worker() as writer:
             try:
-                written = writer.ask(
-                    "convert",
-                    limit_seconds=PREPARE_SECONDS,
-                    name=name,
-                    folder=folder,
-                    engine=engine,
-                    numbers=numbers,
-                    threads=plan.threads,
-                )
-                conversions[file] = written["seconds"]
+                conversions[file] = writer.ask("convert", limit_seconds=PREPARE_SECONDS, **subject)["seconds"]
             except WorkerError as error:
                 conversions[file] = f"cannot be written for {ENGINES[engine].title}: {error}"
     converted = conversions.get(file, 0.0)
@@ -354,16 +347,7 @@ def _open(
         return replace(speed, error=converted)
     worker = stack.enter_context(Worker())
     try:
-        opened = worker.ask(
-            "open",
-            limit_seconds=OPEN_SECONDS,
-            name=name,
-            folder=folder,
-            engine=engine,
-            numbers=numbers,
-            device=plan.device,
-            threads=plan.threads,
-        )
+        opened = worker.ask("open", limit_seconds=OPEN_SECONDS, device=plan.device, **subject)
     except WorkerError as error:
         worker.close()
         return replace(speed, error=str(error))
@@ -434,10 +418,10 @@ def versions() -> dict[str, str]:
     """Return the versions of torch and of the engines that are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"torch": str(torch.__version__)}
+    installed = {"torch": str(torch.__version__)}
     for package in ("torchvision", "timm", "onnxruntime", "openvino", "tensorrt"):
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

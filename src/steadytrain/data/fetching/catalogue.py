@@ -65,8 +65,8 @@ def find_data_set(name: str) -> DataSet:
     spelt = {_plain(known): data_set for known, data_set in catalogue().items()} | {
         other: catalogue()[known] for other, known in OTHER_NAMES.items()
     }
-    if (found := spelt.get(_plain(name))) is not None:
-        return found
+    if (data_set := spelt.get(_plain(name))) is not None:
+        return data_set
     hint = did_you_mean(name.lower(), catalogue()) or f" There are: {', '.join(catalogue())}, imagenet."
     raise InputError(f"there is no data set {name} to fetch.{hint}")
 

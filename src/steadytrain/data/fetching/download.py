@@ -496,5 +496,5 @@ def _wrong(path: Path, file: RemoteFile) -> str:
 
 def _proxies() -> frozenset[Origin]:
     """Return the proxies that this machine is set up with: they may be in its own network."""
-    found = (_origin(url) for url in urllib.request.getproxies().values() if "://" in url)
-    return frozenset(origin for origin in found if origin is not None)
+    origins = (_origin(url) for url in urllib.request.getproxies().values() if "://" in url)
+    return frozenset(origin for origin in origins if origin is not None)

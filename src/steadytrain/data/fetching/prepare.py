@@ -167,10 +167,10 @@ def fetch_imagenet(
         raise InputError(f"--from {place} is no folder: name the one that holds ImageNet's archives")
     parts = imagenet.find_parts(place) if place else {}
     truth = imagenet.truth_beside(place / imagenet.VAL_TAR if place else Path(), None) if place else None
-    found = {imagenet.TRAIN_TAR: parts.get("train"), imagenet.VAL_TAR: parts.get("val"), imagenet.TRUTHS[0]: truth}
-    for step, (name, path) in enumerate(found.items(), 1):
+    paths = {imagenet.TRAIN_TAR: parts.get("train"), imagenet.VAL_TAR: parts.get("val"), imagenet.TRUTHS[0]: truth}
+    for step, (name, path) in enumerate(paths.items(), 1):
         say(f"step {step} of 4: {name}: {f'found, {path}' if path else 'missing'}")
-    if missing := [name for name, path in found.items() if path is None]:
+    if missing := [name for name, path in paths.items() if path is None]:
         where = f"to {place}" if place else "into one folder, unchanged"
         raise InputError(
             "ImageNet is handed out to registered users alone: register at https://image-net.org (an address of a"
@@ -186,7 +186,7 @@ def fetch_imagenet(
 
 def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:
     """Return the record files that are there, whole with their cards; nothing where one of them is not."""
-    found = []
+    files = []
     splits = ("train", "val", "test") if data_set.has_test else ("train", "val")
     for split in splits:
         path = folder / f"{data_set.name}-{split}.rec"
@@ -195,8 +195,8 @@ def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:
         except (OSError, UnicodeDecodeError, DataError):
             continue
         if path.exists() and path.stat().st_size == card.bytes:
-            found.append(PackedFile(path, card))
-    return found if len(found) == len(splits) else []
+            files.append(PackedFile(path, card))
+    return files if len(files) == len(splits) else []
 
 
 @contextmanager
@@ -228,15 +228,15 @@ def _source(data_set: DataSet, downloads: Path, paths: Mapping[str, Path]) -> Pa
         case "files":
             return downloads
         case "inner":
-            return _made_once(downloads / data_set.inner, lambda target: _take_out(first, data_set.inner, target))
+            return _write_once(downloads / data_set.inner, lambda target: _take_out(first, data_set.inner, target))
         case "stl10":
-            return _made_once(downloads / "stl10.tar", lambda target: _write_pictures(_stl10(first), target))
+            return _write_once(downloads / "stl10.tar", lambda target: _write_pictures(_stl10(first), target))
         case "svhn":
-            return _made_once(downloads / "svhn.tar", lambda target: _write_pictures(_svhn(paths), target))
+            return _write_once(downloads / "svhn.tar", lambda target: _write_pictures(_svhn(paths), target))
     return first
 
 
-def _made_once(target: Path, write: Callable[[Path], None]) -> Path:
+def _write_once(target: Path, write: Callable[[Path], None]) -> Path:
     """Write a file, whole or not at all, unless it is there."""
     if not target.exists():
         part = target.with_name(f"{target.name}.part")
@@ -269,7 +269,7 @@ def _read_members(archive: Path, wanted: Iterable[str], limit: int = MAX_LIST_BY
     Raises:
         DataError: it is damaged, lacks one of them, or exceeds the limits of an archive.
     """
-    missing, found = set(wanted), dict[str, bytes]()
+    missing, contents = set(wanted), dict[str, bytes]()
     try:
         with tarfile.open(archive, mode="r|*") as tar:
             for number, member in enumerate(tar):
@@ -280,10 +280,10 @@ def _read_members(archive: Path, wanted: Iterable[str], limit: int = MAX_LIST_BY
                     continue
                 if member.size > limit or (source := tar.extractfile(member)) is None:
                     raise DataError(f"{archive}: {name} has {size(member.size)}, more than {size(limit)}")
-                found[name] = source.read()
+                contents[name] = source.read()
                 missing.remove(name)
                 if not missing:
-                    return found
+                    return contents
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DataError(f"{archive} is damaged ({error}): delete it, and run the same command again") from error
     raise DataError(f"{archive} holds no {', '.join(sorted(missing))}: it is another file than it should be")
