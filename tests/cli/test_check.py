@@ -210,9 +210,9 @@ def test_several_sources_are_one_set(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "2 sources, 73 images" in capsys.readouterr().out
 
 
-def test_an_address_is_refused_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "https://example.org/a.rec"]) == 2
-    assert "https://example.org/a.rec is a web address: download the file" in capsys.readouterr().err
+def test_an_address_with_a_password_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "https://me:pw@example.org/a.rec"]) == 2
+    assert "https://...@example.org/a.rec holds a user or a password" in capsys.readouterr().err
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

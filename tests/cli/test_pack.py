@@ -82,7 +82,7 @@ def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureF
         (["photos", "out", "--classes", "x.json"], 2, "cannot read the card x.json"),
         (["a.lst", "out"], 2, "a.lst: line 2: 2 fields separated by tabs"),
         (["photos"], 2, "one name only, photos: name the images, then the output (steady pack photos OUT)"),
-        (["https://a.org/b.tar", "out"], 2, "is a web address: download the file"),
+        (["https://me:pw@a.org/b.tar", "out"], 2, "holds a user or a password"),
         (["photos", "out", "--shards", "0"], 2, "0 shards of 12 images: it must be from 1 to 12"),
         (["photos", "out", "--val-fraction", "1.5"], 2, "the fraction to hold out is 1.5"),
         (["photos", "out", "--val-fraction", "0.5", "--seed", "-1"], 2, "--seed is -1; it must be from 0"),

@@ -71,6 +71,8 @@ def check(
     if near and no_decode:
         raise InputError("--near compares images, and --no-decode does not look at them: drop one of the two")
     from steadytrain.data.checking.findings import KINDS
+    from steadytrain.data.storage.sources import local_sources
+    from steadytrain.data.storage.store import is_uri
 
     options: dict[str, Any] = {
         "decode": not no_decode,
@@ -81,14 +83,18 @@ def check(
     places = {"root": root, "labels": labels}
     documents: list[dict[str, Any]] = []
     code = 0
-    for report, examined in _reports(paths, val, places, options, writes=index or salvage is not None):
-        if not json:
-            print_text("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns))
-        written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
-        documents.append({**report.to_dict(), "written": written})
-        errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
-        if any(not (written.get("index") and kind.startswith("index-")) for kind in errors):
-            code = 1
+    writes = index or salvage is not None
+    if writes and any(map(is_uri, paths)):
+        raise InputError("--index and --salvage write beside a .rec, and not into a store: download it first")
+    with local_sources(paths, note) as names:
+        for report, examined in _reports(names, val, places, options, writes=writes):
+            if not json:
+                print_text("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns))
+            written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
+            documents.append({**report.to_dict(), "written": written})
+            errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
+            if any(not (written.get("index") and kind.startswith("index-")) for kind in errors):
+                code = 1
     if json:
         print_json(documents[0] if len(documents) == 1 else documents)
     return code
@@ -105,7 +111,7 @@ def _reports(
 
     names: list[str] = []
     for pattern in paths:  # one may stand for several record files
-        files = record_files(pattern) if pattern.endswith(".rec") else []
+        files = record_files(pattern) if pattern.endswith((".rec", ".rec}")) else []
         names += map(str, files) if len(files) > 1 else [pattern]
     if all(_is_records(Path(name)) for name in names):
         for flag, place in places.items():

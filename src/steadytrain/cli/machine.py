@@ -172,8 +172,11 @@ def feed(
             measured = measure(loader, seconds=seconds)
             kept_bytes = loader.stats().kept_bytes
         speeds = _transform_speeds(records, crop, chosen, batch_size)
+        if faults := records.new_faults():
+            note(faults)
+        fetched = records.traffic()
         document = {
-            "data": str(records.path),
+            "data": records.name,
             "n": len(records),
             "bytes": sum(path.stat().st_size for path in record_files(records.path)),
             "work": work,
@@ -182,6 +185,7 @@ def feed(
             "threads": threads,
             "cores": facts.cores(),
             "kept_bytes": kept_bytes,
+            **({} if fetched is None else {"store": vars(fetched)}),
             "first_batch_seconds": measured.first_batch_seconds,
             "first_pass": None if measured.first_pass is None else vars(measured.first_pass),
             **vars(measured.steady),

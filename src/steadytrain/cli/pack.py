@@ -60,7 +60,8 @@ def pack(
     Args:
         places: What to pack: a folder of classes or of train, val and test; a .lst, a CSV or TSV; a tar, a zip or
             WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. The last
-            argument is the output: OUT.rec, OUT.idx, OUT.json and OUT.lst; OUT-train.rec and so on for splits.
+            argument is the output: OUT.rec, OUT.idx, OUT.json and OUT.lst; OUT-train.rec and so on for splits. Any of
+            them may be a URI, such as s3://bucket/photos (docs: storage).
         labels: A file of labels (CSV, ImageNet's ground truth) for images without folders.
         classes: Use the class list of this card (.json), in its order: for validation data, the training set's.
         only: Keep only the classes named (--only cat --only dog).
@@ -122,19 +123,24 @@ def pack(
     options: dict[str, Any] = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
     with progress_once_known(f"packing {what}", resumes=True) as advance:
         from steadytrain.data.packing.pack import pack as pack_records
+        from steadytrain.data.storage.store import Place, is_uri
 
         packed = pack_records(sources, out, **lookup, **selection, **settings, **options, progress=advance, say=note)
+    store = Place.parse(out) if is_uri(out) else None
+    names = [str(file.path if store is None else store.sibling(file.path.name)) for file in packed]
     if json:
-        cards = [{"path": str(file.path), **json_module.loads(file.card.to_json())} for file in packed]
+        cards = [{"path": name, **json_module.loads(f.card.to_json())} for f, name in zip(packed, names, strict=True)]
         print(json_module.dumps(cards))
     else:
-        print_text("\n".join(clean(line) for file in packed for line in _summary(file)))
+        print_text(
+            "\n".join(clean(line) for file, name in zip(packed, names, strict=True) for line in _summary(file, name))
+        )
 
 
-def _summary(packed: PackedFile) -> Iterator[str]:
+def _summary(packed: PackedFile, name: str) -> Iterator[str]:
     """Yield what a person wants to know of one file."""
     card = packed.card
-    yield f"{packed.path}: {card.num_images:,} images, {bytes_text(card.bytes)}, sha256 {card.digest[:12]}"
+    yield f"{name}: {card.num_images:,} images, {bytes_text(card.bytes)}, sha256 {card.digest[:12]}"
     if len(card.classes) > MAX_CLASSES:
         yield f"  classes   {len(card.classes):,}, of {min(card.counts):,} to {max(card.counts):,} images"
     elif card.classes:
@@ -157,7 +163,7 @@ def _summary(packed: PackedFile) -> Iterator[str]:
         yield f"  left out  {len(card.rejected):,}, because they cannot be used:"
         yield from (f"    {file.name}: {file.reason}" for file in card.rejected[:MAX_REJECTED])
     if (more := len(card.rejected) - MAX_REJECTED) > 0:
-        yield f"    and {more:,} more; {packed.path.with_suffix('.json')} names them all"
+        yield f"    and {more:,} more; {name.removesuffix('.rec')}.json names them all"
 
 
 def _print_estimate(
@@ -178,12 +184,17 @@ def _print_estimate(
     from steadytrain.data.recordio.card import read_classes
     from steadytrain.data.sources.find import find_all
     from steadytrain.data.sources.select import Selection
+    from steadytrain.data.storage.sources import local_sources
     from steadytrain.machine import facts
 
     what, asked = " ".join(sources), PackSettings(**settings)
     classes = None if lookup["classes"] is None else read_classes(lookup["classes"])
-    with tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch, progress("trying", 0, unit="steps") as advance:
-        listings = find_all(sources, **lookup | {"classes": classes}, scratch=Path(scratch), say=note)
+    with (
+        tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch,
+        local_sources(sources, note) as places,
+        progress("trying", 0, unit="steps") as advance,
+    ):
+        listings = find_all(places, **lookup | {"classes": classes}, scratch=Path(scratch), say=note)
         sampled = trial.draw_sample(Selection(**selection).of(listings, note))
         shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224

@@ -350,6 +350,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
     """
     from steadytrain.data.sources.filenames import is_pattern
     from steadytrain.data.sources.find import require_there
+    from steadytrain.data.storage.store import is_uri, local_name
 
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
@@ -363,7 +364,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
     require_there(train)
     for flag, key in (("--val", "data.val"), ("--weights", "model.weights")):
         file = options.value(key)
-        if isinstance(file, str) and not Path(file).exists() and not is_pattern(file):
+        if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
             folder = Path(file).parent
             siblings = [path.name for path in folder.iterdir()] if folder.is_dir() else []
             near = did_you_mean(Path(file).name, siblings)

@@ -88,10 +88,10 @@ class DataSets:
         """Describe the data for a run's first event."""
         rejected = () if self.train.card is None else self.train.card.rejected
         return {
-            "train": str(self.train.path),
+            "train": self.train.name,
             "train_digest": self.train.digest,
             "num_train": self.num_train,
-            "val": None if self.val is None else str(self.val.path),
+            "val": None if self.val is None else self.val.name,
             "val_digest": None if self.val is None else self.val.digest,
             "num_val": self.num_val,
             "held_out": self.held_out,
@@ -102,6 +102,11 @@ class DataSets:
             "num_rejected": len(rejected),
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }
+
+    def new_faults(self) -> list[str]:
+        """Word which requests to a store were repeated since it was last asked."""
+        sets = {id(records): records for records in (self.train, self.val) if records is not None}
+        return list(filter(None, (records.new_faults() for records in sets.values())))
 
     def close(self) -> None:
         self.train.close()
@@ -134,6 +139,8 @@ def look(
             _prepare_val(data, data.val, train, prepare)
         opened = stack.enter_context(open_records(train))
         _require_classes(opened)
+        if faults := opened.new_faults():
+            say(faults)
         return Facts(len(opened), len(opened.class_list), opened.channels, opened.largest_side)
 
 

@@ -17,6 +17,8 @@ from steadytrain.config.defaults import FEW_IMAGES, FINETUNED_MODELS, SMALL, app
 from steadytrain.config.plain import leaves
 from steadytrain.data.sources.filenames import find_validation_records
 from steadytrain.data.sources.find import require_there
+from steadytrain.data.storage.object_cache import find_validation_object
+from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import RecipeError
 from steadytrain.optim import check_name
 from steadytrain.run import Run
@@ -115,11 +117,14 @@ def choose_recipe(
         say: is called with each line for the user.
         progress: as of :func:`~steadytrain.data.packing.pack.pack`.
     """
-    data = data if "://" in data else str(Path(data))  # photos/ and ./photos are photos, and give the same run
+    data = (
+        data if is_uri(data) else str(Path(local_name(data)))
+    )  # photos/ and ./photos are photos, and give the same run
     require_there(data)
     chosen = {**dict(leaves(file_values)), **changes}
     changes = {**changes, "data.train": data}
-    if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_validation_records(data)):
+    find_val = find_validation_object if is_uri(data) else find_validation_records
+    if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_val(data)):
         say(f"validation data: {val}, found beside {data} (--holdout 0.1 holds out a part of {data} instead)")
         changes["data.val"] = str(val)
     model, weights = chosen.get("model.name"), chosen.get("model.weights")

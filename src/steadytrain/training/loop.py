@@ -171,6 +171,7 @@ def steps(
             step = 0 if session is None else session.state.cursor.step
             with contextlib.suppress(SteadyError):
                 if session is not None:
+                    _notice_faults(session)
                     for event in _notices(session):
                         log.append(event)
                     log.append(session.clock.account())
@@ -262,8 +263,10 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             yield from session.save()
         if clock.is_due():
             yield from _accounts(session)
+            _notice_faults(session)
         if signal or done:
             break
+    _notice_faults(session)
     yield from _notices(session)
     if session.steps == 0 and not signal:  # a probe alone
         yield from session.save()
@@ -465,6 +468,11 @@ def _killed_words(before: Progress, machine: Mapping[str, Any]) -> str:
     if started.get("host") == machine["host"] and then is not None and now is not None and now > then:
         words += "; the kernel has ended a process of this control group since, because memory ran out"
     return "; ".join(filter(None, (words, memory_words(before.machine))))
+
+
+def _notice_faults(session: Session) -> None:
+    for message in session.data.new_faults():
+        session.notices.put(message)
 
 
 def _notices(session: Session) -> Iterator[Event]:

@@ -73,7 +73,7 @@ def test_a_folder_of_images_with_labels_in_a_file(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "nothing there": ("photo", {}, r"there is no file or folder .*photo\. Did you mean photos\?"),
-    "an address": ("https://x.org/a.tar", {}, "is a web address: download the file"),
+    "an address": ("https://x.org/a.tar", {}, "is in a store: name a local copy"),
     "images": ("photos/cat/*.png", {}, "names 2 images without labels"),
     "folders": ("photos/*", {}, r"names .*cat, a folder: give one folder"),
     "kinds": ("{a.tar,list.csv}", {}, r"names files of several kinds \(a\.tar, list\.csv\)"),

@@ -502,8 +502,10 @@ class BatchWorker:
 
     def _survey(self) -> Ints | None:
         """Read heights and widths of images spread over the data, int64[k, 2]; None where one cannot be kept."""
-        heads = []
-        for sample in np.unique(np.linspace(0, len(self.ids) - 1, SURVEYED, dtype=np.int64)).tolist():
+        heads, samples = [], np.unique(np.linspace(0, len(self.ids) - 1, SURVEYED, dtype=np.int64))
+        if self.readahead is not None:
+            self.readahead.source.settle(self.ids[samples])  # together, where they come from far away
+        for sample in samples.tolist():
             with suppress(BadImageError):
                 heads.append(probe(self._bytes(sample)))
         return np.array([head.size for head in heads]).reshape(-1, 2) if all(map(self._is_exact, heads)) else None

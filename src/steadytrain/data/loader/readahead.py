@@ -9,15 +9,16 @@ surroundings, which nobody wants (``read_ahead_kb`` of the disk; measured: fifty
 
 This changes when bytes are read and nothing else. It ends after one pass over data that fit into half of the memory,
 which then holds them all; larger data are read ahead as long as they are used, and asked for once more just before they
-are needed, in case memory was short. Nothing is done where the system has no such call (macOS, Windows), or where the
-source does not say where its images lie. What it is worth: ``benchmarks/feed_order.py``.
+are needed, in case memory was short. What lies in a store on the network is fetched to the disk in the same order, and
+as long as the disk has no room for all of it. Nothing is done where the system has no such call (macOS, Windows), or
+where the source does not say where its images lie. What it is worth: ``benchmarks/feed_order.py``.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -49,6 +50,18 @@ class LocatedSource(Protocol):
 
     def settle(self, numbers: Ints, /) -> None:
         """Wait for what asking for these images looks at, without holding the interpreter's lock."""
+
+
+@runtime_checkable
+class FetchedSource(LocatedSource, Protocol):
+    """A source whose images may lie in a store on the network, and not, or no longer, on this machine's disk."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether what was read once is on the disk from then on."""
+
+    def ask(self, stretches: Sequence[Extent], /) -> None:
+        """Begin to fetch what is not on the disk, and return."""
 
 
 @dataclass(slots=True)
@@ -97,7 +110,9 @@ class Readahead:
         mean = max(1, int(sizes.clip(0).mean()))
         self.samples = min(max(1, AHEAD_BYTES // mean), MOST_SAMPLES)
         source.scatter()
-        self.fits = mean * len(ids) < facts.memory_bytes() // 2
+        self._fetched = source if isinstance(source, FetchedSource) else None
+        stays = self._fetched is None or self._fetched.stays
+        self.fits = mean * len(ids) < facts.memory_bytes() // 2 and stays
         self._lock = threading.Lock()
         self._begun: int | None = None
         self._stretches: list[_Stretch] = []
@@ -117,6 +132,8 @@ class Readahead:
             self._stretches = [present, following]
             done = (end - present.first) / max(1, present.end - present.first)
             wanted = present.take(1.0) + following.take(done)
+        if self._fetched is not None:
+            self._fetched.ask(wanted)
         _ask(wanted)
 
     def again(self, samples: Ints) -> None:

@@ -18,6 +18,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ import simplejpeg
 from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, Subsampling, encode_all
 from steadytrain.data.packing.images import PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.card import Card, Rejected, card_path, digest_of_spots, read_classes
+from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.lst import RecordList, format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
@@ -37,6 +38,9 @@ from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
 from steadytrain.data.sources.select import Identical, Selection, shard
+from steadytrain.data.storage.outgoing import Outgoing
+from steadytrain.data.storage.sources import local_sources
+from steadytrain.data.storage.store import is_uri
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.machine.cgroups import cores
 
@@ -97,7 +101,8 @@ def pack(
     Args:
         source: a folder of classes or of splits, a ``.lst``, a table, an archive, shards, idx or CIFAR files, a
             ``.rec``; several are merged.
-        out: where to, with or without ``.rec``.
+        out: where to, with or without ``.rec``; a URI (``s3://bucket/photos.rec``) sends the files to a store when all
+            of them are complete.
         root: the folder that a list's or a table's paths start from; None: its own.
         labels: a file of labels, for images that lie in no folders of classes.
         classes: a card whose class list, in its order, is to be used.
@@ -118,7 +123,7 @@ def pack(
         say: takes remarks, a line each.
 
     Returns:
-        What was written, training set first.
+        What was written, training set first; of what was sent to a store, the paths that it had before.
 
     Raises:
         DataError: the source, the class list or a setting cannot be used, or something would be overwritten.
@@ -149,23 +154,54 @@ def pack(
     sources = [str(source)] if isinstance(source, str | Path) else [str(path) for path in source]
     if not sources:
         raise DataError("name at least one source")
-    path = record_path(Path(out), Path(sources[0]))
+    outgoing = Outgoing(f"{str(out).removesuffix('.rec')}.rec") if is_uri(out) else None
+    path = record_path(Path(out), Path(sources[0])) if outgoing is None else outgoing.path
     class_list = read_classes(classes) if classes is not None else None
-    with scratch_beside(path) as scratch:
+    with scratch_beside(path) as scratch, local_sources(sources, say or mute) as places:
         listings = find_all(
-            sources, root=root, labels=labels, classes=class_list, group=group, scratch=scratch, say=say or mute
+            places, root=root, labels=labels, classes=class_list, group=group, scratch=scratch, say=say or mute
         )
-        return pack_listings(
-            assign_files(selection.of(listings, say or mute), path, shards),
+        files = assign_files(selection.of(listings, say or mute), path, shards)
+        pack_files = partial(
+            pack_listings,
+            files,
             settings,
             source=" ".join(sources),
             scratch=scratch,
             max_bad=max_bad,
             workers=workers,
-            force=force,
             progress=progress or mute,
             say=say or mute,
         )
+        if outgoing is None:
+            return pack_files(force=force)
+        work = digest(settings, [" ".join(sources).encode(), *identity([part for _, part in files], scratch=scratch)])
+        return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say or mute)
+
+
+def _pack_and_send(
+    outgoing: Outgoing,
+    work: str,
+    files: Sequence[Path],
+    pack_files: Callable[..., list[PackedFile]],
+    *,
+    force: bool,
+    say: Callable[[str], None],
+) -> list[PackedFile]:
+    """Pack files in the cache, unless an earlier process did, and send them to a store."""
+    if not outgoing.is_made(work):
+        if not force:
+            outgoing.require_free(files)
+        pack_files(force=True)
+        outgoing.mark_made(work)
+    packed = []
+    for file in files:
+        card = card_of(file)
+        assert card is not None
+        packed.append(PackedFile(file, card))
+    beside = [file.with_suffix(suffix) for file in files for suffix in (".idx", ".lst", ".json")]
+    outgoing.send(work, [path for path in (*beside, *files) if path.exists()], say)  # records last: see RecordWriter
+    return packed
 
 
 def assign_files(listings: Sequence[Listing], path: Path, shards: int | None = None) -> list[tuple[Path, Listing]]:

@@ -26,13 +26,23 @@ from typing import Literal
 from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import Progress, assign_files, digest, identity, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.card import LabelNames, card_for, read_classes, record_files, refuse_other_classes
+from steadytrain.data.recordio.card import (
+    LabelNames,
+    card_for,
+    join_paths,
+    read_classes,
+    record_files,
+    refuse_other_classes,
+)
 from steadytrain.data.sources import filenames
 from steadytrain.data.sources.filenames import group_by_split
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.labels import require_zero_or_one
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
+from steadytrain.data.storage.object_cache import open_objects
+from steadytrain.data.storage.sources import local_sources
+from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
 from steadytrain.format import clean
 from steadytrain.machine.facts import cache_folder
@@ -112,23 +122,26 @@ def prepare(
         class_list: tuple[str, ...] | None = read_classes(classes)
     else:
         class_list = classes if classes is None or isinstance(classes, tuple) else tuple(classes)
-    prepared = _as_records(str(source), root, labels)
-    if prepared is None:
-        prepared = _Request(
-            source=str(source),
-            root=None if root is None else Path(root),
-            labels=None if labels is None else Path(labels),
-            classes=class_list,
-            trainable=trainable,
-            only=only,
-            settings=Settings(shorter_side=shorter_side),
-            place=(Path(cache) if cache is not None else default_cache()) / "packed",
-            workers=workers,
-            say=say,
-            progress=progress or mute,
-            say_reused=say_reused,
-            check=check,
-        ).get()
+    source = local_name(str(source))
+    with contextlib.ExitStack() as stack:
+        prepared = _as_records(source, root, labels, say)
+        if prepared is None:
+            [source] = stack.enter_context(local_sources([source], say))
+            prepared = _Request(
+                source=source,
+                root=None if root is None else Path(root),
+                labels=None if labels is None else Path(labels),
+                classes=class_list,
+                trainable=trainable,
+                only=only,
+                settings=Settings(shorter_side=shorter_side),
+                place=(Path(cache) if cache is not None else default_cache()) / "packed",
+                workers=workers,
+                say=say,
+                progress=progress or mute,
+                say_reused=say_reused,
+                check=check,
+            ).get()
     card = card_for(prepared.train)
     if class_list and card is not None:
         refuse_other_classes(card.class_list, class_list, of=prepared.train, card=card_name)
@@ -147,25 +160,22 @@ def default_cache() -> Path:
     return folder
 
 
-def _as_records(source: str, root: object, labels: object) -> Prepared | None:
+def _as_records(source: str, root: object, labels: object, say: Say) -> Prepared | None:
     """Return record files as they are; None for whatever has to be packed."""
     if Path(source).suffix != ".rec" or Path(source).is_dir():
         return None
     if root is not None or labels is not None:
         option = "--root" if root is not None else "--labels"
         raise DataError(f"{source} has its labels in it: drop {option}")
-    files = record_files(source)
+    files = open_objects(source, say) if is_uri(source) else record_files(source)
     if not files[0].exists():
         siblings = [file.name for file in files[0].parent.glob("*.rec")]
         raise DataError(f"there is no file {source}.{did_you_mean(files[0].name, siblings)}")
     groups = group_by_split(files, [file.name for file in files], source)
     if len(groups) == 1:
-        return Prepared(Path(source), None)
+        return Prepared(join_paths(files) if is_uri(source) else Path(source), None)
     # ``OUT-{train,val}.rec`` has two sets, each of which may be several files.
-    sets = {
-        split: group[0] if len(group) == 1 else Path("{" + ",".join(map(str, group)) + "}")
-        for split, group in groups.items()
-    }
+    sets = {split: join_paths(group) for split, group in groups.items()}
     return Prepared(sets.get("train") or next(iter(sets.values())), sets.get("val"))
 
 

@@ -17,6 +17,9 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from steadytrain.config.plain import build, check_types, plain
 from steadytrain.data.sources import filenames
 from steadytrain.errors import DataError, RecipeError
@@ -215,11 +218,15 @@ def digest_of_spots(read: Callable[[int, int], bytes | memoryview], size: int) -
     another.
     """
     sha256 = hashlib.sha256(size.to_bytes(8, "little"))
-    last = max(size - _SPOT_BYTES, 0)
-    for number in range(_SPOTS):
-        start = last * number // (_SPOTS - 1)
-        sha256.update(read(start, min(start + _SPOT_BYTES, size)))
+    for start, end in zip(*(column.tolist() for column in spots_of(size)), strict=True):
+        sha256.update(read(start, end))
     return sha256.hexdigest()
+
+
+def spots_of(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the blocks of :func:`digest_of_spots` begin and end."""
+    starts = max(size - _SPOT_BYTES, 0) * np.arange(_SPOTS) // (_SPOTS - 1)
+    return starts, np.minimum(starts + _SPOT_BYTES, size)
 
 
 def card_path(records: Path) -> Path:
@@ -313,6 +320,11 @@ def record_files(path: str | Path) -> list[Path]:
     if named.exists() or not filenames.is_pattern(str(path)):
         return [named]
     return filenames.expand(str(path))
+
+
+def join_paths(files: Sequence[Path]) -> Path:
+    """Name several record files by one pattern."""
+    return files[0] if len(files) == 1 else Path("{" + ",".join(map(str, files)) + "}")
 
 
 def card_for(path: Path) -> Card | None:

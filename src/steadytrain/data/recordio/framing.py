@@ -21,7 +21,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,15 @@ def frame(payload: bytes) -> bytes:
     return b"".join([*parts, bytes(-len(payload) % 4)])
 
 
-def read_payload(file: memoryview, offset: int) -> memoryview:
+class Contents(Protocol):
+    """The bytes of a file: a memoryview, or what gives parts of one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> memoryview: ...
+
+
+def read_payload(file: Contents, offset: int) -> memoryview:
     """Return the payload of the record that begins at ``offset``: a view into ``file`` unless it lies there in parts.
 
     Raises:
@@ -120,11 +128,11 @@ def read_payload(file: memoryview, offset: int) -> memoryview:
     return memoryview(_MAGIC.join(parts))
 
 
-def _part(file: memoryview, offset: int) -> tuple[int, int, int]:
+def _part(file: Contents, offset: int) -> tuple[int, int, int]:
     """Return the cflag of a part, and where its bytes start and end."""
     if not 0 <= offset <= len(file) - 8:
         raise DataError(f"the file ends at byte {len(file):,}, before the record at byte {offset:,}")
-    magic, word = _FRAME.unpack_from(file, offset)
+    magic, word = _FRAME.unpack(file[offset : offset + 8])
     if magic != MAGIC:
         raise DataError(f"no record begins at byte {offset:,}")
     start = offset + 8

@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 
 from steadytrain.data.checking.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
 from steadytrain.data.packing.images import BadImageError, read_header
-from steadytrain.data.recordio.card import Card, LabelNames, card_of, digest_of_spots, merge_cards, record_files
+from steadytrain.data.recordio.card import (
+    Card,
+    LabelNames,
+    card_of,
+    digest_of_spots,
+    join_paths,
+    merge_cards,
+    record_files,
+    spots_of,
+)
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
 from steadytrain.data.recordio.index import (
     Columns,
@@ -38,7 +47,9 @@ from steadytrain.data.recordio.index import (
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
 from steadytrain.data.sources.filenames import printable
-from steadytrain.errors import DataError, StorageError
+from steadytrain.data.storage.object_cache import Mirror, Traffic, mirror_of, open_objects
+from steadytrain.data.storage.store import faults_words, is_uri
+from steadytrain.errors import DataError, SteadyError, StorageError
 
 try:
     import fcntl
@@ -95,13 +106,21 @@ class Extents(NamedTuple):
 
 @dataclass(eq=False)
 class _File:
-    """One of the files: its map, where its records begin, and the card beside it, if there is one."""
+    """One of the files: its map, where its records begin, and the card beside it, if there is one.
+
+    Of an object in a store not all bytes are in the map: its ``view`` fetches them.
+    """
 
     path: Path
     map: mmap.mmap
-    view: memoryview
+    view: memoryview | Mirror
     offsets: Offsets
     card: Card | None
+
+    @property
+    def shown(self) -> str:
+        """The path, or the URI of what it mirrors."""
+        return self.view.uri if isinstance(self.view, Mirror) else str(self.path)
 
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
@@ -110,17 +129,22 @@ class _File:
         ends = np.append(begins[1:], len(self.view))
         return self.offsets, ends[np.searchsorted(begins, self.offsets)] - self.offsets
 
+    def ranges(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return first bytes and ends of some records, int64[n]."""
+        starts = self.extents[0][rows]
+        return starts, starts + self.extents[1][rows]
+
     @cached_property
     def columns(self) -> Columns:
         try:
             columns = read_columns(self.view, self.offsets)
         except DataError as error:
-            raise DataError(f"{self.path}: {error}") from None
+            raise DataError(f"{self.shown}: {error}") from None
         try:
             require_complete(self.view, self.offsets)
         except DataError as error:
             raise DataError(
-                f"{self.path}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
+                f"{self.shown}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
             ) from None
         return columns
 
@@ -167,6 +191,8 @@ class _File:
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
             return self.card.digest
+        if isinstance(self.view, Mirror):  # not read whole for that: what its store tells contents apart by
+            return hashlib.sha256(repr(self.view.facts).encode()).hexdigest()
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -185,18 +211,28 @@ def _open_file(path: Path) -> _File:
         raise DataError(f"{path} is empty: pack or copy it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    view = memoryview(mapped)
+    view = mirror_of(path) or memoryview(mapped)
     try:
         card = card_of(path)
         offsets = _find_records(path, view)
         if card is not None:
             _require_card_fits(card, view, offsets)
-    except DataError as error:
-        raise error if str(path) in str(error) else DataError(f"{path}: {error}") from None
+    except SteadyError as error:
+        _release(view)
+        if not isinstance(error, DataError) or str(path) in str(error):
+            raise
+        raise DataError(f"{path}: {error}") from None
     return _File(path, mapped, view, offsets, card)
 
 
-def _find_records(path: Path, view: memoryview) -> Offsets:
+def _release(view: memoryview | Mirror) -> None:
+    if isinstance(view, memoryview):
+        view.release()
+    else:
+        view.close()
+
+
+def _find_records(path: Path, view: memoryview | Mirror) -> Offsets:
     """Find where records begin, by the index or, where there is none, by scanning."""
     start = bytes(view[:64])
     if start.startswith(b"version https://git-lfs"):
@@ -209,18 +245,28 @@ def _find_records(path: Path, view: memoryview) -> Offsets:
     except DataError as error:
         raise DataError(f"{error}: {_index_remedy(path, view)}") from error
     if not len(offsets):
-        return scan(view)
+        return scan(_whole(view))
     if len(offsets) > 1 and not np.diff(offsets).all():
         raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
     try:
-        require_records(view, offsets[_spread(len(offsets), _SAMPLE)])
+        is_here = isinstance(view, memoryview)  # or else each of them is fetched
+        rows = _spread(len(offsets), _SAMPLE if is_here else _SAMPLE // 16)
+        if isinstance(view, Mirror):
+            view.require(offsets[rows], np.append(offsets, len(view))[rows + 1])
+        require_records(view, offsets[rows])
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
 
 
-def _index_remedy(path: Path, view: memoryview) -> str:
+def _whole(view: memoryview | Mirror) -> memoryview:
+    return view if isinstance(view, memoryview) else view.whole()
+
+
+def _index_remedy(path: Path, view: memoryview | Mirror) -> str:
     """What mends a wrong index: writing it anew, where the records themselves are whole."""
+    if isinstance(view, Mirror):
+        return "upload both again"
     file = shlex.quote(str(path))
     try:
         scan(view)
@@ -251,9 +297,12 @@ def none_is_an_image(count: int, reason: str) -> str:
     return f"none of {count:,} records holds an image (the first: {reason})"
 
 
-def _require_card_fits(card: Card, view: memoryview, offsets: Offsets) -> None:
+def _require_card_fits(card: Card, view: memoryview | Mirror, offsets: Offsets) -> None:
     if card.num_images != len(offsets):
         raise DataError(f"it holds {len(offsets)} records, its card states {card.num_images}: pack again")
+    if isinstance(view, Mirror):
+        starts, ends = spots_of(len(view))
+        view.require(starts, ends)
     if card.spots and card.spots != digest_of_spots(lambda start, end: view[start:end], len(view)):
         raise DataError("it is not the file that its card describes: copy both again, or remove the card")
     if card.by_class:
@@ -296,18 +345,23 @@ class Records:
         self._files = tuple(files)
         self._starts = [0, *accumulate(len(file.offsets) for file in files)]
         self._closed = False
+        self._told = Traffic()
 
     @staticmethod
     def open(path: str | Path) -> Records:
         """Open a ``.rec`` by its ``.idx``, or by scanning where there is none.
 
         Args:
-            path: of the file; or of several, as ``OUT-{00000..00003}-of-00004.rec`` or ``OUT-*.rec``.
+            path: of the file; or of several, as ``OUT-{00000..00003}-of-00004.rec`` or ``OUT-*.rec``. A URI
+                (``s3://bucket/train.rec``) is of an object, which is fetched as it is read.
 
         Raises:
             DataError: no such file, not a record file, cut short, an index or a card of another file, or several files
                 with different classes.
+            StorageError: the store of an object does not answer.
         """
+        if isinstance(path, str) and is_uri(path):
+            path = join_paths(open_objects(path))
         files: list[_File] = []
         try:
             for file_path in record_files(path):
@@ -315,7 +369,7 @@ class Records:
             return Records(Path(path), files)
         except BaseException:
             for file in files:
-                file.view.release()
+                _release(file.view)
                 file.map.close()
             raise
 
@@ -337,7 +391,11 @@ class Records:
         file, row = self._at(number)
         view, offset = file.view, int(file.offsets[row])
         try:
-            if file.map.size() < len(view):  # what lies behind its end now would end this process
+            if isinstance(view, Mirror):
+                if self._closed:
+                    raise DataError("closed")
+                view, offset = view[offset : offset + int(file.extents[1][row])], 0
+            elif file.map.size() < len(view):  # what lies behind its end now would end this process
                 raise StorageError(
                     f"{file.path} was truncated while being read, from {len(view):,} to"
                     f" {file.map.size():,} bytes: put the whole file back and run the same command again"
@@ -398,15 +456,47 @@ class Records:
     def settle(self, numbers: Ints) -> None:
         """Wait until the beginnings of some records, int64[n], are in memory, without holding the interpreter's lock.
 
-        :meth:`image` looks at them with the lock held: on a slow disk, no other thread could go on meanwhile.
+        :meth:`image` looks at them with the lock held: on a slow disk, no other thread could go on meanwhile. Of an
+        object in a store, wait until all of the records are on disk; StorageError where that cannot be.
         """
         for file, _, within in self._by_file(numbers):
             with contextlib.suppress(ValueError):  # the file is closed
+                if isinstance(file.view, Mirror):
+                    file.view.require(*file.ranges(within))
+                    continue
                 if file.map.size() < len(file.view):
                     continue  # image() raises
                 begins = file.offsets[within]
                 ends = np.minimum(begins + _HEAD_BYTES, len(file.view) - 1)
                 np.frombuffer(file.map, np.uint8).take(np.concatenate((begins, ends)))
+
+    def ask(self, stretches: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to fetch stretches, as of :meth:`Extents.stretches`, that are in a store and not here."""
+        for file in self._files:
+            if isinstance(file.view, Mirror):
+                bounds = [(start, end) for path, start, end in stretches if path == str(file.path)]
+                file.view.ask(*np.array(bounds, np.int64).reshape(-1, 2).T)
+
+    @property
+    def stays(self) -> bool:
+        """Whether what was read once is here from then on: False for an object that the cache has no room for."""
+        return all(isinstance(file.view, memoryview) or file.view.stays for file in self._files)
+
+    def traffic(self) -> Traffic | None:
+        """Return what was fetched of these files since they were opened, also by others; None: they are in no store."""
+        mirrored = [file.view.traffic() - file.view.began for file in self._files if isinstance(file.view, Mirror)]
+        return sum(mirrored, start=Traffic()) if mirrored else None
+
+    def new_faults(self) -> str:
+        """Word which requests to a store were repeated since it was last asked; empty where none was."""
+        before, self._told = self._told, self.traffic() or Traffic()
+        words = faults_words((self._told - before).faults)
+        return f"{self.name}: {words}" if words else ""
+
+    @property
+    def name(self) -> str:
+        """What it was opened as, for people: the path, or the URI of an object."""
+        return self._files[0].shown if len(self._files) == 1 else str(self.path)
 
     def extents(self, numbers: Ints) -> Extents:
         """Return where the records ``numbers``, int64[n], lie on disk."""
@@ -524,7 +614,7 @@ class Records:
         """Let go of the files; closing twice is fine."""
         self._closed = True
         for file in self._files:
-            file.view.release()
+            _release(file.view)
             with contextlib.suppress(BufferError):  # views are still out: the map goes with the last of them
                 file.map.close()
 

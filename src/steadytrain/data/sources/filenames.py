@@ -97,11 +97,19 @@ def split_of(name: str) -> str:
 def find_validation_records(train: str) -> Path | None:
     """Find ``X-val.rec`` beside ``X-train.rec`` (or ``X_train.rec``, ``train.rec``); None where there is none."""
     path = Path(train)
-    match = re.fullmatch(r"((?:.*[-_.])?)(train|training)", path.stem, re.IGNORECASE)
-    if path.suffix != ".rec" or match is None or not path.is_file():
+    if not path.is_file():
         return None
-    names = (path.with_name(f"{match[1]}{word}.rec") for word, split in SPLITS.items() if split == "val")
-    return next((name for name in names if name.is_file()), None)
+    return next((found for name in validation_names(path.name) if (found := path.with_name(name)).is_file()), None)
+
+
+def validation_names(train: str) -> list[str]:
+    """Return the names that the validation data of a record file may have; none where its own names no training set.
+
+    >>> validation_names("photos-train.rec")[:2], validation_names("photos.rec")
+    (['photos-val.rec', 'photos-valid.rec'], [])
+    """
+    match = re.fullmatch(r"((?:.*[-_.])?)(train|training)\.rec", train, re.IGNORECASE)
+    return [f"{match[1]}{word}.rec" for word, split in SPLITS.items() if split == "val"] if match else []
 
 
 def is_shard(name: str) -> bool:

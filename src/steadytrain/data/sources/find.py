@@ -20,6 +20,7 @@ from steadytrain.data.sources.archives import (
 )
 from steadytrain.data.sources.filenames import (
     SPLITS,
+    braces,
     expand,
     few,
     group_by_split,
@@ -36,12 +37,11 @@ from steadytrain.data.sources.records import list_records
 from steadytrain.data.sources.select import merge_sources
 from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
+from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.format import count
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
-
-_ADDRESSES = ("http://", "https://", "s3://", "gs://", "az://", "hf://", "pipe:", "file://")
 
 
 def find(
@@ -121,11 +121,15 @@ def require_there(source: str) -> None:
     Raises:
         DataError: nothing of that name, with what is like it; an address; no name.
     """
-    path = Path(source)
+    path = Path(local_name(source))
     if not source.strip():
         raise DataError("the name of the source is empty (an unset variable?): name a folder or a file")
-    if source.startswith(_ADDRESSES):
-        raise DataError(f"{source} is a web address: download the file and name it instead")
+    if is_uri(source):
+        for name in braces(source):
+            Place.folder(name)
+        return
+    if source.startswith("pipe:"):
+        raise DataError(f"{source} is a command: run it, and name the file that it writes")
     if path.exists() or is_pattern(source):
         return
     if path.is_symlink():
@@ -152,7 +156,9 @@ class _Source:
     def listings(self) -> list[Listing]:
         """List it."""
         require_there(self.source)
-        path = Path(self.source)
+        if is_uri(self.source):
+            raise DataError(f"{self.source} is in a store: name a local copy")  # whoever reads URIs has made one
+        path = Path(local_name(self.source))
         if path.exists():
             if self.labels is not None and not self.labels.is_file():
                 raise DataError(f"there is no file of labels {self.labels}")

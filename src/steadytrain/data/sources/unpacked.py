@@ -31,6 +31,7 @@ from steadytrain.data.recordio.reader import Extents, Ints
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece, unreadable
+from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
 
 MOST_OPEN = 128
@@ -80,7 +81,8 @@ class Unpacked:
         """
         with contextlib.ExitStack() as stack:
             scratch = stack.enter_context(_scratch())
-            listings = find_all([str(source)], root=root, labels=labels, classes=classes, scratch=scratch, say=say)
+            sources = stack.enter_context(local_sources([str(source)], say))
+            listings = find_all(sources, root=root, labels=labels, classes=classes, scratch=scratch, say=say)
             parts = {listing.split or "train": listing for listing in listings}
             if split not in parts:
                 raise DataError(f"{source} has no part for {split}: it has {' and '.join(parts)}")

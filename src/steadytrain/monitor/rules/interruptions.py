@@ -10,6 +10,7 @@ from typing import Any
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+from steadytrain.monitor.rules.loader import nearer_words
 from steadytrain.monitor.rules.pace import mean_pace
 
 USUAL_EVALUATION = 0.10  # of the time: what an evaluation after each epoch may well take
@@ -171,15 +172,13 @@ def _starting(evidence: Evidence) -> Iterator[Cause]:
         rate = f": {size(read or 0)} from a disk"
         if not also:
             rate += f", {size((read or 0) / max(parts.get('data', 0.0), reading))} per second"
-        data = str(evidence.recipe.data.train)
-        files = data if data.endswith(".rec") else f"-r {data}"
         yield Cause(
             name="storage_start",
             share=clip(reading / wall),
             sentence=f"Reading the data{also} before the first update waited {duration(reading)} for storage,"
             f" {percent(clip(reading / wall))} of the time{rate}.",
             evidence=tuple(figures),
-            change=f"copy the images to a faster disk: cp {files} FOLDER, and train on FOLDER",
+            change=nearer_words(str(evidence.recipe.data.train)),
             saves=clip(reading / wall),
         )
         if also:

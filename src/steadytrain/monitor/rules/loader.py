@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from steadytrain.data.storage.store import is_uri
 from steadytrain.events import MachineStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
@@ -135,7 +136,7 @@ def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
 def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cause:
     """Word reading that holds the loop up in every pass over the data, or in the first alone."""
     pace, share, data = blame.pace, blame.share, str(evidence.recipe.data.train)
-    feed, machine, files = pace.feed, pace.machine, data if data.endswith(".rec") else f"-r {data}"
+    feed, machine = pace.feed, pace.machine
     assert feed is not None
     images = max(feed.images, 1)
     figures = [
@@ -163,16 +164,36 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
             sentence="In the first epoch the loop waits for storage "
             f"for {percent(share)} of the run's time; afterwards the images are in memory.{also}",
             evidence=tuple(figures),
-            change=f"read the files into memory before training: cat {files} > /dev/null",
+            change=nearer_words(data)
+            if is_uri(data)
+            else f"read the files into memory before training: cat {_files(data)} > /dev/null",
             saves=share,
         )
-    change, saves = f"copy the images to a faster disk: cp {files} FOLDER, and train on FOLDER", share
+    change, saves = nearer_words(data), share
     if blame.change and not pace.is_from_disk:  # each image is far away, and several can be on their way at once
         change, saves = blame.change, min(share, blame.saves)
     if most and sum(moved for _, moved in beside) >= own:
         change = f"stop the other processes that use the disk, or {change}"
     sentence = f"The loop waits for storage {percent(share)} of the time, in every epoch.{also}"
     return Cause(name="storage", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
+
+
+def nearer_words(data: str) -> str:
+    """Advise to have data on a faster disk; or, of an object in a store, all of it on this machine.
+
+    >>> nearer_words("photos/")
+    'copy the images to a faster disk: cp -r photos/ FOLDER, and train on FOLDER'
+    """
+    if is_uri(data):
+        return (
+            f"download {data} before training, or give the cache room for all of it (STEADYTRAIN_OBJECT_BYTES): another"
+            " run on this machine then reads it from the disk"
+        )
+    return f"copy the images to a faster disk: cp {_files(data)} FOLDER, and train on FOLDER"
+
+
+def _files(data: str) -> str:
+    return data if data.endswith(".rec") else f"-r {data}"
 
 
 def _disk_neighbours(machine: MachineStats | None) -> tuple[list[tuple[str, float]], float]:

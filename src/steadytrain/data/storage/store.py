@@ -1,0 +1,524 @@
+"""Requests to object stores: ``s3://``, ``gs://``, ``az://``, ``hf://``, ``https://``, by obstore.
+
+A request that fails for a reason that may pass (503, 429, a timeout, a lost connection, a body cut short) is made again
+with growing pauses, for :data:`PATIENCE_SECONDS`; each such fault is counted. What will not pass is told in one line.
+A message is made of the URI and of the kind of fault alone: what a store answers may hold parts of credentials.
+
+Credentials come from the environment or from the machine, never from a URI: what names data is printed, and kept in
+runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from steadytrain.errors import DataError, SteadyError, StorageError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
+PATIENCE_SECONDS = 120.0
+"""How long a request is repeated before the store is given up."""
+SILENCE_SECONDS = 20.0
+"""A connection that brings nothing for so long is closed, and the request made again."""
+WRITE_BYTES = 16 * 2**20
+"""Of a part of a large object."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+
+Fault = Literal["slow down", "server error", "timeout", "no connection", "lost connection", "cut short"]
+FAULTS: tuple[Fault, ...] = ("slow down", "server error", "timeout", "no connection", "lost connection", "cut short")
+"""What a request is repeated after."""
+
+T = TypeVar("T")
+
+
+def is_uri(text: object) -> bool:
+    """Tell whether a name of data is an object's in a store.
+
+    >>> is_uri("s3://bucket/train.rec"), is_uri("photos/"), is_uri("file:///photos")
+    (True, False, False)
+    """
+    return isinstance(text, str) and text.partition("://")[0].lower() in SCHEMES and "://" in text
+
+
+def local_name(text: str) -> str:
+    """Return the path of a ``file:`` URI; any other name as it is.
+
+    >>> local_name("file:///data/my%20photos"), local_name("file:a.rec"), local_name("s3://b/a.rec")
+    ('/data/my photos', 'a.rec', 's3://b/a.rec')
+    """
+    if not text.lower().startswith("file:"):
+        return text
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        raise DataError(f"{text} names the machine {parts.netloc}: a file: URI can name files of this machine only")
+    return unquote(parts.path)
+
+
+@dataclass(frozen=True)
+class Place:
+    """An object, or a prefix of several: ``base`` is what a store is opened for, ``key`` is within it."""
+
+    base: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.base}/{self.key}"
+
+    @property
+    def scheme(self) -> str:
+        return self.base.partition("://")[0]
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rstrip("/").rpartition("/")[2]
+
+    def sibling(self, name: str) -> Place:
+        """Return the object of that name beside this one."""
+        return Place(self.base, self.key[: len(self.key) - len(self.name)] + name)
+
+    @staticmethod
+    def parse(uri: str) -> Place:
+        """Read a URI.
+
+        Raises:
+            DataError: it has a password, a signature or another query, or lacks a part.
+
+        >>> Place.parse("s3://bucket/sets/train.rec")
+        Place(base='s3://bucket', key='sets/train.rec')
+        >>> Place.parse("hf://datasets/me/photos/train.rec")
+        Place(base='hf://datasets/me/photos', key='train.rec')
+        """
+        return Place._parse(uri, is_folder=False)
+
+    @staticmethod
+    def folder(uri: str) -> Place:
+        """Read the URI of a prefix, or of a whole bucket; its key is empty or ends with a slash.
+
+        >>> Place.folder("s3://bucket"), Place.folder("s3://bucket/photos")
+        (Place(base='s3://bucket', key=''), Place(base='s3://bucket', key='photos/'))
+        """
+        place = Place._parse(uri, is_folder=True)
+        return Place(place.base, place.key.strip("/") and place.key.rstrip("/") + "/")
+
+    @staticmethod
+    def _parse(uri: str, *, is_folder: bool) -> Place:
+        scheme, _, rest = uri.partition("://")
+        scheme = scheme.lower()
+        host, _, key = rest.partition("/")
+        shown = re.sub(r"^.*@", "", host) + "/" + re.split(r"[?#]", key)[0]
+        if scheme != "hf" and "@" in host:
+            raise DataError(
+                f"{scheme}://...@{shown} holds a user or a password, which would be printed and kept in runs:"
+                " leave it out, and give credentials in the environment"
+            )
+        if scheme in ("http", "https") and ("?" in key or "?" in host):
+            raise DataError(
+                f"{scheme}://{shown.partition('?')[0]}?... has a query, as signed addresses do, which would be printed"
+                " and kept in runs: name the object by s3://, gs:// or az:// with credentials in the environment, or"
+                " download it"
+            )
+        if scheme == "hf":
+            parts = rest.split("/", 3)
+            if parts[0] not in ("datasets", "models", "spaces") or len(parts) < 4 or not parts[3]:
+                raise DataError(f"{uri} is no file of a repository: name it as hf://datasets/OWNER/NAME/PATH")
+            return Place(f"hf://{'/'.join(parts[:3])}", parts[3])
+        if not host or not (key.strip("/") or is_folder):
+            needed = "a host and a path" if scheme.startswith("http") else "a bucket and a name in it"
+            raise DataError(f"{uri} names no object: give {needed}, such as {scheme}://photos/train.rec")
+        return Place(f"{scheme}://{host}", unquote(key) if scheme in ("http", "https") else key)
+
+
+class NoObjectError(DataError):
+    """There is no such object."""
+
+
+class ChangedError(StorageError):
+    """An object has changed since it was opened."""
+
+
+@dataclass(frozen=True)
+class ObjectFacts:
+    """What a store says of an object: bytes, and what changes when its content does."""
+
+    size: int
+    etag: str
+    modified: str
+
+    def is_same(self, other: ObjectFacts) -> bool:
+        """Tell whether both are of one content: the same ETag; where a store gives none, the same time."""
+        same = self.etag == other.etag if self.etag or other.etag else self.modified == other.modified
+        return same and self.size == other.size
+
+
+class Store:
+    """One bucket or host. Safe from several threads; opened anew in each process that uses it.
+
+    Args:
+        place: of an object in it.
+        on_fault: is called for each fault that a request is repeated after.
+        patience_seconds: how long a request is repeated; None: :data:`PATIENCE_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        on_fault: Callable[[Fault], None] = lambda fault: None,
+        *,
+        patience_seconds: float | None = None,
+    ) -> None:
+        self.base = place.base
+        self.on_fault = on_fault
+        self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        self._store: ObjectStore | None = None
+        self._process = 0
+        self._lock = threading.Lock()
+
+    def read(
+        self, place: Place, start: int | None = None, end: int | None = None, *, expected: ObjectFacts | None = None
+    ) -> tuple[memoryview, ObjectFacts]:
+        """Read bytes ``start`` to ``end`` of an object, or all of it, and what the store says of it.
+
+        Args:
+            expected: what it was; another content is refused.
+
+        Raises:
+            DataError: there is no such object, or the store refuses it.
+            StorageError: the store does not answer, or the object has changed.
+        """
+        options: dict[str, Any] = {} if start is None else {"range": (start, end)}
+        if expected is not None and expected.etag and not expected.etag.startswith("W/"):
+            options["if_match"] = expected.etag
+
+        def get(store: ObjectStore) -> tuple[memoryview, ObjectFacts]:
+            result = store.get(place.key, options=options)  # type: ignore[arg-type]
+            facts = _facts(result.meta)
+            if expected is not None and not facts.is_same(expected):
+                raise _changed(place, facts, expected)
+            first, last = result.range
+            data = memoryview(result.bytes())
+            if len(data) != last - first or (end is not None and last != min(end, facts.size)):
+                raise _CutShortError
+            return data, facts
+
+        return self._repeat(place, get)
+
+    def stat(self, place: Place) -> ObjectFacts:
+        """Return what the store says of an object; errors as of :meth:`read`.
+
+        Its first byte is asked for: what is wrong is told in the body of an answer, and one to HEAD has none.
+        """
+        return self.read(place, 0, 1)[1]
+
+    def list_names(self, folder: Place) -> list[str]:
+        """List the names of the objects in a folder (``folder.key`` ends with ``/``), not of folders in it, sorted.
+
+        Raises:
+            DataError: the store cannot list, or refuses to.
+            StorageError: it does not answer.
+        """
+        found = self._repeat(folder, lambda store: store.list_with_delimiter(folder.key.rstrip("/") or None))
+        return sorted(meta["path"].rpartition("/")[2] for meta in found["objects"])
+
+    def list_all(self, folder: Place) -> list[tuple[str, ObjectFacts]]:
+        """List all objects below a folder: their names from there on, sorted, and what the store says of them.
+
+        Raises:
+            DataError: the store cannot list, or refuses to; a name is none that a file can have.
+            StorageError: it does not answer.
+        """
+
+        def list_once(store: ObjectStore) -> list[tuple[str, ObjectFacts]]:
+            chunks = store.list(folder.key.rstrip("/") or None, chunk_size=1000)
+            return [(meta["path"][len(folder.key) :], _facts(meta)) for chunk in chunks for meta in chunk]
+
+        found = [(name, facts) for name, facts in self._repeat(folder, list_once) if name and not name.endswith("/")]
+        for name, _ in found:
+            if not set(name.split("/")).isdisjoint({"", ".", ".."}) or "\0" in name:
+                raise DataError(f"{folder}{name} has a name that no file can have: rename it")
+        return sorted(found, key=lambda entry: entry[0])
+
+    def write(self, place: Place, content: bytes | Path, replaces: str | None = None) -> str:
+        """Write an object whole, from a file in parts; nothing is seen of it before. Return its ETag.
+
+        Args:
+            replaces: the ETag of what may be replaced, empty: nothing; None: whatever is there.
+
+        Raises:
+            DataError: the store refuses it.
+            StorageError: the store does not answer, or somebody else wrote the object meanwhile.
+            OSError: the file cannot be read.
+        """
+        mode: Any = "overwrite" if replaces is None else {"e_tag": replaces} if replaces else "create"
+        with contextlib.ExitStack() as stack:
+            file = content if isinstance(content, bytes) else stack.enter_context(content.open("rb"))
+
+            def put(store: ObjectStore) -> str:
+                if not isinstance(file, bytes):
+                    file.seek(0)
+                try:
+                    return str(store.put(place.key, file, mode=mode, chunk_size=WRITE_BYTES)["e_tag"] or "")
+                except Exception as error:
+                    if replaces is None or type(error).__name__ not in ("PreconditionError", "AlreadyExistsError"):
+                        raise
+                    # It may be this very request, of which the answer was lost.
+                    there, facts = self.read(place)
+                    if bytes(there) == content:
+                        return facts.etag
+                    raise StorageError(
+                        f"{place} was written by another process meanwhile: two of them upload to {self.base}; end one"
+                    ) from None
+
+            return self._repeat(place, put)
+
+    def remove(self, place: Place) -> None:
+        """Remove an object, if it is there; errors as of :meth:`read`."""
+        with contextlib.suppress(FileNotFoundError):
+            self._repeat(place, lambda store: store.delete(place.key))
+
+    def _repeat(self, place: Place, request: Callable[[ObjectStore], T]) -> T:
+        until, pause, attempts = time.monotonic() + self.patience_seconds, _FIRST_PAUSE, 0
+        while True:
+            attempts += 1
+            try:
+                return request(self._open(place))
+            except (SteadyError, TypeError):  # of ours
+                raise
+            except _CutShortError:
+                fault: Fault | SteadyError = "cut short"
+            except Exception as error:  # noqa: BLE001 - obstore's errors have no common base with its OSErrors
+                fault = _judge(error, place)
+            if isinstance(fault, SteadyError):
+                raise fault from None  # what a store answers is not to be shown
+            self.on_fault(fault)
+            if time.monotonic() + pause > until:
+                raise StorageError(
+                    f"{self.base} cannot be read: {attempts} requests for {place} failed in"
+                    f" {self.patience_seconds:g} seconds, the last by: {fault}. Run the same command again when it"
+                    " answers"
+                )
+            time.sleep(pause * (0.5 + random.random()))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _open(self, place: Place) -> ObjectStore:
+        with self._lock:
+            if self._store is None or self._process != os.getpid():
+                _require_no_fork()
+                self._store, self._process = _open_store(place), os.getpid()
+            return self._store
+
+
+class _CutShortError(Exception):
+    """Fewer bytes came than were asked for."""
+
+
+_used_by: list[int] = []  # the process whose threads obstore runs on; a fork of it has none of them, and would wait
+
+
+def _require_no_fork() -> None:
+    if _used_by and _used_by[0] != os.getpid():
+        raise StorageError(
+            "this process was forked from one that reads from a store, and cannot read itself: start processes by"
+            " spawn or forkserver"
+        )
+    _used_by[:] = [os.getpid()]
+
+
+def _open_store(place: Place) -> ObjectStore:
+    """Open a store, with credentials and settings of the environment. Raises DataError where something is lacking."""
+    try:
+        from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+    except ImportError:
+        raise DataError(
+            f'reading {place.scheme}:// needs the extra "storage": pip install "steadytrain[storage]"'
+        ) from None
+    bucket = place.base.partition("://")[2]
+    endpoint = _endpoint(place)
+    client: ClientConfig = {
+        "connect_timeout": timedelta(seconds=min(10.0, SILENCE_SECONDS)),
+        "read_timeout": timedelta(seconds=SILENCE_SECONDS),
+        "timeout": timedelta(seconds=30 * SILENCE_SECONDS),
+    }
+    if endpoint.startswith("http://"):
+        client["allow_http"] = True
+    retry: RetryConfig = {
+        "max_retries": 0,
+        "retry_timeout": timedelta(seconds=PATIENCE_SECONDS),
+    }  # we repeat, and count
+    try:
+        match place.scheme:
+            case "s3":
+                given: dict[str, Any] = {} if _has_aws_keys() else {"credential_provider": _aws_session(place)}
+                return S3Store(bucket, client_options=client, retry_config=retry, **given)
+            case "gs":
+                return GCSStore(bucket, client_options=client, retry_config=retry)
+            case "az":
+                return AzureStore(bucket, client_options=client, retry_config=retry)
+            case "hf":
+                if token := _hugging_face_token():
+                    client["default_headers"] = {"Authorization": f"Bearer {token}"}
+                repository, _, revision = bucket.partition("@")
+                root = f"{endpoint}/{repository.removeprefix('models/')}/resolve/{revision or 'main'}"
+                return HTTPStore.from_url(root, client_options=client, retry_config=retry)
+            case _:
+                return HTTPStore.from_url(place.base, client_options=client, retry_config=retry)
+    except SteadyError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of what is configured, with its values
+        if "account" in str(error).lower() and place.scheme == "az":
+            raise DataError(f"{place}: set AZURE_STORAGE_ACCOUNT_NAME to the account of the container") from None
+        raise DataError(
+            f"{place.base} cannot be opened ({type(error).__name__}): a setting in the environment for it is wrong"
+        ) from None
+
+
+def _endpoint(place: Place) -> str:
+    """Return the address of a store, where it is known; it says whether plain http is wanted."""
+    match place.scheme:
+        case "s3":
+            return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        case "az":
+            return os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT") or ""
+        case "hf":
+            return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+        case _:
+            return place.base
+
+
+def _hugging_face_token() -> str:
+    if token := os.environ.get("HF_TOKEN"):
+        return token
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    with contextlib.suppress(OSError):
+        return (home / "token").read_text().strip()
+    return ""
+
+
+_AWS_KEYS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+
+
+def _has_aws_keys() -> bool:
+    """Tell whether obstore finds its credentials itself: in the environment, or where it names them."""
+    return any(os.environ.get(name) for name in _AWS_KEYS) or importlib.util.find_spec("boto3") is None
+
+
+def _aws_session(place: Place) -> Any:
+    """Return what gives credentials as the AWS tools find them: profiles, single sign-on, the machine's role."""
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    try:
+        return Boto3CredentialProvider()
+    except Exception:  # noqa: BLE001 - botocore's errors, of which some name keys
+        raise _no_credentials(place) from None
+
+
+# -- what went wrong -------------------------------------------------------------------------------------------------
+
+_RENEW = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or AWS_PROFILE, or run aws sso"
+    " login; AWS_SKIP_SIGNATURE=true reads a public bucket without any",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run gcloud auth application-default login",
+    "az": "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or run az login with AZURE_USE_AZURE_CLI=true",
+    "hf": "set HF_TOKEN, or run hf auth login",
+}
+_EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|token has expired|AuthenticationFailed.*expired", re.S)
+_WRONG_KEY = re.compile(r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|InvalidClientTokenId|AuthFailure")
+_NO_KEY = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google|instance metadata|MissingCredentials", re.I)
+_REGION = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|BareRedirect")
+_STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
+
+
+def _judge(error: Exception, place: Place) -> Fault | SteadyError:
+    """Say what an error of obstore means: a fault that may pass, or the error to raise."""
+    text, kind = str(error), type(error).__name__
+    found = _STATUS.search(text)
+    status = int(found[1] or found[2]) if found else 0
+    remedy = _RENEW.get(place.scheme, "give an address that needs none")
+    if kind == "PreconditionError":
+        return _changed(place)
+    if _EXPIRED.search(text):
+        return StorageError(f"the credentials for {place.base} have expired: {remedy}; then run the same command again")
+    if _NO_KEY.search(text):
+        return _no_credentials(place)
+    if "RequestTimeTooSkewed" in text:
+        return StorageError(f"{place.base} refuses requests because this machine's clock is wrong: set it")
+    if _WRONG_KEY.search(text):
+        return DataError(f"{place.base} does not accept these credentials (status {status}): {remedy}")
+    if _REGION.search(text):
+        return DataError(f"{place.base} is in another region than this one asks: set AWS_REGION to the bucket's region")
+    if "NoSuchBucket" in text:
+        return DataError(
+            f"there is no bucket {place.base}: check its name, and AWS_ENDPOINT_URL if the store is not AWS"
+        )
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return NoObjectError(f"there is no object {place}")
+    if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+        code = status or 403
+        return DataError(
+            f"{place.base} refuses to give {place.key} (status {code}): it must be readable by you; {remedy}"
+        )
+    if kind == "NotSupportedError":
+        return DataError(f"{place.base} cannot give parts of a file (Range): download {place} and name the file")
+    if status in (429, 503):
+        return "slow down"
+    if status >= 500 or status == 408:
+        return "server error"
+    if status == 416:
+        return NoObjectError(f"{place} is empty")
+    if status:
+        return StorageError(f"{place.base} answers status {status} to a request for {place.key}: it cannot be read")
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return "timeout"
+    if "IncompleteBody" in text or "UnexpectedEof" in text:
+        return "cut short"
+    return "no connection" if re.search(r"ConnectionRefused|dns error|Unreachable", text) else "lost connection"
+
+
+def _no_credentials(place: Place) -> DataError:
+    return DataError(f"there are no credentials for {place.base}: {_RENEW.get(place.scheme, 'it needs some')}")
+
+
+def _changed(place: Place, now: ObjectFacts | None = None, before: ObjectFacts | None = None) -> ChangedError:
+    sizes = f" ({before.size:,} bytes, now {now.size:,})" if now and before and now.size != before.size else ""
+    return ChangedError(
+        f"{place} has changed since it was opened{sizes}: nothing of the new object was used. Run the same command"
+        " again to read the new one, or put the old one back"
+    )
+
+
+def _facts(meta: Any) -> ObjectFacts:
+    return ObjectFacts(int(meta["size"]), meta["e_tag"] or "", meta["last_modified"].isoformat())
+
+
+def faults_words(counts: Mapping[Fault, int]) -> str:
+    """Word how many requests were repeated, and why; empty where none was.
+
+    >>> faults_words({"timeout": 1, "slow down": 2})
+    '3 requests failed and were made again (2 slow down, 1 timeout)'
+    """
+    counted = sorted(((n, fault) for fault, n in counts.items() if n), reverse=True)
+    total = sum(n for n, _ in counted)
+    if not total:
+        return ""
+    subject = f"{total:,} requests failed and were" if total > 1 else "1 request failed and was"
+    return f"{subject} made again ({', '.join(f'{n:,} {fault}' for n, fault in counted)})"

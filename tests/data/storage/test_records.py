@@ -1,0 +1,192 @@
+"""Record files in a store: the same images, order and weights as from a local file, and no credentials in a run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.store import Bucket, FaultProxy
+
+from steadytrain.cli import main
+from steadytrain.config import Recipe
+from steadytrain.data.loader import Crop, ImageLoader
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.storage import object_cache
+from steadytrain.data.storage.object_cache import Mirror, mirror_of, open_object
+from steadytrain.errors import DataError, StorageError
+from steadytrain.events import Noticed
+from steadytrain.run import Run
+from steadytrain.training import steps, train
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and requests so small that the digits take dozens."""
+    monkeypatch.setattr(object_cache, "PAGE_BYTES", 4096)
+    monkeypatch.setattr(object_cache, "REQUEST_BYTES", 8192)
+    monkeypatch.setattr(object_cache, "GAP_BYTES", 0)
+
+
+@pytest.fixture
+def uri(bucket: Bucket, digits: Path) -> str:
+    return bucket.put_records(digits.parent, "digits")
+
+
+def _mirrors(records: Records) -> list[Mirror]:
+    return [file.view for file in records._files if isinstance(file.view, Mirror)]
+
+
+def test_records_in_a_store_are_those_of_the_file(uri: str, digits: Path) -> None:
+    with Records.open(digits) as local, Records.open(open_object(uri)) as remote:
+        assert remote.name == uri and remote.digest == local.digest and remote.classes == local.classes
+        assert np.array_equal(remote.labels, local.labels) and np.array_equal(remote.record_ids, local.record_ids)
+        for number in np.random.default_rng(0).permutation(len(local)).tolist():
+            assert bytes(remote.image(number)) == bytes(local.image(number))
+        assert len(pickle.loads(pickle.dumps(remote))) == len(local)
+
+
+def test_labels_and_classes_are_known_without_the_images(bucket: Bucket, tmp_path: Path) -> None:
+    for number in range(120):
+        place = tmp_path / "noise" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), np.uint8)
+        Image.fromarray(noise).save(place / f"{number}.png")
+    [(path, _)] = pack(tmp_path / "noise", tmp_path / "x")
+    with Records.open(bucket.put_records(path.parent, "x")) as remote:
+        assert remote.labels.tolist() == [0] * 60 + [1] * 60 and remote.classes == ("a", "b")
+        fetched = remote.traffic()
+        assert fetched is not None and fetched.bytes < path.stat().st_size / 2
+
+
+def test_batches_from_a_store_are_those_of_the_file(uri: str, digits: Path) -> None:
+    def batches(path: Path) -> list[tuple[bytes, bytes, bytes]]:
+        crop = Crop(kind="pad-crop", size=8, channels=1, pad=1)
+        with Records.open(path) as records, ImageLoader(records, crop, batch_size=50, seed=3, stop=800) as loader:
+            return [(b.images.tobytes(), b.labels.tobytes(), b.ids.tobytes()) for b in loader]
+
+    assert batches(open_object(uri)) == batches(digits)
+
+
+@pytest.mark.parametrize("suffixes", [(".rec",), (".rec", ".idx")])
+def test_a_record_file_without_card_or_index_is_read_as_a_local_one(
+    suffixes: tuple[str, ...], bucket: Bucket, digits: Path
+) -> None:
+    for suffix in suffixes:
+        bucket.put(f"bare{suffix}", digits.with_suffix(suffix))
+    with Records.open(digits) as local, Records.open(open_object(bucket.uri("bare.rec"))) as remote:
+        assert remote.card is None and np.array_equal(remote.labels, local.labels)
+        assert all(bytes(remote.image(number)) == bytes(local.image(number)) for number in range(len(local)))
+
+
+def test_an_index_of_another_file_is_told(bucket: Bucket, uri: str, digits: Path) -> None:
+    lines = digits.with_suffix(".idx").read_text().splitlines()
+    bucket.put("digits.idx", "\n".join(line + "7" for line in lines).encode())
+    bucket.remove("digits.json")
+    with pytest.raises(DataError, match=r"digits\.idx does not fit digits\.rec .*: upload both again"):
+        Records.open(open_object(uri))
+
+
+def test_a_new_card_is_fetched_and_one_that_went_is_not_kept(bucket: Bucket, uri: str, digits: Path) -> None:
+    file = open_object(uri)
+    card = json.loads(digits.with_suffix(".json").read_text())
+    bucket.put("digits.json", json.dumps({**card, "source": "elsewhere"}).encode())
+    with Records.open(open_object(uri)) as records:
+        assert records.card is not None and records.card.source == "elsewhere"
+    bucket.remove("digits.json")
+    with Records.open(open_object(uri)) as records:
+        assert records.card is None and records.path == file
+
+
+def test_waiting_for_a_store_is_reading_in_the_figures_of_the_loader(
+    uri: str, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Records.open(open_object(uri)) as records:
+        mirror = _mirrors(records)[0]
+        mirror.drop(np.arange(len(mirror.present)))
+        fault_proxy.delay_seconds = 0.3
+        crop = Crop(kind="pad-crop", size=8, channels=1, pad=1)
+        with ImageLoader(records, crop, batch_size=100, stop=400, threads=1) as loader:
+            began = time.perf_counter()
+            assert len(list(loader)) == 4
+            waited = time.perf_counter() - began
+            assert 0.3 <= loader.stats().read_seconds <= waited
+
+
+def test_an_object_that_changes_ends_a_loader_with_the_reason(bucket: Bucket, uri: str, digits: Path) -> None:
+    with Records.open(open_object(uri)) as records:
+        mirror = _mirrors(records)[0]
+        mirror.drop(np.arange(len(mirror.present)))
+        bucket.put("digits.rec", digits.read_bytes() + b"more")
+        crop = Crop(kind="pad-crop", size=8, channels=1, pad=1)
+        with (
+            ImageLoader(records, crop, batch_size=100) as loader,
+            pytest.raises(StorageError, match=r"digits\.rec has changed since it was opened"),
+        ):
+            next(iter(loader))
+
+
+def test_training_from_a_store_gives_the_weights_of_local_training_through_faults(
+    uri: str,
+    recipe: Recipe,
+    fault_proxy: FaultProxy,
+    tmp_path: Path,
+    weights: Callable[[Path], bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train(Run.create(tmp_path / "local", recipe))
+    opened = open_object(uri)
+    mirror = mirror_of(opened)
+    assert mirror is not None
+    mirror.drop(np.arange(len(mirror.present)))
+    mirror.close()
+    fault_proxy.faults = [(503, "SlowDown"), "reset", "cut"]
+    fault_proxy.matches = "digits.rec"
+    run = Run.create(tmp_path / "remote", recipe.with_({"data.train": uri}))
+    events = list(steps(run))
+    assert weights(tmp_path / "remote") == weights(tmp_path / "local")
+    told = [event.message for event in events if isinstance(event, Noticed) and event.message.startswith(uri)]
+    assert sum(int(words) for message in told for words in re.findall(r": (\d) requests? failed", message)) == 3
+    for path in run.directory.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert b"not-to-be-shown" not in content and b"AKIAWHOREADSTHIS" not in content, path
+
+
+@pytest.fixture
+def split(bucket: Bucket, write_digits: Callable[[Path, int, int], Path], tmp_path: Path) -> Iterator[Bucket]:
+    """``x-train.rec`` and ``x-val.rec`` in the bucket."""
+    for name, count in (("train", 80), ("val", 40)):
+        pack(write_digits(tmp_path / name, count, 2), tmp_path / "packed" / f"x-{name}")
+        bucket.put_records(tmp_path / "packed", f"x-{name}")
+    yield bucket
+
+
+def test_feed_measures_an_object_by_its_uri(split: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["feed", split.uri("x-train.rec"), "--seconds", "0.1", "--batch-size", "16", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["data"] == split.uri("x-train.rec") and told["n"] == 80
+    assert told["store"]["requests"] > 0 and not told["store"]["faults"]
+
+
+def test_train_finds_the_validation_object_beside_the_training_one(
+    split: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quick = ["--model", "mlp", "--epochs", "1", "--batch-size", "16", "--device", "cpu", "--run", "run"]
+    assert main(["train", split.uri("x-train.rec"), *quick]) == 0
+    assert f"validation data: {split.uri('x-val.rec')}, found beside" in capsys.readouterr().err
+    assert main(["train", split.uri("x-train.rec"), "--val", split.uri("none.rec"), *quick[:-1], "other"]) == 2
+    assert f"there is no object {split.uri('none.rec')}" in capsys.readouterr().err
+    assert Run.open("run").recipe.data.val == split.uri("x-val.rec")
+
+
+def test_a_file_uri_is_a_local_file(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["feed", digits.as_uri(), "--seconds", "0.1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"] == str(digits)
