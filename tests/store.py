@@ -60,8 +60,14 @@ class Bucket:
         self.address = address
         self.name = name
         urllib.request.urlopen(urllib.request.Request(f"{address}/{name}", method="PUT"), timeout=30).close()
-        keys = {"access_key_id": "tests", "secret_access_key": "tests"}
-        self._store = S3Store(name, endpoint=address, region="us-east-1", client_options={"allow_http": True}, **keys)
+        self._store = S3Store(
+            name,
+            endpoint=address,
+            region="us-east-1",
+            access_key_id="tests",
+            secret_access_key="tests",
+            client_options={"allow_http": True},
+        )
 
     def uri(self, key: str) -> str:
         return f"s3://{self.name}/{key}"

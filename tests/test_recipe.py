@@ -101,6 +101,7 @@ ELSEWHERE: dict[str, object] = {
     "every.save_minutes": 1.0,
     "every.keep": 3,
     "every.stall_minutes": 5.0,
+    "every.upload": "s3://bucket/runs/a",
 }
 
 

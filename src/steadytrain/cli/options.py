@@ -103,8 +103,8 @@ class TrainingOptions:
             or p3.2xlarge@us-east-1:spot; shows what the run costs. [default: $STEADYTRAIN_PRICE]
         root: Folder that the paths in a .lst or table are relative to. [default: the folder of the list]
         classes: A card (.json) whose class list, in its order, is used. [default: the names of the folders, sorted]
-        run: Folder of the run; the same command resumes it. Of repeats: the folder that holds them. [default:
-            runs/MODEL-DATA-DIGEST, of repeats with -repeats]
+        run: Folder of the run; the same command resumes it. Of repeats: the folder that holds them. A URI, such as
+            s3://bucket/runs/a: runs/a, kept there as well. [default: runs/MODEL-DATA-DIGEST, of repeats with -repeats]
         recipe: A recipe file: .toml, .json or .yaml. Flags overrule it.
         accept_licence: Use weights whose licence forbids commercial use, without being asked.
         probe: First measure how fast loading alone and updates alone are; the weights do not depend on it.

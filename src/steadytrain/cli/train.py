@@ -25,7 +25,7 @@ from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS, listed_gpus
 from steadytrain.cost.prices import Price
 from steadytrain.distributed.world import World, world_from_environment
-from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
+from steadytrain.errors import InputError, RankLostError, RunError, SteadyError, did_you_mean, storage_error
 from steadytrain.events import Ended, Evaluated, Noticed, Started
 from steadytrain.format import clean, count, duration, money, percent
 from steadytrain.interop.mxnet.speedometer import Speedometer
@@ -92,26 +92,54 @@ def finetune(
     return _begin(data, options, finetune=True, until=until)
 
 
-def resume(run: Path, /, *, until: Until = None, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
+def resume(run: str, /, *, until: Until = None, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Resume a run from its newest checkpoint, as the command that began it would.
 
     A flag left out keeps the run's value.
 
     Args:
-        run: The run's folder.
+        run: The run's folder, or the URI that it is kept at (docs: storage).
 
     Examples:
         steady resume runs/a
         steady resume runs/a --device cpu
+        steady resume s3://bucket/runs/a
     """
-    Run.open(run)
+    from steadytrain.data.storage.store import is_uri
+
+    if not is_uri(run):
+        Run.open(run)
     if options.run is not None:
         raise InputError(f"steady resume {run} goes on in that folder: leave out --run {options.run}")
-    return _begin(None, replace(options, run=str(run)), finetune=False, until=until)
+    return _begin(None, replace(options, run=run), finetune=False, until=until, exists=True)
 
 
-def _begin(data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None) -> int:
-    """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone."""
+def _kept_at_uri(options: TrainingOptions, *, exists: bool) -> TrainingOptions:
+    """Make a ``--run`` that is a URI the run's folder on this machine, fetched if need be, and have it uploaded there.
+
+    Raises:
+        RunError: ``exists``, and there is none.
+    """
+    from steadytrain.data.storage.runs import local_run
+
+    uri = str(options.run)
+    if options.repeats is not None:
+        raise InputError(f"--repeats has several runs, and --run {uri} keeps one: give --run FOLDER")
+    folder = local_run(uri, note)
+    if exists and not folder.exists():
+        raise RunError(f"there is no run at {uri}: check the URI, or begin one with steady train DATA --run {uri}")
+    return replace(options, run=str(folder), set=(*options.set, f"every.upload={uri}"))
+
+
+def _begin(
+    data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None, exists: bool = False
+) -> int:
+    """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone.
+
+    ``exists``: the run that the options name has to be there, where it is kept at a URI.
+    """
+    if options.run is not None and "://" in options.run:
+        options = _kept_at_uri(options, exists=exists)
     if options.budget_minutes is not None and not finetune:
         minutes = f"{options.budget_minutes:g}"
         raise InputError(

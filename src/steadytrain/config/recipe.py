@@ -60,6 +60,16 @@ def require(holds: bool, name: str, value: object, limit: str) -> None:
         raise RecipeError(f"{name} is {value!r}; it must be {limit}")
 
 
+def refuse_secrets(name: str, value: str | Path | None) -> None:
+    """Refuse a URI with a password or a signature, since recipes are kept. Raises RecipeError, which has none of it."""
+    if isinstance(value, str) and re.match(r"(?!hf:)\w+://[^/]*@|https?://[^?]*\?", value):
+        shown = re.sub(r"//[^/]*@", "//...@", value).partition("?")[0]
+        raise RecipeError(
+            f"{name} is {shown} with a password or a query, such as a signature, which would be kept in the run: leave"
+            " it out, and give credentials in the environment"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """The images: where they are, how they are split, and how samples are cropped.
@@ -130,6 +140,8 @@ class Data:
 
     def __post_init__(self) -> None:
         check_types(self, "data")
+        refuse_secrets("data.train", self.train)
+        refuse_secrets("data.val", self.val)
         require(bool(self.train), "data.train", self.train, "a .rec file or a folder of classes")
         require(0 <= self.holdout < 1, "data.holdout", self.holdout, "a fraction from 0 up to, not including, 1")
         require(self.size is None or 1 <= self.size <= 4096, "data.size", self.size, "from 1 to 4096 pixels")
@@ -460,6 +472,8 @@ class Every:
             that checkpoints take at most 1 % of the time. See :meth:`seconds_between_saves`.
         keep: newest checkpoints to keep, 1 or more.
         stall_minutes: end a run that makes no progress for this many minutes after a warning. 0 or None never ends it.
+        upload: a URI (``s3://bucket/runs/a``) that the run is kept at as well: what is new is sent in the background
+            after each checkpoint.
     """
 
     log_steps: int = 20
@@ -468,9 +482,13 @@ class Every:
     save_minutes: float | None = None
     keep: int = 2
     stall_minutes: float | None = 15.0
+    upload: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "every")
+        if self.upload is not None:
+            require("://" in self.upload, "every.upload", self.upload, "a URI, such as s3://bucket/runs/a")
+            refuse_secrets("every.upload", self.upload)
         require(self.log_steps >= 1, "every.log_steps", self.log_steps, "1 or more")
         require(self.evaluate_epochs > 0, "every.evaluate_epochs", self.evaluate_epochs, "above 0")
         require(self.save_steps is None or self.save_steps >= 1, "every.save_steps", self.save_steps, "1 or more")

@@ -53,6 +53,7 @@ EXAMPLES: dict[str, Any] = {
     "parallel.price": "p3.2xlarge@us-east-1",
     "every.save_steps": 500,
     "every.save_minutes": 10,
+    "every.upload": "s3://bucket/runs/a",
 }
 """Of keys whose default is nothing."""
 

@@ -14,6 +14,7 @@ import torch
 
 from steadytrain.config import Recipe
 from steadytrain.config.phases import parse_train
+from steadytrain.data.storage.runs import FolderUpload, require_same_run
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import FailedError, RankLostError, StalledError, SteadyError
 from steadytrain.events import (
@@ -28,6 +29,7 @@ from steadytrain.events import (
     Logged,
     Noticed,
     Resumed,
+    Saved,
     Step,
 )
 from steadytrain.format import count, score_name
@@ -134,7 +136,7 @@ def steps(
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
-    with _locked(run, group) as log:
+    with _locked(run, group) as log, _uploading(run, log, group) as ask_upload:
         session: Session | None = None
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
@@ -150,7 +152,8 @@ def steps(
                 look.attach(session.clock)
                 cursor, first = session.state.cursor, session.state.cursor.position
                 with _start_monitors(session, group, stop), looks:
-                    signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
+                    trained = _train(session, stop, before, probe=probe)
+                    signal = yield from _write_each(log, session.clock, trained, ask_upload)
                 ended = Ended(
                     status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
                     step=cursor.step,
@@ -324,6 +327,33 @@ def _locked(run: Run, group: Group | None) -> Iterator[EventLog]:
         yield first or stack.enter_context(run.log(group.world.rank, attempt))
 
 
+@contextmanager
+def _uploading(run: Run, log: EventLog, group: Group | None) -> Iterator[Callable[[], None]]:
+    """Send the run to ``every.upload`` whenever what this yields is called, and at the end; the first rank does.
+
+    Raises:
+        RunError: another run is there, or a later state of this one.
+        StorageError: at the end not all could be sent.
+    """
+    uri = run.recipe.every.upload
+    if uri is None or (group is not None and not group.world.is_first):
+        yield lambda: None
+        return
+    require_same_run(run.directory, run.recipe, uri)
+
+    def say(message: str) -> None:
+        log.append(Noticed(message=message))
+
+    upload = FolderUpload(run.directory, uri, say)
+    try:
+        yield upload.ask
+    except BaseException:
+        with contextlib.suppress(SteadyError):  # the first error is the one to tell
+            upload.close()
+        raise
+    upload.close()
+
+
 def _watch_start(run: Run, log: EventLog, clock: Clock) -> ExitStack:
     """Watch this thread until what this returns is closed; of the progress of a start nothing is known."""
     watch = ExitStack()
@@ -366,7 +396,7 @@ def _start_monitors(session: Session, group: Group | None, stop: Callable[[], st
         yield
 
 
-def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
+def _write_each(log: EventLog, clock: Clock, events: Events, on_saved: Callable[[], None]) -> Events:
     """Write each event before it is yielded; the time of that, and of whoever looks at it, is logging."""
     while True:
         try:
@@ -376,7 +406,10 @@ def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
         before = clock.bucket
         clock.to("logging")
         try:
-            yield log.append(event)
+            written = log.append(event)
+            if isinstance(event, Saved):
+                on_saved()
+            yield written
         finally:
             clock.to(before)
 

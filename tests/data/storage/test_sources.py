@@ -84,6 +84,7 @@ def test_records_are_packed_again_and_checked_like_local_ones(
     assert "not into a store" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_packs_a_folder_once(
     bucket: Bucket, digits_folder: Path, fault_proxy: FaultProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
