@@ -10,6 +10,7 @@ from tests.distributed.ranks import as_group
 from torch import nn
 
 from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.local import LocalEngine, Outer
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
 from steadytrain.launch.supervise import free_port
@@ -18,13 +19,19 @@ CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture(params=["alone", "group"])
+@pytest.fixture(params=["alone", "group", "local alone", "local", "local later", "diloco"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "alone":
         yield Engine(CPU)
+    elif request.param == "local alone":
+        yield LocalEngine(CPU, every=2)
     else:
         with init_group(World(port=free_port())) as group:
-            yield Engine(CPU, group)
+            if request.param == "group":
+                yield Engine(CPU, group)
+            else:
+                outer = Outer() if request.param == "diloco" else None
+                yield LocalEngine(CPU, group, every=2, first=3 if request.param == "local later" else 0, outer=outer)
 
 
 def _model() -> torch.nn.Linear:
@@ -65,7 +72,9 @@ def test_the_sum_over_one_rank_is_the_value_and_leaves_it_as_it_is(engine: Engin
 def test_aligning_changes_nothing_on_the_first_rank(engine: Engine) -> None:
     module = torch.nn.BatchNorm1d(2)
     module.running_mean = torch.tensor([1.0, 2.0])
-    engine.broadcast_buffers(module)
+    engine.prepare(module)
+    with engine.settled(module):
+        assert module.running_mean.tolist() == [1.0, 2.0]
     assert module.running_mean.tolist() == [1.0, 2.0]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.seams.frozen import Frozen, digest, first_difference, shape
 from tests.seams.product import steady
 
 import steadytrain as st
+from steadytrain.config import Parallel
 from steadytrain.config.recipe import LATER_KEYS
 
 WORDS = ["--model", "mlp", "--set", "model.options.hidden=8", "--epochs", 2000, "--batch-size", 480, "--lr", 0.05]
@@ -52,7 +54,10 @@ def test_its_recipe_keeps_its_name(old: Path, frozen: Frozen) -> None:
     was = json.loads((old / "recipe.json").read_text())
     was["precision"].pop("blocked")
     again["precision"].pop("blocked", None)
-    for part, name, neutral in (*LATER_KEYS, ("parallel", "price", None)):
+    for part, name, neutral in (
+        *LATER_KEYS,
+        *(("parallel", name, usual) for name, usual in asdict(Parallel()).items()),
+    ):
         if name not in was[part]:
             assert again[part].pop(name) == neutral
     assert first_difference(was, json.loads(json.dumps(again)), "recipe") is None

@@ -243,3 +243,49 @@ def test_two_ranks_and_two_micro_batches_of_one_process_augment_to_the_same_bits
     trained(digits, tmp_path / "ranks", "--procs", "2", *words)
     trained(digits, tmp_path / "alone", "--set", "optim.accumulate=2", *words)
     assert same(tmp_path / "ranks", tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", ["average", "diloco"])
+def test_local_ranks_that_are_killed_between_two_averages_go_on_to_the_same_bits(
+    digits: Path, tmp_path: Path, outer: str
+) -> None:
+    words = ["--procs", "2", "--engine", "local", "--sync-every", "5", "--local-from", "1"]
+    words += ["--set", f"parallel.outer={outer}"]
+    trained(digits, tmp_path / "whole", *words)
+    for rank in (0, 1):
+        accounted = of_kind(tmp_path / "whole", events.Accounted, rank)[-1]
+        assert isinstance(accounted, events.Accounted) and accounted.seconds["communication"] > 0
+    best = max(e.top1 for e in of_kind(tmp_path / "whole", events.Evaluated) if isinstance(e, events.Evaluated))
+    assert best > (0.7 if outer == "average" else 0.4)  # of six averages, in which its momentum only begins
+    run = tmp_path / "run"
+    child = start(digits, run, *words)
+    wait_for_step(child, run, 23)  # saved after 21, averaged after 20 and 25
+    os.kill(ranks_of(child, 2)[1].pid, signal.SIGKILL)
+    told, _ = child.communicate(timeout=120)
+    assert child.returncode == 0 and "rank 1 was killed by SIGKILL" in told, told
+    ours, theirs = (load_file(place / "model.safetensors") for place in (run, tmp_path / "whole"))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items()), "running statistics too"
+
+
+@pytest.mark.slow
+def test_local_ranks_go_on_as_any_number_of_them_or_by_another_engine(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for words in (
+        ["--procs", "2", "--engine", "local", "--sync-every", "5", "--until", "1"],
+        ["--procs", "3", "--engine", "local", "--sync-every", "5", "--until", "2"],
+        ["--procs", "1", "--engine", "local", "--until", "3"],
+    ):
+        resumed = subprocess.run(
+            [sys.executable, "-m", "steadytrain", "resume", str(run), *words]
+            if run.exists()
+            else [*COMMAND, str(digits), "--run", str(run), *SETTINGS, *words],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert resumed.returncode == 75, resumed.stderr
+    trained(digits, run, "--procs", "2")
+    top1 = [e.top1 for e in of_kind(run, events.Evaluated) if isinstance(e, events.Evaluated)]
+    assert len(top1) == 4 and top1[-1] > 0.7

@@ -99,6 +99,10 @@ class TrainingOptions:
         graph: Replay each update as one CUDA graph: faster for small networks.
         recompute: Recompute activations in the backward pass: less memory, more time, same bits.
         procs: Ranks that train together on this machine; auto: one for each GPU. [default: 1]
+        engine: How ranks train together: ddp exchanges gradients in every update; local averages weights once in
+            --sync-every updates, for slow links (docs: engines). [default: ddp]
+        sync_every: Updates between two averages of the weights with --engine local. [default: 32]
+        local_from: Epochs of exchanging gradients in every update before --engine local begins. [default: 0]
         price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as p3.2xlarge
             or p3.2xlarge@us-east-1:spot; shows what the run costs. [default: $STEADYTRAIN_PRICE]
         root: Folder that the paths in a .lst or table are relative to. [default: the folder of the list]
@@ -149,6 +153,9 @@ class TrainingOptions:
     graph: bool = False
     recompute: Annotated[bool, Parameter(name=("--recompute", "--grad-checkpointing"))] = False
     procs: int | Literal["auto"] | None = None
+    engine: str | None = None
+    sync_every: int | None = None
+    local_from: float | None = None
     price: str | None = None
     root: str | None = None
     labels: Labels = None
@@ -253,6 +260,9 @@ FLAGS = {
     "device": "parallel.device",
     "threads": "parallel.threads",
     "procs": "parallel.procs",
+    "engine": "parallel.engine",
+    "sync_every": "parallel.sync_every",
+    "local_from": "parallel.local_from",
     "price": "parallel.price",
     "batch_size": "batch_size",
     "seed": "seed",

@@ -722,10 +722,26 @@ def _machine_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")
     yield "computed", f"{precision.name} on {clean(str(started.machine['device']))}, {layout}{compiled}{graph}"
+    if recipe.parallel.engine == "local":
+        yield "engine", local_words(recipe.parallel)
     if started.price is not None:
         price, spent = Price.from_dict(started.price), started.price.get("spent")
         before = f"; so far {money(spent)} {started.price['currency']}" if spent else ""
         yield "price", f"{price}{before}"
+
+
+def local_words(parallel: Parallel) -> str:
+    """Word how ranks of the local engine meet.
+
+    >>> local_words(Parallel(engine="local", local_from=5))
+    'local: weights averaged every 32 updates, from epoch 5 on'
+    """
+    outer = f", DiLoCo with rate {parallel.outer_lr:g} and momentum {parallel.outer_momentum:g}"
+    begin = f", from epoch {parallel.local_from:g} on" if parallel.local_from else ""
+    return (
+        f"local: weights averaged every {count(parallel.sync_every, 'update')}{begin}"
+        f"{outer if parallel.outer == 'diloco' else ''}"
+    )
 
 
 def _range(pair: tuple[float, float]) -> str:

@@ -414,6 +414,14 @@ class Parallel:
             ranks.
         procs: ranks to start on this machine, 1 to 256; ``auto`` starts one for each GPU. None starts none.
         restarts: how often ranks are restarted after one was killed, 0 to 1000.
+        engine: how ranks train together: ``ddp`` exchanges gradients in every update, ``local`` averages weights once
+            in ``sync_every`` updates, for slow links.
+        sync_every: updates between two averages of the weights with ``local``, 1 or more.
+        local_from: epochs of exchanging gradients in every update before ``local`` begins (post-local SGD), 0 or more.
+        outer: what ``local`` does with the averaged weights: ``average`` takes them, ``diloco`` makes a step of
+            Nesterov's momentum towards them.
+        outer_lr: learning rate of ``diloco``'s step, above 0.
+        outer_momentum: momentum of ``diloco``'s step, 0 to below 1.
         deterministic: use only deterministic algorithms on a GPU; slower.
         graph: record each update as a CUDA graph and replay it.
         recompute: recompute activations in the backward pass: less memory, more time, same bits.
@@ -428,6 +436,12 @@ class Parallel:
     compute_threads: int | None = None
     procs: int | Literal["auto"] | None = None
     restarts: int = 3
+    engine: Literal["ddp", "local"] = "ddp"
+    sync_every: int = 32
+    local_from: float = 0.0
+    outer: Literal["average", "diloco"] = "average"
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
     deterministic: bool = False
     graph: bool = False
     recompute: bool = False
@@ -442,6 +456,10 @@ class Parallel:
         procs = self.procs
         require(not isinstance(procs, int) or 1 <= procs <= 256, "parallel.procs", procs, "1 to 256, or auto")
         require(0 <= self.restarts <= 1000, "parallel.restarts", self.restarts, "0 to 1000")
+        require(self.sync_every >= 1, "parallel.sync_every", self.sync_every, "1 or more")
+        require(0 <= self.local_from < float("inf"), "parallel.local_from", self.local_from, "0 or more")
+        require(0 < self.outer_lr < float("inf"), "parallel.outer_lr", self.outer_lr, "above 0")
+        require(0 <= self.outer_momentum < 1, "parallel.outer_momentum", self.outer_momentum, "0 to below 1")
         require(0 < self.threshold < float("inf"), "parallel.threshold", self.threshold, "above 0")
         require(self.threads is None or 1 <= self.threads <= 256, "parallel.threads", self.threads, "1 to 256")
         compute = self.compute_threads
@@ -597,6 +615,8 @@ class Recipe:
             yield compressed, numbers, why
         if compress != "none" and precision.is_pure:
             yield compressed, numbers, "its gradients have 16 bits already; use compress=none"
+        if self.parallel.engine == "local":
+            yield from self._conflicts_of_local()
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
@@ -648,6 +668,24 @@ class Recipe:
         if precision.compile != "none" and self.model.batch_norm == "synchronous":
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
+
+    def _conflicts_of_local(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what averages of the ranks' weights do not go with."""
+        local, precision = "parallel.engine='local'", self.precision
+        if self.parallel.compress != "none":
+            why = "it exchanges weights, not gradients; use compress=none, and a larger parallel.sync_every"
+            yield local, f"parallel.compress={self.parallel.compress!r}", why
+        if precision.name == "fp16":
+            yield local, "precision.name='fp16'", "each rank would have a loss scale of its own; use bf16"
+        if precision.is_pure:
+            why = "weights of 16 bits lose what is averaged; use bf16, which keeps them in 32"
+            yield local, f"precision.name={precision.name!r}", why
+        if self.model.batch_norm == "synchronous":
+            why = "ranks would wait for each other in every pass; the running statistics are averaged anyway"
+            yield local, "model.batch_norm='synchronous'", why
+        if self.parallel.graph and self.parallel.local_from:
+            why = "a graph records one way of exchanging; leave one of them out"
+            yield f"parallel.local_from={self.parallel.local_from:g}", "parallel.graph=True", why
 
     def batches(self, num_train: int) -> Batches:
         """Lay out the updates of the whole run on ``num_train`` images: enough to complete each epoch of the budget.

@@ -12,8 +12,8 @@ are those of rank 0's own micro-batches; a process that is alone takes in all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -75,8 +75,8 @@ class Engine:
             torch.cuda.set_device(device)
             self._ranks = group.new_group("nccl")
 
-    def prepare(self, module: nn.Module) -> nn.Module:
-        """Wrap the module for training; the original keeps its parameters and names."""
+    def prepare(self, module: nn.Module, step: int = 0) -> nn.Module:
+        """Wrap the module for training after ``step`` updates; the original keeps its parameters and names."""
         if self._group is None:
             return module
         if self._synchronizes_norms:
@@ -86,6 +86,7 @@ class Engine:
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             process_group=self._ranks,
+            init_sync=step == 0,  # what is resumed is equal, or each rank's own
             **{_SYNC_BUFFERS: False},  # the first rank's count: see broadcast_buffers
             gradient_as_bucket_view=True,
         )
@@ -121,6 +122,20 @@ class Engine:
             (loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
 
+    def finish_update(self, step: int) -> None:
+        """Do what is left of an exchange after the optimizer has made the update number ``step``, from 1."""
+
+    @contextmanager
+    def settled(self, module: nn.Module) -> Iterator[None]:
+        """Give all ranks the weights and buffers that count, of the network or its average, for the block."""
+        self.broadcast_buffers(module)
+        yield
+
+    @property
+    def keeps_ranks_equal(self) -> bool:
+        """Whether all ranks have the same weights and the same state of the optimizer after every update."""
+        return True
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor of any shape over the ranks, on its device."""
         if self._group is None:
@@ -147,13 +162,14 @@ class Engine:
         return [value.cpu()] if self._group is None else self._group.all_gather(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must be saved to go on bit for bit: what all ranks have left to send, by parameter."""
+        """Return what a resumed run needs beside weights and optimizer: what all ranks have left to send."""
         residuals = {} if self._two_bit is None else self._two_bit.residuals()
         return {name: torch.stack(self.all_gather(left)) for name, left in residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on any number of ranks, before the module is prepared."""
-        self._saved = state  # without 2bit it is owed by nobody now
+        # Without 2bit it is owed by nobody now; what other engines save is nested.
+        self._saved = {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 all_reduce: Any = _all_reduce  # torch gives it no types

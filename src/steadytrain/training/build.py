@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -33,6 +34,7 @@ from steadytrain.data.loader import (
 from steadytrain.data.sources.filenames import few
 from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.local import LocalEngine, Outer
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import ModelError, RecipeError
@@ -410,11 +412,22 @@ def state(
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
 
-def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
-    """Make what spreads the work of an update over ranks, if there are several."""
+def engine(recipe: Recipe, device: torch.device, group: Group | None, *, num_train: int = 0) -> Engine:
+    """Make what spreads the work of an update over ranks, if there are several.
+
+    ``num_train``: images, which say where ``local`` begins; 0: it begins at once.
+    """
+    parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
+    if parallel.engine == "local":
+        return LocalEngine(
+            device,
+            group,
+            every=parallel.sync_every,
+            first=math.ceil(recipe.batches(num_train).step(parallel.local_from * num_train) - 1e-9) if num_train else 0,
+            outer=Outer(parallel.outer_lr, parallel.outer_momentum) if parallel.outer == "diloco" else None,
+        )
     if group is None:
         return Engine(device)
-    parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
     return Engine(device, group, compress=parallel.compress, threshold=threshold, synchronize_norms=norms)
 
@@ -472,7 +485,7 @@ def update(
     assert input.size is not None
     updated = {id(p) for group in state.optimizer.param_groups for p in group["params"]}  # some may wait
     return Update(
-        call=state.engine.prepare(state.module),
+        call=state.engine.prepare(state.module, state.cursor.step),
         parameters=tuple(m for m in map(state.policy.master, built.module.parameters()) if id(m) in updated),
         objective=objective,
         forward=objective,

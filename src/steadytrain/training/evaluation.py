@@ -274,9 +274,19 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
     Raises:
         DivergedError: the loss on the validation images of the last evaluation is not finite.
     """
-    feed, state, engine = session.val_feed, session.state, session.state.engine
+    feed = session.val_feed
     if feed is None or not is_due(session):
         return
+    with contextlib.ExitStack() as settled:
+        yield from _evaluate(session, feed, stop, settled)
+    session.laps.restart()
+
+
+def _evaluate(
+    session: Session, feed: ImageLoader, stop: Callable[[], str | None], settled: contextlib.ExitStack
+) -> Iterator[Event]:
+    """Evaluate and keep the best weights; ``settled``: until when all ranks have the weights that count."""
+    state, engine = session.state, session.state.engine
     session.settled_loss()
     began = time.perf_counter()
     was_stopped = False
@@ -294,7 +304,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
             is_last = session.is_done
-            engine.broadcast_buffers(module)
+            settled.enter_context(engine.settled(module))
             evaluation = evaluate_module(
                 module,
                 until_stopped(feed),
@@ -339,4 +349,3 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
         if is_last and not is_finite:
             raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
-    session.laps.restart()

@@ -275,7 +275,8 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield from session.save()
     consensus.close()
     if not signal:
-        session.export("model.safetensors")
+        with state.engine.settled(session.evaluated_module):
+            session.export("model.safetensors")
     clock.settle()
     yield from _accounts(session)
     return signal

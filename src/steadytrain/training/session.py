@@ -195,7 +195,7 @@ class Session:
         The optimizer has had the parameters in its groups, without gradients: their state begins now.
         """
         set_phase(self.recipe, self.built, self.first_epochs, self.state.cursor.position / self.data.num_train)
-        self.update = replace(self.update, call=self.state.engine.prepare(self.state.module))
+        self.update = replace(self.update, call=self.state.engine.prepare(self.state.module, self.state.cursor.step))
         trained = [parameter for parameter in self.state.module.parameters() if parameter.requires_grad]
         self.notices.put(
             f"epoch {self.epoch:.4g}: {sum(p.numel() for p in trained):,} parameters are trained from here on"
@@ -399,7 +399,7 @@ def open_session(
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         start.passed("model")
-        engine = build.engine(recipe, device, group)
+        engine = build.engine(recipe, device, group, num_train=data.num_train)
         state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import)
         if saved is None:
             for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):

@@ -15,6 +15,7 @@ from torch import nn
 from steadytrain.config.schedules import Plateau
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
+from steadytrain.training.checkpoints import join, split
 from steadytrain.training.compute.precision import Policy
 from steadytrain.training.ema import Ema
 
@@ -121,12 +122,15 @@ class State:
             generators["cuda"] = torch.cuda.get_rng_state(self.engine.device)
         if self.engine.world.size > 1:
             generators = {name: torch.stack(self.engine.all_gather(state)) for name, state in generators.items()}
-        return {
+        shared = {
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+        }
+        return {
+            **_merge_ranks(shared, self.engine),
             "policy": self.policy.state_dict(),
             "engine": self.engine.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
             "meters": torch.stack(self.engine.all_gather(self.meters.sums)),
             "cursor": vars(self.cursor),
             "best": self.best,
@@ -142,15 +146,16 @@ class State:
         Raises:
             RunError: the state is of another model.
         """
+        shared = _own_part(state, self.engine)
         try:
-            self.module.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.module.load_state_dict(shared["model"])
+            self.optimizer.load_state_dict(shared["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise RunError(f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}") from error
         self.policy.load_state_dict(state["policy"])
         self.engine.load_state_dict(state["engine"])
         if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
+            self.ema.load_state_dict(shared["ema"])
         self.meters.load(state["meters"], self.engine)
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
@@ -163,6 +168,34 @@ class State:
             torch.set_rng_state(generators["cpu"][rank].clone())
         if device.type == "cuda" and rank < len(generators.get("cuda", ())):
             torch.cuda.set_rng_state(generators["cuda"][rank].clone(), device)
+
+
+def _merge_ranks(shared: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+    """Return a state that any engine can load, and beside it, under ``ranks``, what makes each rank's own of it.
+
+    Where ranks differ, as between two averages of the local engine, the state has their mean.
+    """
+    if engine.keeps_ranks_equal:
+        return dict(shared)
+    rest, tensors = split(shared)
+    ranks: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        each = torch.stack(engine.all_gather(tensor))
+        if (each != each[0]).any():
+            ranks[name] = each
+            tensors[name] = each.mean(0) if each.is_floating_point() else each[0]
+    return {**join(rest, tensors), "ranks": ranks}
+
+
+def _own_part(state: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+    """Return this rank's own weights and optimizer of what :func:`_merge_ranks` made; the mean for other ranks."""
+    shared = {name: state[name] for name in ("model", "optimizer", "ema")}
+    ranks = state.get("ranks", {})
+    if engine.keeps_ranks_equal or not ranks or len(next(iter(ranks.values()))) != engine.world.size:
+        return shared
+    rest, tensors = split(shared)
+    own: dict[str, Any] = join(rest, tensors | {name: each[engine.world.rank] for name, each in ranks.items()})
+    return own
 
 
 @contextmanager

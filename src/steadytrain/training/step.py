@@ -238,6 +238,7 @@ class Update:
             self.clock.to("forward")
             images, labels = self.augmentation(images, labels, self.share.positions(state.cursor.position, len(labels)))
         self.work(self, state, images, labels)
+        state.engine.finish_update(state.cursor.step + 1)
         if state.ema is not None:
             state.ema.update(state.module)
         self.clock.to("host")

@@ -1,0 +1,153 @@
+"""The local engine: each rank trains by itself, and all average their weights once in a number of updates.
+
+For slow links: an average moves as many bytes as an exchange of gradients, ``every`` times as rarely. Three methods:
+
+- Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little"): ranks go on from their mean weights.
+- Post-local SGD (Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD"): gradients are exchanged in every
+  update up to ``first``, and local SGD begins there.
+- DiLoCo (Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1): the
+  way from the weights of the last average to the mean is a gradient, with which Nesterov's momentum makes a step.
+
+Each rank keeps its optimizer's state, as in all three papers. The running statistics of batch norms are averaged with
+the weights. Between two averages the ranks differ: evaluation and export use the mean of that moment and leave ranks
+as they are; a checkpoint holds the mean, for other engines and numbers of ranks, and the state of each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.process_group import Group
+
+
+class Outer(NamedTuple):
+    """DiLoCo's outer optimizer: stochastic gradient descent with Nesterov's momentum."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+
+@final
+class LocalEngine(Engine):
+    """Averages the ranks' weights after each ``every``-th update.
+
+    Args:
+        device: of this rank.
+        group: the ranks; None: this process alone, whose mean is itself.
+        every: updates between two averages, 1 or more.
+        first: updates before, in which gradients are exchanged.
+        outer: DiLoCo's step; None takes the mean.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        group: Group | None = None,
+        *,
+        every: int,
+        first: int = 0,
+        outer: Outer | None = None,
+    ) -> None:
+        super().__init__(device, group)
+        self._every, self._first, self._outer = every, first, outer
+        self._module: nn.Module = nn.Module()
+        # Of DiLoCo, by parameter: the weights of the last average, the same on all ranks, and the momentum.
+        self._anchor: dict[str, Tensor] = {}
+        self._momentum: dict[str, Tensor] = {}
+
+    @property
+    def keeps_ranks_equal(self) -> bool:
+        return self.world.size == 1
+
+    def prepare(self, module: nn.Module, step: int = 0) -> nn.Module:
+        self._module = module
+        if step < self._first:
+            return super().prepare(module, step)
+        self._parallel = None
+        if step == 0:
+            for value in (*module.parameters(), *module.buffers()):
+                self.broadcast(value.detach())
+        self._drop_anchor()
+        return module
+
+    def finish_update(self, step: int) -> None:
+        if step < self._first:
+            return
+        if step == self._first:  # the last update whose gradients were exchanged: weights are equal
+            if self._parallel is not None:
+                self._parallel.require_backward_grad_sync = False
+                self._parallel = None
+            self._drop_anchor()
+        elif (step - self._first) % self._every == 0:
+            if self.on_exposed is not None:
+                self.on_exposed()
+            self._synchronize()
+
+    @torch.no_grad()
+    def _synchronize(self) -> None:
+        """Let all ranks go on from the mean of their weights and buffers, or from DiLoCo's step towards it."""
+        trained = self._trained(self._module)
+        values = [*trained.values(), *_statistics(self._module)]
+        means = self._means(values)
+        if self._outer is not None:
+            lr, keep = self._outer
+            for k, name in enumerate(trained):
+                anchor, mean = self._anchor[name], means[k]
+                slope = anchor - mean
+                momentum = self._momentum.setdefault(name, torch.zeros_like(anchor))
+                momentum.mul_(keep).add_(slope)
+                means[k] = anchor.sub_(slope.add_(momentum, alpha=keep), alpha=lr)
+        torch._foreach_copy_(values, means)
+
+    @contextmanager
+    def settled(self, module: nn.Module) -> Iterator[None]:
+        with torch.no_grad():
+            values = [*self._trained(module).values(), *_statistics(module)]
+            before = [value.clone() for value in values]
+            torch._foreach_copy_(values, self._means(values))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(values, before)
+
+    def _means(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Average tensors over the ranks, with one exchange."""
+        flat = self.sum(torch.cat([value.detach().reshape(-1).float() for value in values]))
+        parts = torch.split(flat.div_(self.world.size), [value.numel() for value in values])
+        return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+
+    def _trained(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the parameters of a network, or of its average, that are trained and so may differ."""
+        names = {name for name, parameter in self._module.named_parameters() if parameter.requires_grad}
+        return {name: parameter.detach() for name, parameter in module.named_parameters() if name in names}
+
+    def _drop_anchor(self) -> None:
+        """Begin DiLoCo's step at the weights as they are, for parameters that have no earlier ones."""
+        if self._outer is None:
+            return
+        new = {name: value for name, value in self._trained(self._module).items() if name not in self._anchor}
+        if new:
+            # The mean, since a run may have been resumed between two averages that were made without an outer step.
+            self._anchor |= dict(zip(new, (mean.clone() for mean in self._means(list(new.values()))), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return DiLoCo's weights of the last average and its momentum, the same on all ranks."""
+        return {"anchor": self._anchor, "momentum": self._momentum} if self._outer is not None else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        saved = state if isinstance(state.get("anchor"), Mapping) else {"anchor": {}, "momentum": {}}
+        if self._outer is not None:
+            for name in ("anchor", "momentum"):
+                setattr(self, f"_{name}", {key: value.to(self.device) for key, value in saved[name].items()})
+
+
+def _statistics(module: nn.Module) -> list[Tensor]:
+    """Return the buffers that can be averaged: running statistics, but no counts."""
+    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
