@@ -95,6 +95,8 @@ ELSEWHERE: dict[str, object] = {
     "parallel.recompute": True,
     "parallel.compress": "2bit",
     "parallel.threshold": 0.01,
+    "parallel.power_rank": 4,
+    "parallel.power_from": 1.0,
     "parallel.engine": "local",
     "parallel.sync_every": 8,
     "parallel.local_from": 1.0,

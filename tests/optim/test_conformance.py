@@ -248,7 +248,7 @@ def _updated(engine: Engine, name: str, own: Sequence[int], parts: int = 2) -> l
 
 def _by_ranks(group: Group) -> dict[str, Any]:
     told: dict[str, Any] = {}
-    for compress in ("none", "fp16", "bf16", "2bit"):
+    for compress in ("none", "fp16", "bf16", "2bit", "powersgd"):
         for name in NAMES:
             engine = Engine(CPU, group, compress=compress, threshold=0.05)
             told[f"{compress} {name}"] = _updated(engine, name, [group.world.rank])

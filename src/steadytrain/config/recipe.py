@@ -425,8 +425,10 @@ class Parallel:
         deterministic: use only deterministic algorithms on a GPU; slower.
         graph: record each update as a CUDA graph and replay it.
         recompute: recompute activations in the backward pass: less memory, more time, same bits.
-        compress: format in which ranks exchange gradients: ``none``, ``fp16``, ``bf16`` or ``2bit``.
+        compress: format in which ranks exchange gradients: ``none``, ``fp16``, ``bf16``, ``2bit`` or ``powersgd``.
         threshold: threshold of ``2bit``, above 0, in units of the summed gradient of a rank's images, as in MXNet.
+        power_rank: columns of ``powersgd``'s matrices, 1 to 128: more are more exact, and more bytes.
+        power_from: epochs of exchanging whole gradients before ``powersgd`` begins, 0 or more.
         price: price of an hour of each machine, such as ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W`` or an instance:
             ``p3.2xlarge@us-east-1:spot``. None: what the variable STEADYTRAIN_PRICE says, if anything.
     """
@@ -445,8 +447,10 @@ class Parallel:
     deterministic: bool = False
     graph: bool = False
     recompute: bool = False
-    compress: Literal["none", "fp16", "bf16", "2bit"] = "none"
+    compress: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = "none"
     threshold: float = 0.5
+    power_rank: int = 2
+    power_from: float = 0.0
     price: str | None = None
 
     def __post_init__(self) -> None:
@@ -460,6 +464,8 @@ class Parallel:
         require(0 <= self.local_from < float("inf"), "parallel.local_from", self.local_from, "0 or more")
         require(0 < self.outer_lr < float("inf"), "parallel.outer_lr", self.outer_lr, "above 0")
         require(0 <= self.outer_momentum < 1, "parallel.outer_momentum", self.outer_momentum, "0 to below 1")
+        require(1 <= self.power_rank <= 128, "parallel.power_rank", self.power_rank, "1 to 128")
+        require(0 <= self.power_from < float("inf"), "parallel.power_from", self.power_from, "0 or more")
         require(0 < self.threshold < float("inf"), "parallel.threshold", self.threshold, "above 0")
         require(self.threads is None or 1 <= self.threads <= 256, "parallel.threads", self.threads, "1 to 256")
         compute = self.compute_threads
@@ -613,6 +619,11 @@ class Recipe:
         if compress == "2bit" and precision.name == "fp16":
             why = "the loss scale changes what a threshold means; use bf16, or compress=fp16"
             yield compressed, numbers, why
+        if compress == "powersgd" and precision.name == "fp16":
+            yield compressed, numbers, "the loss scale changes what errors mean; use bf16, or compress=fp16"
+        if compress == "powersgd" and self.records_graphs:
+            graph = "parallel.graph=True" if self.parallel.graph else compiled
+            yield compressed, graph, "a graph records one way of exchanging; leave one of them out"
         if compress != "none" and precision.is_pure:
             yield compressed, numbers, "its gradients have 16 bits already; use compress=none"
         if self.parallel.engine == "local":
@@ -661,7 +672,7 @@ class Recipe:
                 yield trained, compiled, f"{why}; leave one of them out"
             if self.parallel.graph:
                 yield trained, "parallel.graph=True", f"{why}; leave one of them out"
-            if compress == "2bit":
+            if compress in ("2bit", "powersgd"):
                 yield trained, compressed, "what is left to send of a parameter would be lost; use compress=fp16"
         if self.parallel.graph and precision.compile not in ("none", "default"):
             yield compiled, "parallel.graph=True", "that mode records graphs of its own; use compile=default"

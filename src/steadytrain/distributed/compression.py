@@ -36,7 +36,7 @@ from torch.nn import functional
 
 from steadytrain.errors import InputError
 
-CompressionName = Literal["none", "fp16", "bf16", "2bit"]
+CompressionName = Literal["none", "fp16", "bf16", "2bit", "powersgd"]
 
 _FILL = 16  # values that the bytes are filled up to a multiple of
 _NOT_FINITE = 1

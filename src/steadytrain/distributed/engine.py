@@ -25,6 +25,7 @@ from torch.distributed.nn.functional import all_reduce as _all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from steadytrain.distributed.compression import CompressionName, TwoBit, all_reduce_half
+from steadytrain.distributed.powersgd import PowerSgd
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 
@@ -43,6 +44,8 @@ class Engine:
         group: the ranks, which wait for each other at every update; None: this process alone.
         compress: how gradients are compressed: see :mod:`.compression`.
         threshold: of ``2bit``, in the unit of the mean gradient of a rank's images.
+        power_rank: columns of the matrices of ``powersgd``.
+        power_from: updates that exchange whole gradients before ``powersgd`` begins.
         synchronize_norms: take the statistics of batch norms over all ranks: see :func:`synchronize_batch_norms`.
 
     Attributes:
@@ -57,6 +60,8 @@ class Engine:
         *,
         compress: CompressionName = "none",
         threshold: float = 0.5,
+        power_rank: int = 2,
+        power_from: int = 0,
         synchronize_norms: bool = False,
     ) -> None:
         self.device = device
@@ -67,7 +72,11 @@ class Engine:
         self._threshold = threshold
         self._synchronizes_norms = synchronize_norms
         self._two_bit: TwoBit | None = None
+        self._power_rank, self._power_from = power_rank, power_from
+        self._power: PowerSgd | None = None
+        self._is_power = False
         self._saved: Mapping[str, Tensor] = {}
+        self._saved_power: Mapping[str, Any] | None = None
         self._parallel: DistributedDataParallel | None = None
         self._ranks: dist.ProcessGroup | None = None  # None: all, over gloo
         self._one = torch.ones(()) if device.type == "cpu" and group is None else None
@@ -95,13 +104,24 @@ class Engine:
             if self._saved:
                 self._two_bit.take(self._saved, rank=self.world.rank, size=self.world.size)
             parallel.register_comm_hook(self._two_bit, lambda two_bit, bucket: two_bit.begin(bucket))
+        elif self._compress == "powersgd":
+            self._power = PowerSgd(module, rank=self._power_rank, group=self._ranks)
+            if self._saved_power is not None:
+                self._power.take(self._saved_power, rank=self.world.rank, size=self.world.size)
         elif self._compress != "none":
             dtype = torch.float16 if self._compress == "fp16" else torch.bfloat16
             parallel.register_comm_hook(
                 self._ranks, lambda ranks, bucket: all_reduce_half(bucket.buffer(), dtype, ranks)
             )
         self._parallel = parallel
+        self._begin_power(step)
         return parallel
+
+    def _begin_power(self, step: int) -> None:
+        """Leave the exchange of gradients to PowerSGD if it has begun after ``step`` updates."""
+        self._is_power = self._power is not None and step >= self._power_from
+        if self._is_power and self._parallel is not None:
+            self._parallel.require_backward_grad_sync = False
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Enclose forward and backward of one micro-batch; ``last``: the update follows."""
@@ -109,6 +129,13 @@ class Engine:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add a micro-batch's gradients; with ``last`` they are exchanged, and all ranks have their mean."""
+        if self._is_power:
+            loss.backward()  # type: ignore[no-untyped-call]
+            if last and self._power is not None:
+                if self.on_exposed is not None:
+                    self.on_exposed()
+                self._power.exchange()
+            return
         if last and self._parallel is not None and (exposed := self.on_exposed) is not None:
             # Queued as the pass begins, it stands before what waits for the exchange, and is called when all gradients
             # are computed.
@@ -124,6 +151,7 @@ class Engine:
 
     def finish_update(self, step: int) -> None:
         """Do what is left of an exchange after the optimizer has made the update number ``step``, from 1."""
+        self._begin_power(step)
 
     @contextmanager
     def settled(self, module: nn.Module) -> Iterator[None]:
@@ -163,6 +191,9 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside weights and optimizer: what all ranks have left to send."""
+        if self._power is not None:
+            errors = {name: torch.stack(self.all_gather(left)) for name, left in self._power.errors().items()}
+            return {"powersgd": {"right": self._power.right(), "errors": errors}}
         residuals = {} if self._two_bit is None else self._two_bit.residuals()
         return {name: torch.stack(self.all_gather(left)) for name, left in residuals.items()}
 
@@ -170,6 +201,8 @@ class Engine:
         """Restore what :meth:`state_dict` returned, on any number of ranks, before the module is prepared."""
         # Without 2bit it is owed by nobody now; what other engines save is nested.
         self._saved = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        power = state.get("powersgd")
+        self._saved_power = power if isinstance(power, Mapping) else None
 
 
 all_reduce: Any = _all_reduce  # torch gives it no types

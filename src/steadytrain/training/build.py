@@ -415,21 +415,33 @@ def state(
 def engine(recipe: Recipe, device: torch.device, group: Group | None, *, num_train: int = 0) -> Engine:
     """Make what spreads the work of an update over ranks, if there are several.
 
-    ``num_train``: images, which say where ``local`` begins; 0: it begins at once.
+    ``num_train``: images, which say where ``local`` or ``powersgd`` begins; 0: it begins at once.
     """
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
+
+    def update_of(epoch: float) -> int:
+        return math.ceil(recipe.batches(num_train).step(epoch * num_train) - 1e-9) if num_train else 0
+
     if parallel.engine == "local":
         return LocalEngine(
             device,
             group,
             every=parallel.sync_every,
-            first=math.ceil(recipe.batches(num_train).step(parallel.local_from * num_train) - 1e-9) if num_train else 0,
+            first=update_of(parallel.local_from),
             outer=Outer(parallel.outer_lr, parallel.outer_momentum) if parallel.outer == "diloco" else None,
         )
     if group is None:
         return Engine(device)
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
-    return Engine(device, group, compress=parallel.compress, threshold=threshold, synchronize_norms=norms)
+    return Engine(
+        device,
+        group,
+        compress=parallel.compress,
+        threshold=threshold,
+        power_rank=parallel.power_rank,
+        power_from=update_of(parallel.power_from),
+        synchronize_norms=norms,
+    )
 
 
 def loss(recipe: Recipe, data: DataSets, device: torch.device, *, allow_import: bool | None = None) -> optim.Loss:
