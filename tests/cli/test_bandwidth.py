@@ -18,23 +18,29 @@ def test_a_person_reads_a_table_that_fits_60_columns(capfd: pytest.CaptureFixtur
     assert lines[0].startswith("mlp: ") and lines[0].endswith(" of gradients")
     assert lines[1].startswith("2 ranks on ")
     assert lines[3].split()[-4:] == ["ms", "push+pull", "GB/s/rank", "error"]
-    assert [" ".join(line.split()[:4]) for line in lines[4:]] == [
+    assert [" ".join(line.split()[:4]) for line in lines[4:10]] == [
         "6 tensors one by",
         "1 bucket at once",
         "1 bucket as fp16",
         "1 bucket as bf16",
         "1 bucket as 2bit",
-        " ".join(["a", "single", "number", lines[-1].split()[-1]]),
+        " ".join(["a", "single", "number", lines[9].split()[-1]]),
     ]
+    assert " ".join(lines[11].split()) == "an update computes for 100.0 ms 1.00 s 10.0 s"
+    assert [line.split("  ")[0] for line in lines[12:18]][::5] == ["ddp", "local, every 32 updates"]
+    assert any(line.startswith("* ") for line in lines[18:])
     assert max(map(len, lines)) <= 60
 
 
 @pytest.mark.slow
 def test_inside_a_launcher_the_ranks_are_its_own() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    words = ["steadytrain", "bandwidth", "--model", "mlp", "--seconds", "0.1", "--json"]
+    words = ["steadytrain", "bandwidth", "--model", "mlp", "--seconds", "0.1", "--json", "--batch-size", "32"]
     told = subprocess.run([*launcher, *words], capture_output=True, text=True, check=True, timeout=120)
-    assert json.loads(told.stdout)["procs"] == 2
+    document = json.loads(told.stdout)
+    [engines] = document["engines"]
+    assert document["procs"] == 2 and 0 < engines["step_seconds"] < 1
+    assert engines["recommended"] in {row["engine"] for row in engines["engines"]}
 
 
 @pytest.mark.slow
@@ -50,6 +56,8 @@ def test_an_unknown_model_is_said_once(capfd: pytest.CaptureFixture[str]) -> Non
         (["--procs", "1"], "--procs is 1; it must be from 2 to 256: a single rank has nothing to exchange"),
         (["--seconds", "0"], "--seconds is 0.0; it must be above 0, up to 3600"),
         (["--backend", "mpi"], "--backend"),
+        (["--step-seconds", "0"], "--step-seconds is 0.0; it must be above 0, up to 3600"),
+        (["--step-seconds", "1", "--batch-size", "8"], "and --batch-size measures it: omit one"),
         (["--backend", "nccl", "--procs", "200"], "--backend nccl needs a GPU for each of 200 ranks"),
     ],
 )

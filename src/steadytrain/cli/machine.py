@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -559,6 +560,9 @@ def bandwidth(
     procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
     backend: Backend = "auto",
     seconds: float = 5.0,
+    step_seconds: float | None = None,
+    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     json: Json = False,
 ) -> int:
     """Measure the links between ranks: all-reduce of a model's tensors, uncompressed and compressed.
@@ -571,17 +575,28 @@ def bandwidth(
     bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed gradients count with
     their 32-bit size. The error is relative to a sum that is computed without an exchange.
 
+    From that it predicts how long an update takes with each engine (ddp, its compressions, local), and recommends the
+    one that changes training least and is within 10 % of the fastest (docs: engines).
+
     Args:
         model: The model whose tensors are exchanged: a name that steady train accepts.
         procs: Ranks on this machine, 2 or more (default: one for each GPU, or 2).
         backend: gloo: tensors in CPU memory; nccl: tensors in GPU memory; auto: all that are available.
         seconds: How long to measure each backend.
+        step_seconds: What an update computes, for the choice of the engine. [default: 0.1, 1 and 10 s side by side]
+        batch_size: Measure what an update of so many images, over all ranks, computes here.
+        size: Side of those images. [default: the model's own, or 224]
 
     Examples:
         steady bandwidth
+        steady bandwidth --model resnet20 --size 32 --batch-size 128
         steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
     """
     require_seconds(seconds)
+    if step_seconds is not None:
+        require_seconds(step_seconds, "--step-seconds")
+        if batch_size is not None:
+            raise InputError("--step-seconds says how long an update computes, and --batch-size measures it: omit one")
     from steadytrain.distributed.world import world_from_environment
 
     world = world_from_environment(os.environ)
@@ -595,12 +610,16 @@ def bandwidth(
         if backend == "nccl" and procs > gpus:
             raise InputError(f"--backend nccl needs a GPU for each of {procs} ranks, but there are {gpus}: use gloo")
         words = ["bandwidth", "--model", model, "--backend", backend, "--seconds", str(seconds)]
+        told = {"--step-seconds": step_seconds, "--batch-size": batch_size, "--size": size}
+        words += [word for flag, value in told.items() if value is not None for word in (flag, str(value))]
         command = [sys.executable, "-m", "steadytrain", *words, *(["--json"] if json else [])]
         return keep_ranks(command, procs, restarts=0, say=note)
     if procs is not None:
         raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: omit --procs")
     try:
-        document = _measure_links(world, model, backend, seconds)
+        if batch_size is not None:
+            step_seconds = _measure_step(world, model, batch_size, size)
+        document = _measure_links(world, model, backend, seconds, step_seconds)
     except (InputError, RankLostError) as error:
         if world.is_first:
             raise
@@ -612,30 +631,51 @@ def bandwidth(
     return 0
 
 
-def _measure_links(world: World, model: str, backend: Backend, seconds: float) -> dict[str, Any]:
+def _measure_step(world: World, model: str, batch_size: int, size: int | None) -> float:
+    """Measure the median update of this rank's part of a batch, while the other ranks measure theirs."""
+    from steadytrain.training.profile.bench import measure
+
+    if not 0 < batch_size <= 1 << 20 or batch_size % world.size:
+        raise InputError(f"--batch-size is {batch_size}; it must be a multiple of the {world.size} ranks")
+    if world.is_first:
+        note(f"measuring updates of {batch_size // world.size} images on each rank")
+    threads = max(1, facts.cores() // world.local_size)
+    device = f"cuda:{world.local_rank}" if facts.accelerators() else "cpu"
+    recipe = Recipe(data=Data(train="drawn"), model=Model(model), batch_size=batch_size // world.size)
+    recipe = recipe.with_({"parallel.compute_threads": threads, "parallel.device": device})
+    return measure(recipe, size=size, seconds=1.0, allow_import=True).step_seconds["p50"]
+
+
+def _measure_links(
+    world: World, model: str, backend: Backend, seconds: float, step_seconds: float | None
+) -> dict[str, Any]:
     """Return the document, on every rank; only the first shows progress."""
     from steadytrain.distributed.bandwidth import links
-    from steadytrain.models.build import parameter_sizes
+    from steadytrain.models.build import parameter_shapes
+    from steadytrain.tuning.engines import engines_document
 
-    def sizes() -> tuple[str, list[int]]:
+    def shapes() -> tuple[str, list[list[int]]]:
         note(f"building {model}")
-        return parameter_sizes(Model(model), allow_import=True)
+        return parameter_shapes(Model(model), allow_import=True)
 
     keep_memory(facts.memory_bytes() // world.local_size)  # as training does
     with ExitStack() as stack:
         advance = stack.enter_context(progress("measuring", 0, unit="ways")) if world.is_first else lambda *done: None
-        measured = links(world, sizes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance)
-    return {
+        measured = links(world, shapes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance)
+    document: dict[str, Any] = {
         "model": measured.model,
-        "tensors": len(measured.sizes),
-        "parameters": sum(measured.sizes),
+        "tensors": len(measured.shapes),
+        "parameters": sum(map(prod, measured.shapes)),
         "procs": world.size,
         "hosts": list(dict.fromkeys(measured.hosts)),
         "backends": [{**vars(link), "ways": [vars(way) for way in link.ways]} for link in measured.backends],
     }
+    return document | {"engines": engines_document(document, measured.shapes, step_seconds)}
 
 
 def _bandwidth_text(document: Mapping[str, Any]) -> str:
+    from steadytrain.tuning.engines import engines_text
+
     hosts, gradients = document["hosts"], bytes_text(4 * document["parameters"])
     lines = [
         f"{document['model']}: {document['parameters']:,} parameters, {gradients} of gradients",
@@ -652,4 +692,4 @@ def _bandwidth_text(document: Mapping[str, Any]) -> str:
             figures = f"{way['gigabytes_per_second']:>9.3g} {way['error']:>7.0e}"
             lines.append(f"{name:<22} {way['seconds'] * 1000:>8,.2f} {speed:>10} {figures}")
         lines.append(f"{'a single number':<22} {link['latency_seconds'] * 1000:>8,.2f}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", engines_text(document["engines"], 60)])

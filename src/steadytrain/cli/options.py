@@ -399,7 +399,7 @@ def require_alone(verb: str) -> None:
         raise InputError(f"{world.launcher} has started {world.size} ranks: {verb} starts its own, so run it once")
 
 
-def require_seconds(seconds: float) -> None:
+def require_seconds(seconds: float, flag: str = "--seconds") -> None:
     """Refuse a time to measure that is nothing or above an hour. Raises InputError."""
     if not 0 < seconds <= MAX_SECONDS:
-        raise InputError(f"--seconds is {seconds}; it must be above 0, up to {MAX_SECONDS}")
+        raise InputError(f"{flag} is {seconds}; it must be above 0, up to {MAX_SECONDS}")

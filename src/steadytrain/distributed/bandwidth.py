@@ -78,10 +78,10 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The links between the ``hosts`` of some ranks, as a model with tensors of these ``sizes`` uses them."""
+    """The links between the ``hosts`` of some ranks, as a model with tensors of these ``shapes`` uses them."""
 
     model: str
-    sizes: list[int]
+    shapes: list[list[int]]
     hosts: list[str]
     backends: tuple[Link, ...]
 
@@ -102,7 +102,7 @@ def buckets(sizes: Iterable[int], most_bytes: int = BUCKET) -> list[int]:
 
 def links(
     world: World,
-    model: Callable[[], tuple[str, list[int]]],
+    model: Callable[[], tuple[str, list[list[int]]]],
     *,
     backend: Backend = "auto",
     seconds: float = 5.0,
@@ -113,7 +113,7 @@ def links(
 
     Args:
         world: of more than one rank.
-        model: gives a name, and the values of each tensor in the model's order; only the first rank is asked.
+        model: gives a name, and the shape of each tensor in the model's order; only the first rank is asked.
         backend: ``gloo`` exchanges what is in the CPUs' memory, ``nccl`` what is in the GPUs'; ``auto``: all there are.
         seconds: for all ways of a back end; what is slow may take longer, for three rounds of each.
         cores: of this machine that its ranks may use; each computes with its share of them.
@@ -128,7 +128,7 @@ def links(
     """
     with init_group(world) as group:
         torch.set_num_threads(max(1, cores // group.sharing))
-        name, sizes = "", list[int]()
+        name, shapes = "", list[list[int]]()
         with group.all_or_none():
             gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if backend == "nccl" and gpus < world.local_size:
@@ -138,10 +138,11 @@ def links(
                     " use gloo"
                 )
             if world.is_first:
-                name, sizes = model()
-                if not sum(sizes):
+                name, shapes = model()
+                if not sum(map(math.prod, shapes)):
                     raise InputError(f"{name} has no parameters, so nothing would be exchanged: choose another model")
-        (name, sizes), _ = group.broadcast((name, sizes), {})
+        (name, shapes), _ = group.broadcast((name, shapes), {})
+        sizes = [math.prod(shape) for shape in shapes]
         try:
             networks = []
             if all(group.all_gather_json(backend != "gloo" and gpus >= world.local_size)):
@@ -162,7 +163,7 @@ def links(
                 backends.append(Link(backend=network.backend, latency_seconds=latency, ways=tuple(ways)))
         except RuntimeError as error:
             raise group.blame(error) from error
-        return Links(model=name, sizes=sizes, hosts=group.hosts, backends=tuple(backends))
+        return Links(model=name, shapes=shapes, hosts=group.hosts, backends=tuple(backends))
 
 
 _Begin = Callable[[int, Tensor], Future[Tensor]]

@@ -1,8 +1,8 @@
 """PowerSGD: gradients cross as products of two narrow matrices, and what is lost is added to the next ones.
 
 Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", algorithms 1 and
-2, with warm start. All matrices of an update share two exchanges, so a link with a long way costs it twice, however many
-layers there are.
+2, with warm start. All matrices of an update share two exchanges, so a link with a long way costs it twice, however
+many layers there are.
 
 torch has a hook of this name. This is another one because there errors belong to buckets, which torch makes anew after
 a pass: a resumed run would lose them, or give them to other parameters. Besides, that hook takes no channels-last

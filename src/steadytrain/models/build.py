@@ -131,8 +131,10 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
     return outputs[0]
 
 
-def parameter_sizes(model: Model, *, num_classes: int = 1000, allow_import: bool = False) -> tuple[str, list[int]]:
-    """List the number of values of each trained parameter, in the network's order, beside the network's full name.
+def parameter_shapes(
+    model: Model, *, num_classes: int = 1000, allow_import: bool = False
+) -> tuple[str, list[list[int]]]:
+    """List the shape of each trained parameter, in the network's order, beside the network's full name.
 
     The network is built without values where it can be, so this takes little memory and draws no random numbers.
 
@@ -153,7 +155,7 @@ def parameter_sizes(model: Model, *, num_classes: int = 1000, allow_import: bool
         built = build(model, **shape)
     finally:
         torch.set_rng_state(state)
-    return built.name, [parameter.numel() for parameter in built.module.parameters() if parameter.requires_grad]
+    return built.name, [list(parameter.shape) for parameter in built.module.parameters() if parameter.requires_grad]
 
 
 def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
 from torch import nn
 
 from steadytrain.config import Model
 from steadytrain.errors import ModelError
-from steadytrain.models.build import parameter_sizes
+from steadytrain.models.build import parameter_shapes
 from steadytrain.models.nets import BUILTINS
 
 
@@ -26,28 +28,28 @@ class ReadsAValue(nn.Module):
         return scores
 
 
-def test_sizes_are_those_of_the_parameters_in_order() -> None:
-    name, sizes = parameter_sizes(Model("resnet20"), num_classes=10)
+def test_shapes_are_those_of_the_parameters_in_order() -> None:
+    name, shapes = parameter_shapes(Model("resnet20"), num_classes=10)
     module = BUILTINS["resnet20"](num_classes=10, channels=3, size=32)
-    assert name == "resnet20" and sizes == [one.numel() for one in module.parameters()]
+    assert name == "resnet20" and shapes == [list(one.shape) for one in module.parameters()]
 
 
 def test_timms_resnet50_has_25_557_032_values_in_161_tensors() -> None:
-    name, sizes = parameter_sizes(Model("resnet50"))
-    assert (name, len(sizes), sum(sizes)) == ("timm/resnet50", 161, 25_557_032)
+    name, shapes = parameter_shapes(Model("resnet50"))
+    assert (name, len(shapes), sum(map(prod, shapes))) == ("timm/resnet50", 161, 25_557_032)
 
 
 def test_a_network_that_reads_values_is_built_with_them() -> None:
     factory = f"{__name__}:{ReadsAValue.__name__}"
-    assert parameter_sizes(Model(factory), num_classes=5, allow_import=True) == (factory, [15])
+    assert parameter_shapes(Model(factory), num_classes=5, allow_import=True) == (factory, [[5, 3]])
 
 
 def test_no_random_number_is_drawn() -> None:
     before = torch.get_rng_state()
-    parameter_sizes(Model("mlp"))
+    parameter_shapes(Model("mlp"))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(ModelError, match="there is no model 'resnet5O'"):
-        parameter_sizes(Model("resnet5O"))
+        parameter_shapes(Model("resnet5O"))
