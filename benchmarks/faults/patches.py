@@ -189,7 +189,7 @@ def bare_malloc(_: Any) -> None:
     libc.mallopt(_M_MMAP_THRESHOLD, 65536)
     libc.mallopt(_M_MMAP_MAX, 65536)
     libc.mallopt(_M_TRIM_THRESHOLD, 65536)
-    process.keep_memory = lambda available_bytes: 0
+    process.keep_memory = lambda available_bytes, *, all_threads=False: 0
 
 
 def clocked_optimizer(_: Any) -> None:
