@@ -119,5 +119,7 @@ def test_what_cannot_be_is_refused_with_its_limit(capsys: pytest.CaptureFixture[
     assert "--seconds is 0.0; it must be above 0" in capsys.readouterr().err
     assert main([*NET, "--batch-size", "0", "--json"]) == 2
     assert "batch_size is 0; it must be 1 to" in capsys.readouterr().err
+    assert main(["bench", "train", "--model", "digits", "--size", "0", "--json"]) == 2
+    assert "--size is 0; it must be from 1 to 4096" in capsys.readouterr().err
     assert main(["bench", "train", "--model", "resnet21", "--json"]) == 2
     assert "resnet20" in capsys.readouterr().err

@@ -144,6 +144,11 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
         (["model-0000.params", "-o", "model.pth"], "it must end with .safetensors, or with -0000.params"),
         (["nothing-0000.params", "-o", "model.safetensors"], "there is no nothing-symbol.json"),
         (["mxnet:resnext-50", "-o", "model.safetensors"], "nothing is fetched"),
+        (
+            ["nets/a-0007.params", "-o", "a.safetensors"],
+            "no nets/a-0007.params beside nets/a-symbol.json: name another",
+        ),
+        (["a.params", "-o", "a.safetensors", "--size", "0"], "--size is 0; it must be from 1 to 4096"),
         (["runs/a", "-o", "model.safetensors"], "runs/a is no checkpoint of MXNet"),
         (["runs/a", "-o", "a-0000.params", "--size", "64"], "--size is for a checkpoint of MXNet that is read"),
         (["a.params", "-o", "a.safetensors", "--data", "photos"], "--data is for what goes to MXNet: drop it"),
@@ -154,6 +159,9 @@ def test_mistakes_are_said_in_a_line(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("nets").mkdir()
+    for name in ("a-symbol.json", "a-0003.params"):
+        Path("nets", name).write_text("{}")
     assert main(["convert", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json, Which
+from steadytrain.cli.options import Json, Which, require_range
 from steadytrain.errors import InputError
 from steadytrain.format import count
 
@@ -59,6 +59,7 @@ def convert(
     """
     if output.suffix not in (".params", ".safetensors"):
         raise InputError(f"--output is {output}: it must end with .safetensors, or with -0000.params for MXNet")
+    require_range("--size", size, 4096)
     mean, std = _colours("--rgb-mean", rgb_mean), _colours("--rgb-std", rgb_std, above=0.0)
     from steadytrain.training import convert as conversion
     from steadytrain.training.inference import is_mxnet, restore

@@ -386,6 +386,8 @@ def bench(
         steady bench train --model timm/resnet50 --batch-size 64 256 --precision fp32 bf16 --compile none default
     """
     require_seconds(seconds)
+    for name, value, most in (("--size", size, 4096), ("--channels", channels, 1024), ("--classes", classes, 10**6)):
+        require_range(name, value, most)
     names = ("batch_size", "precision", "layout", "compile", "graph", "recompute", "threads")
     values = product(batch_size, precision, layout, compile, graph, recompute, threads or (None,))
     settings: list[dict[str, Any]] = [dict(zip(names, combination, strict=True)) for combination in values]

@@ -35,6 +35,10 @@ def find_files(name: str) -> tuple[Path, Path | None]:
             if len(there) != 1:
                 raise ModelError(f"there is no {prefix}-symbol.json, which says what network {path} is: name it")
             symbol = there[0]
+        if not path.is_file():
+            newest = _newest(prefix)
+            remedy = "check its name" if newest is None else f"name another epoch, such as {newest}"
+            raise ModelError(f"there is no {path} beside {symbol}: {remedy}")
         return symbol, path
     if path.suffix == ".json":
         if not path.is_file():
