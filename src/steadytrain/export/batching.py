@@ -172,6 +172,7 @@ class Batcher:
         self._pool.shutdown(cancel_futures=True)
         if self._thread.ident is not None:
             self._thread.join()
+        gc.unfreeze()  # or what is left at the end of the process counts as leaked
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[None]:
