@@ -18,7 +18,7 @@ from tests.seams.frozen import Frozen, digest, first_difference, shape
 from tests.seams.product import steady
 
 import steadytrain as st
-from steadytrain.config import Parallel
+from steadytrain.config import Every, Parallel
 from steadytrain.config.recipe import LATER_KEYS
 
 WORDS = ["--model", "mlp", "--set", "model.options.hidden=8", "--epochs", 2000, "--batch-size", 480, "--lr", 0.05]
@@ -57,6 +57,7 @@ def test_its_recipe_keeps_its_name(old: Path, frozen: Frozen) -> None:
     for part, name, neutral in (
         *LATER_KEYS,
         *(("parallel", name, usual) for name, usual in asdict(Parallel()).items()),
+        *(("every", name, usual) for name, usual in asdict(Every()).items()),
     ):
         if name not in was[part]:
             assert again[part].pop(name) == neutral
