@@ -104,7 +104,7 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
     if len(os.sched_getaffinity(0)) < RANKS:
         skipped["steadytrain_1_core"] = "this machine has one core"
         del found["steadytrain_1_core"]
-    why = _lack(python)
+    why = lack(python)
     if python is None or why:
         skipped["mxnet_2"] = why
     else:
@@ -112,7 +112,7 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
     return found, skipped
 
 
-def _lack(python: str | None) -> str:
+def lack(python: str | None) -> str:
     """Why MXNet cannot take part; nothing where it can."""
     if python is None:
         return "no Python with MXNet 1.9.1: give --mxnet-python, or set STEADYTRAIN_MXNET_PYTHON"

@@ -81,7 +81,7 @@ def steadytrain(work: Work, folder: Path, procs: int, cores: set[int] | None = N
     words += [f"{work.images}-train.rec", "--val", f"{work.images}-val.rec"]
     words += ["--model", "resnet20", "--batch-size", str(work.batch), "--seed", str(work.seed), "--run", str(run)]
     words += ["--procs", str(procs)] if procs > 1 else []
-    for key, value in _settings(work).items():
+    for key, value in settings(work).items():
         words += ["--set", f"{key}={json.dumps(value)}"]
     with _processes([(words, {})], cores) as started:
         _answers(started)
@@ -95,7 +95,7 @@ def steadytrain(work: Work, folder: Path, procs: int, cores: set[int] | None = N
     )
 
 
-def _settings(work: Work) -> dict[str, Any]:
+def settings(work: Work) -> dict[str, Any]:
     return {
         "budget.steps": work.steps,
         "optim.lr": work.lr,

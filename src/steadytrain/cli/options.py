@@ -100,9 +100,16 @@ class TrainingOptions:
         recompute: Recompute activations in the backward pass: less memory, more time, same bits.
         procs: Ranks that train together on this machine; auto: one for each GPU. [default: 1]
         engine: How ranks train together: ddp exchanges gradients in every update; local averages weights once in
-            --sync-every updates, for slow links (docs: engines). [default: ddp]
+            --sync-every updates, for slow links (docs: engines); async lets workers push to servers, and wait for
+            nobody (docs: async). [default: ddp]
         sync_every: Updates between two averages of the weights with --engine local. [default: 32]
         local_from: Epochs of exchanging gradients in every update before --engine local begins. [default: 0]
+        workers: With --engine async, its workers, as --procs; else threads that load images, as --threads.
+        servers: Servers of --engine async, which divide the parameters. [default: 1]
+        staleness: Most updates that a push of --engine async may have missed; 0: all workers make each update together.
+            [default: no bound]
+        ray_address: Running Ray cluster for --engine async, such as 10.0.0.1:6379. [default: Ray is started here]
+        join: Add workers to the run of this --run folder, which another command trains on the same --ray-address.
         price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as p3.2xlarge
             or p3.2xlarge@us-east-1:spot; shows what the run costs. [default: $STEADYTRAIN_PRICE]
         root: Folder that the paths in a .lst or table are relative to. [default: the folder of the list]
@@ -146,9 +153,7 @@ class TrainingOptions:
     precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None
     compile: Annotated[bool, Parameter(name=("--compile", "--torchcompile"))] = False
     device: str | None = None
-    threads: Annotated[
-        int | Literal["auto"] | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))
-    ] = None
+    threads: Annotated[int | Literal["auto"] | None, Parameter(name=("--threads", "--data-nthreads", "-j"))] = None
     deterministic: bool = False
     graph: bool = False
     recompute: Annotated[bool, Parameter(name=("--recompute", "--grad-checkpointing"))] = False
@@ -156,6 +161,11 @@ class TrainingOptions:
     engine: str | None = None
     sync_every: int | None = None
     local_from: float | None = None
+    workers: int | Literal["auto"] | None = None
+    servers: int | None = None
+    staleness: int | None = None
+    ray_address: str | None = None
+    join: bool = False
     price: str | None = None
     root: str | None = None
     labels: Labels = None
@@ -172,6 +182,8 @@ class TrainingOptions:
     def changes(self) -> dict[str, Any]:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
         given = {key: getattr(self, flag) for flag, key in FLAGS.items()}
+        if self.workers is not None:
+            given["parallel.procs" if self._has_workers else "parallel.threads"] = self.workers
         values = {key: value for key, value in given.items() if value is not None and key not in self.measured}
         values |= {f"parallel.{name}": True for name in ("deterministic", "graph", "recompute") if getattr(self, name)}
         if self.transforms is not None:
@@ -195,8 +207,19 @@ class TrainingOptions:
     @property
     def measured(self) -> frozenset[str]:
         """The keys of the recipe that are left to measuring: ``--batch-size auto`` and its like."""
-        flags = ("batch_size", "precision", "threads")
-        return frozenset(FLAGS[flag] for flag in flags if getattr(self, flag) == "auto")
+        flags = ["batch_size", "precision", "threads"]
+        measured = {FLAGS[flag] for flag in flags if getattr(self, flag) == "auto"}
+        return frozenset(
+            measured | ({"parallel.threads"} if self.workers == "auto" and not self._has_workers else set())
+        )
+
+    @property
+    def _has_workers(self) -> bool:
+        """Whether ``--workers`` are processes that train."""
+        table = self.file_values().get("parallel")
+        in_file = table.get("engine") if isinstance(table, Mapping) else None
+        named = dict(parse_setting(text) for text in self.set).get("parallel.engine")
+        return (self.engine or named or in_file) == "async"
 
     @property
     def chosen(self) -> frozenset[str]:
@@ -263,6 +286,9 @@ FLAGS = {
     "engine": "parallel.engine",
     "sync_every": "parallel.sync_every",
     "local_from": "parallel.local_from",
+    "servers": "parallel.servers",
+    "staleness": "parallel.staleness",
+    "ray_address": "parallel.ray_address",
     "price": "parallel.price",
     "batch_size": "batch_size",
     "seed": "seed",
@@ -318,7 +344,8 @@ def translate(words: Sequence[str]) -> list[str]:
     translated, rest = [], list(words)
     while rest:
         word, equals, value = rest.pop(0).partition("=")
-        key = synonym(word) if word.startswith("--") else ""
+        is_theirs = word.startswith("--") and word != "--workers"  # that one is ours as well: of --engine async
+        key = synonym(word) if is_theirs else ""
         if not key:
             translated.append(word + equals + value)
         elif flag := flag_of(key):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -34,6 +34,7 @@ from steadytrain.machine.process import grow_segments, own_start, spin_where_alo
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 if TYPE_CHECKING:
+    from steadytrain.distributed.ray_cluster import Cluster
     from steadytrain.training import Group
     from steadytrain.training.finetuning.plan import Plan
     from steadytrain.training.profile.explain import Explained
@@ -156,6 +157,8 @@ def _begin(
         records_itself = options.value("precision.compile") in ("reduce-overhead", "max-autotune")
         grow_segments(recorded=records_itself or bool(options.value("parallel.graph")))
     world = world_from_environment(os.environ)
+    if _parallel(data, options, "engine") == "async":
+        return _train_with_servers(world, data, options, finetune=finetune, until=until)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -200,6 +203,65 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
     return int(procs)
 
 
+def _parallel(data: str | None, options: TrainingOptions, name: str) -> Any:
+    """Return a value of the recipe's ``parallel`` before there is a recipe: of the flags, the run, or the default."""
+    value, before = options.value(f"parallel.{name}"), Parallel()
+    if data is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
+        before = Run.open(str(options.run)).recipe.parallel
+    return getattr(before, name) if value is None else value
+
+
+def _train_with_servers(
+    world: World, data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None
+) -> int:
+    """Train by the asynchronous engine: start servers and workers, or be one of these."""
+    from steadytrain.distributed.ray_cluster import VARIABLE, connect
+
+    for name in ("budget_minutes", "repeats"):
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} does not go with --engine async: use --engine ddp")
+    if options.probe or options.measured:
+        what = "--probe measures" if options.probe else f"auto ({', '.join(sorted(options.measured))}) measures"
+        raise InputError(f"{what} one process, which --engine async has not: leave it out")
+    from steadytrain.launch.workers import join_run, keep_workers
+
+    servers, staleness, address = (_parallel(data, options, name) for name in ("servers", "staleness", "ray_address"))
+    if VARIABLE not in os.environ and world.size > 1:
+        raise InputError(
+            f"{world.launcher} has started {world.size} ranks, but --engine async starts its workers itself: run the"
+            " command once, and on further machines with --join"
+        )
+    if VARIABLE in os.environ:
+        with _only_first_rank_prints(world), connect(world) as cluster:
+            import steadytrain.training  # noqa: F401 - takes seconds, in which worker 0 opens the run
+
+            cluster.join()
+            ranks = world.size if staleness == 0 else 1
+            recipe = recipe_for(data, options, finetune=finetune, ranks=ranks)
+            runs = _create_runs(_folder(recipe, options), recipe, options)
+            return _train_all(runs, options, cluster=cluster, until=until)
+    namespace = None
+    if address is not None and options.run is not None:  # by which further workers find the run
+        namespace = f"steadytrain-{Path(options.run).resolve()}"
+    if options.join and (address is None or namespace is None):
+        raise InputError("--join needs --run FOLDER and --ray-address of the command that trains it")
+    is_told = _parallel(data, options, "procs") is not None or listed_gpus(_parallel(data, options, "device"))
+    count = num_procs(data, options, world) if is_told else 2
+    restarts = _parallel(data, options, "restarts")
+    if options.join:
+        return join_run(sys.orig_argv, count, address=address, namespace=str(namespace), restarts=restarts, say=note)
+    return keep_workers(
+        sys.orig_argv,
+        count,
+        servers=servers,
+        staleness=staleness,
+        address=address,
+        namespace=namespace,
+        restarts=restarts,
+        say=note,
+    )
+
+
 def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
     """Say how to resume a run with the ranks that it had, which another launcher started, where this is one."""
     before = run.progress()
@@ -234,7 +296,12 @@ def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tupl
 
 
 def _train_all(
-    runs: Sequence[Run], options: TrainingOptions, group: Group | None = None, *, until: float | None
+    runs: Sequence[Run],
+    options: TrainingOptions,
+    group: Group | None = None,
+    cluster: Cluster | None = None,
+    *,
+    until: float | None,
 ) -> int:
     """Train runs one after another, until one does not finish; print what came of them; the exit code."""
     code, trained = 0, list[Run]()
@@ -243,12 +310,19 @@ def _train_all(
             note(f"repeat {len(trained) + 1} of {len(runs)}: {run.directory}")
         began = None if trained else own_start()
         code = _train_visibly(
-            run, probe=options.probe, group=group, began=began, until=until, mxnet_log=options.mxnet_log
+            run,
+            probe=options.probe,
+            group=group,
+            cluster=cluster,
+            began=began,
+            until=until,
+            mxnet_log=options.mxnet_log,
         )
         trained.append(run)
         if code:
             break
-    if group is None or group.world.is_first:
+    world = cluster.world if cluster is not None else World() if group is None else group.world
+    if world.is_first:
         _print_outcome(trained, json=options.json)
         print_next_commands(trained[-1], code, repeats=options.repeats is not None)
     return code
@@ -460,6 +534,7 @@ def _train_visibly(
     *,
     probe: bool = False,
     group: Group | None = None,
+    cluster: Cluster | None = None,
     began: float | None,
     until: float | None = None,
     mxnet_log: bool = False,
@@ -473,6 +548,7 @@ def _train_visibly(
         run: what to train.
         probe: measure first.
         group: the ranks that train it.
+        cluster: the servers that hold its weights.
         began: as of :func:`steadytrain.training.steps`.
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
         mxnet_log: write the lines of MXNet's scripts in place of ours.
@@ -481,6 +557,7 @@ def _train_visibly(
 
     before = run.progress()
     is_finished, is_first = before.finished is not None, group is None or group.world.is_first
+    is_first = is_first and (cluster is None or cluster.world.is_first)
     is_there = until is not None and before.evaluated is not None and before.evaluated.epoch >= until - 1e-9
     if group is not None:
         is_finished, is_there = group.all_gather_json([is_finished, is_there])[0]
@@ -497,7 +574,7 @@ def _train_visibly(
     console = Console(best=before.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
     with console as shown, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
-        for event in steps(run, stop=stop, began=began, probe=probe, group=group):
+        for event in steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster):
             stop.saves = True
             if shown is not None:
                 shown.show(event)

@@ -415,13 +415,19 @@ class Parallel:
         procs: ranks to start on this machine, 1 to 256; ``auto`` starts one for each GPU. None starts none.
         restarts: how often ranks are restarted after one was killed, 0 to 1000.
         engine: how ranks train together: ``ddp`` exchanges gradients in every update, ``local`` averages weights once
-            in ``sync_every`` updates, for slow links.
+            in ``sync_every`` updates, for slow links, ``async`` lets workers push to servers, and wait for nobody.
         sync_every: updates between two averages of the weights with ``local``, 1 or more.
         local_from: epochs of exchanging gradients in every update before ``local`` begins (post-local SGD), 0 or more.
         outer: what ``local`` does with the averaged weights: ``average`` takes them, ``diloco`` makes a step of
             Nesterov's momentum towards them.
         outer_lr: learning rate of ``diloco``'s step, above 0.
         outer_momentum: momentum of ``diloco``'s step, 0 to below 1.
+        servers, and wait for nobody.
+        servers: servers of ``async``, among which the parameters are divided, 1 to 64.
+        staleness: most updates that a push of ``async`` may have missed: 0 makes it synchronous, else at least one for
+            each other worker. None: there is no bound.
+        ray_address: running Ray cluster that ``async`` uses, such as ``10.0.0.1:6379`` or ``auto``. None starts Ray on
+            this machine.
         deterministic: use only deterministic algorithms on a GPU; slower.
         graph: record each update as a CUDA graph and replay it.
         recompute: recompute activations in the backward pass: less memory, more time, same bits.
@@ -438,12 +444,15 @@ class Parallel:
     compute_threads: int | None = None
     procs: int | Literal["auto"] | None = None
     restarts: int = 3
-    engine: Literal["ddp", "local"] = "ddp"
+    engine: Literal["ddp", "local", "async"] = "ddp"
     sync_every: int = 32
     local_from: float = 0.0
     outer: Literal["average", "diloco"] = "average"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
+    servers: int = 1
+    staleness: int | None = None
+    ray_address: str | None = None
     deterministic: bool = False
     graph: bool = False
     recompute: bool = False
@@ -466,6 +475,8 @@ class Parallel:
         require(0 <= self.outer_momentum < 1, "parallel.outer_momentum", self.outer_momentum, "0 to below 1")
         require(1 <= self.power_rank <= 128, "parallel.power_rank", self.power_rank, "1 to 128")
         require(0 <= self.power_from < float("inf"), "parallel.power_from", self.power_from, "0 or more")
+        require(1 <= self.servers <= 64, "parallel.servers", self.servers, "1 to 64")
+        require(self.staleness is None or self.staleness >= 0, "parallel.staleness", self.staleness, "0 or more")
         require(0 < self.threshold < float("inf"), "parallel.threshold", self.threshold, "above 0")
         require(self.threads is None or 1 <= self.threads <= 256, "parallel.threads", self.threads, "1 to 256")
         compute = self.compute_threads
@@ -628,6 +639,8 @@ class Recipe:
             yield compressed, numbers, "its gradients have 16 bits already; use compress=none"
         if self.parallel.engine == "local":
             yield from self._conflicts_of_local()
+        if self.parallel.engine == "async":
+            yield from self._conflicts_of_async()
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
@@ -697,6 +710,32 @@ class Recipe:
         if self.parallel.graph and self.parallel.local_from:
             why = "a graph records one way of exchanging; leave one of them out"
             yield f"parallel.local_from={self.parallel.local_from:g}", "parallel.graph=True", why
+
+    def _conflicts_of_async(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what workers that do not wait for each other cannot do."""
+        engine, optim, train = "parallel.engine='async'", self.optim, self.model.train
+        precision, plan = self.precision, parse_train(train)
+        workers, bound = self.parallel.procs, self.parallel.staleness
+        if isinstance(workers, int) and bound is not None and 0 < bound < workers - 1:
+            why = f"some of them would always wait; use 0, {workers - 1} or more"
+            yield f"parallel.staleness={bound}", f"parallel.procs={workers}", why
+        if precision.name == "fp16" or precision.is_pure:
+            why = "servers keep weights and gradients in 32 bits, without a loss scale; use bf16 or fp32"
+            yield engine, f"precision.name={precision.name!r}", why
+        if self.model.batch_norm == "synchronous":
+            yield engine, "model.batch_norm='synchronous'", "batch norms would wait for other workers; use ddp"
+        if self.parallel.graph:
+            yield engine, "parallel.graph=True", "servers make the update, which is not in the graph; use ddp"
+        if optim.grow_batch:
+            grown = f"optim.grow_batch={','.join(optim.grow_batch)}"
+            yield engine, grown, "each push is an update of one size; raise the batch size, or use ddp"
+        if self.waits_for_evaluations:
+            schedule = f"optim.schedule={optim.schedule!r}"
+            yield engine, schedule, "workers train on while one evaluates; use another schedule"
+        if optim.swa is not None:
+            yield engine, f"optim.swa={optim.swa:g}", "use an EMA (--ema)"
+        if plan.has_phases or plan.probe_passes:
+            yield engine, f"model.train={train!r}", "all workers train the same parameters all the time; use ddp"
 
     def batches(self, num_train: int) -> Batches:
         """Lay out the updates of the whole run on ``num_train`` images: enough to complete each epoch of the budget.

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce as _all_reduce
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from steadytrain.distributed.compression import CompressionName, TwoBit, all_reduce_half
 from steadytrain.distributed.powersgd import PowerSgd
@@ -51,6 +52,7 @@ class Engine:
     Attributes:
         on_exposed: called when an update's gradients are computed and their exchange, which began meanwhile, is not
             over yet: from then on nothing hides it. May be None.
+        should_stop: asked while this rank waits for something to do.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Engine:
         self.device = device
         self.world = World() if group is None else group.world
         self.on_exposed: Callable[[], None] | None = None
+        self.should_stop: Callable[[], bool] = lambda: False
         self._group = group
         self._compress: CompressionName = compress
         self._threshold = threshold
@@ -83,6 +86,10 @@ class Engine:
         if group is not None and device.type == "cuda":
             torch.cuda.set_device(device)
             self._ranks = group.new_group("nccl")
+
+    def optimizer(self, local: Optimizer, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
+        """Return the optimizer to use on this rank in place of ``local``; ``make`` makes such a one of groups."""
+        return local
 
     def prepare(self, module: nn.Module, step: int = 0) -> nn.Module:
         """Wrap the module for training after ``step`` updates; the original keeps its parameters and names."""
@@ -163,6 +170,33 @@ class Engine:
     def keeps_ranks_equal(self) -> bool:
         """Whether all ranks have the same weights and the same state of the optimizer after every update."""
         return True
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank takes part in evaluations and checkpoints."""
+        return self.world.is_first or self.world.size > 1
+
+    def end_run(self) -> None:
+        """Say that the run is over, as its first rank."""
+
+    def begin_update(self, position: int) -> int:
+        """Return where the images of the update that begins stand in the stream, of a run that is at ``position``."""
+        return position
+
+    def end_update(self, step: int, position: int, n: int) -> tuple[int, int]:
+        """Return how many updates are made now, and where the run is, after this rank's of ``n`` images."""
+        return step + 1, position + n
+
+    def rest(self) -> None:
+        """Say that no update follows for some time."""
+
+    def collect(self) -> int | None:
+        """Bring what other processes have of weights and optimizer to rank 0, before they are saved.
+
+        Returns:
+            How many updates are in it, where others make some beside this rank.
+        """
+        return None
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor of any shape over the ranks, on its device."""

@@ -42,6 +42,7 @@ from steadytrain.events.schema import MachineStats as MachineStats
 from steadytrain.events.schema import Noticed as Noticed
 from steadytrain.events.schema import Resumed as Resumed
 from steadytrain.events.schema import Saved as Saved
+from steadytrain.events.schema import ServerStats as ServerStats
 from steadytrain.events.schema import Stalled as Stalled
 from steadytrain.events.schema import Started as Started
 from steadytrain.events.schema import Step as Step

@@ -321,6 +321,23 @@ class FeedStats(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerStats(Event):
+    """What a worker of the asynchronous engine exchanged with its servers since the event before.
+
+    Of its ``pushes`` in ``seconds``: the mean ``staleness``, in updates that were made between the pull of the weights
+    and the push, and the largest. ``servers``: of each the ``seconds`` of its calls (a push and the pull that follows),
+    ``update_seconds`` of those for its own update, ``pushed_bytes`` and ``pulled_bytes``.
+    """
+
+    step: int
+    seconds: float
+    pushes: int
+    staleness: float
+    staleness_max: int
+    servers: Sequence[Mapping[str, float]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class FeedPlaced(Event):
     """Where the feed's threads live from here on, ``threads`` (of the training process) or ``process``, and why.
 

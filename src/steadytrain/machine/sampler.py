@@ -127,7 +127,8 @@ class LinuxCounters:
 
     Args:
         root: where ``proc`` and ``sys`` lie.
-        ranks: processes that train the same run on this machine: they are not others.
+        ranks: processes that train the same run on this machine, with their children: they are not others. Where one
+            of them is a parent of this process, this one's own time is no rank's.
     """
 
     def __init__(self, root: Path = ROOT, *, ranks: Iterable[int] = ()) -> None:
@@ -153,7 +154,7 @@ class LinuxCounters:
         swapped = [vmstat[name] for name in ("pswpin", "pswpout") if name in vmstat]
         totals: dict[str, float | None] = {
             "switches": resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
-            "ranks": sum(stats.seconds for rank in self._ranks if (stats := rank.read()) is not None),
+            "ranks": self._seconds_of_ranks(0.0 if tree is None else tree.seconds),
             "throttled_seconds": cgroups.throttled_seconds(root),
             "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
             "network_bytes": _network_bytes(read(root / "proc/net/dev") or "", self._networks),
@@ -196,6 +197,11 @@ class LinuxCounters:
             others=others,
             others_disk_bytes=self._tree.disk_bytes(others) if busy >= _BUSY_DISK * (now - then) else {},
         )
+
+    def _seconds_of_ranks(self, own: float) -> float:
+        """Add up the processor time of the other ranks; ``own``: that of this process and its children."""
+        trees = [(rank, stats.seconds) for rank in self._ranks if (stats := rank.read()) is not None]
+        return sum(seconds - own * (self._tree.pid in rank.pids) for rank, seconds in trees)
 
 
 class PsutilCounters:

@@ -13,6 +13,7 @@ from steadytrain.events import (
     DeviceStats,
     FeedStats,
     MachineStats,
+    ServerStats,
     Started,
     StepMeasured,
     ThreadStats,
@@ -56,6 +57,7 @@ class Evidence:
         checkpoints: how many, and their seconds in all.
         ranks: rank -> shares of its wall time by bucket.
         exchanging: rank -> the share of it that exchanging takes by itself; None where that is not recorded.
+        servers: what rank 0 exchanged with its servers in all; None: it has none.
         fed: rank -> images that its feed has made.
         attempts: how often the run was started.
         unreadable: lines of its event logs that are no events.
@@ -86,6 +88,7 @@ class Evidence:
     checkpoints: tuple[int, float] = (0, 0.0)
     ranks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     exchanging: Mapping[int, float | None] = field(default_factory=dict)
+    servers: ServerStats | None = None
     fed: Mapping[int, int] = field(default_factory=dict)
     attempts: int = 1
     unreadable: int = 0
@@ -189,6 +192,7 @@ def gather_evidence(history: RunHistory) -> Evidence:
         checkpoints=samples.checkpoints,
         ranks={rank: other.ledger().shares for rank, other in history.ranks.items()},
         exchanging={rank: other.exchanging for rank, other in history.ranks.items()},
+        servers=samples.servers,
         fed={rank: feed.images if feed else 0 for rank, feed in feeds.items()},
         attempts=len(history.attempts),
         unreadable=history.unreadable,

@@ -17,6 +17,7 @@ from steadytrain.events import (
     FeedStats,
     MachineStats,
     Saved,
+    ServerStats,
     StepMeasured,
     ThreadStats,
 )
@@ -234,6 +235,7 @@ class Samples:
     compiled: Compiled | None = None
     placed: FeedPlaced | None = None
     threads: ThreadStats | None = None
+    servers: ServerStats | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
     _feed: FeedStats | None = None
@@ -268,6 +270,8 @@ class Samples:
                 self.placed = event
             case ThreadStats():
                 self.threads = event
+            case ServerStats():
+                self.servers = server_sum(self.servers, event)
 
     def feed(self, *phases: int) -> FeedStats | None:
         """Return what the feed did in the first of these phases that has samples."""
@@ -281,6 +285,25 @@ class Samples:
         """Return the same of each GPU."""
         means = (_first_mean(by_phase, phases) for _, by_phase in sorted(self.devices.items()))
         return tuple(mean for mean in means if mean)
+
+
+def server_sum(before: ServerStats | None, event: ServerStats) -> ServerStats:
+    """Add up what was exchanged with the same servers."""
+    if before is None or len(before.servers) != len(event.servers):
+        return event
+    pushes = before.pushes + event.pushes
+    stale = before.staleness * before.pushes + event.staleness * event.pushes
+    return replace(
+        event,
+        seconds=before.seconds + event.seconds,
+        pushes=pushes,
+        staleness=stale / max(1, pushes),
+        staleness_max=max(before.staleness_max, event.staleness_max),
+        servers=[
+            {name: value + before.servers[number].get(name, 0.0) for name, value in server.items()}
+            for number, server in enumerate(event.servers)
+        ],
+    )
 
 
 def _first_mean(means: Mapping[int, Mean[Sampled]], phases: Sequence[int]) -> Sampled | None:

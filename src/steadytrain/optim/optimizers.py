@@ -118,6 +118,7 @@ class Kind:
         constants: keys of ``recipe.Optim`` that it takes.
         has_fused: torch updates all tensors of a group in one kernel.
         takes_seed: draws random numbers, by the recipe's seed.
+        sees: what the update of an element depends on: its own values, its tensor, or all parameters.
     """
 
     make: Callable[..., Optimizer]
@@ -125,6 +126,7 @@ class Kind:
     constants: tuple[str, ...] = ()
     has_fused: bool = False
     takes_seed: bool = False
+    sees: Literal["element", "tensor", "all"] = "element"
 
 
 _ADAM = ("betas", "eps")
@@ -140,13 +142,13 @@ OPTIMIZERS: dict[str, Kind] = {
     "rmsprop": Kind(eager(torch.optim.RMSprop), "coupled"),
     "adagrad": Kind(eager(torch.optim.Adagrad), "coupled", has_fused=True),
     "adadelta": Kind(eager(torch.optim.Adadelta), "coupled"),
-    "muon": Kind(muon, "decoupled"),
+    "muon": Kind(muon, "decoupled", sees="tensor"),
     "signum": Kind(eager(mxnet.Signum), "coupled"),
     "ftml": Kind(eager(mxnet.FTML), "coupled"),
     "dcasgd": Kind(eager(mxnet.DCASGD), "coupled"),
-    "lbsgd": Kind(eager(mxnet.LBSGD), "coupled"),
+    "lbsgd": Kind(eager(mxnet.LBSGD), "coupled", sees="tensor"),
     "ftrl": Kind(eager(mxnet.Ftrl), "coupled"),
-    "sgld": Kind(eager(mxnet.SGLD), "coupled", takes_seed=True),
+    "sgld": Kind(eager(mxnet.SGLD), "coupled", takes_seed=True, sees="all"),
 }
 """Optimizers by name; ``timm/NAME`` and ``pkg.mod:factory`` come on top (:func:`build`)."""
 

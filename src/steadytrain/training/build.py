@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ from steadytrain.data.loader import (
 )
 from steadytrain.data.sources.filenames import few
 from steadytrain.data.transforms import Augmentation, make_own
+from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.local import LocalEngine, Outer
 from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Started
@@ -402,7 +405,8 @@ def state(
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
     lr = recipe.optim.scaled_lr(recipe.batch_size)
     allow_import = "name" not in recipe.optim.from_file if allow_import is None else allow_import
-    optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed, allow_import=allow_import)
+    make = partial(optim.build, recipe.optim, lr=lr, seed=recipe.seed, allow_import=allow_import)
+    optimizer = engine.optimizer(make(groups, device=device), partial(make, device=torch.device("cpu")))
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
     if recipe.optim.swa is not None:
@@ -412,11 +416,18 @@ def state(
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
 
-def engine(recipe: Recipe, device: torch.device, group: Group | None, *, num_train: int = 0) -> Engine:
-    """Make what spreads the work of an update over ranks, if there are several.
+def engine(
+    recipe: Recipe, device: torch.device, group: Group | None, cluster: Cluster | None = None, *, num_train: int = 0
+) -> Engine:
+    """Make what spreads the work of an update over ranks, if there are several, or over ``cluster``'s workers.
 
     ``num_train``: images, which say where ``local`` or ``powersgd`` begins; 0: it begins at once.
+
+    Raises:
+        RecipeError: the optimizer does not go with several servers.
     """
+    if cluster is not None:
+        return _async_engine(recipe, device, cluster, num_train)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
 
     def update_of(epoch: float) -> int:
@@ -441,6 +452,27 @@ def engine(recipe: Recipe, device: torch.device, group: Group | None, *, num_tra
         power_rank=parallel.power_rank,
         power_from=update_of(parallel.power_from),
         synchronize_norms=norms,
+    )
+
+
+def _async_engine(recipe: Recipe, device: torch.device, cluster: Cluster, num_train: int) -> AsyncEngine:
+    kind, parallel = optim.OPTIMIZERS.get(recipe.optim.name), recipe.parallel
+    sees = "all" if kind is None else kind.sees
+    if sees == "all" and len(cluster.servers) > 1:
+        raise RecipeError(
+            f"optim.name={recipe.optim.name!r} may need all parameters in one place, and {len(cluster.servers)} servers"
+            " divide them: use --servers 1, or an optimizer of the built-in table"
+        )
+    return AsyncEngine(
+        device,
+        cluster,
+        steps=recipe.batches(num_train).steps,
+        batch_size=recipe.batch_size,
+        staleness=parallel.staleness,
+        whole=sees != "element",
+        keeps_gradients=sees == "element",
+        compress=parallel.compress,
+        threshold=parallel.threshold / recipe.batch_size,  # what is pushed is a mean
     )
 
 
@@ -547,7 +579,8 @@ def feeds(
 
     Of both this rank's part; ``sharing``: ranks that use the same cores.
     """
-    device, world = state.engine.device, state.engine.world
+    device, world, engine = state.engine.device, state.engine.world, state.engine
+    queue = engine if isinstance(engine, AsyncEngine) and not engine.is_synchronous else None
     on_gpu, threads = device.type == "cuda", recipe.parallel.threads
     if threads is None and sharing > 1:
         threads = max(1, default_threads(pin=on_gpu) // sharing)
@@ -558,7 +591,7 @@ def feeds(
         input,
         device,
         batch_size=share.images,
-        start=state.cursor.position,
+        start=0 if queue else state.cursor.position,
         stop=recipe.batches(data.num_train).images,
         share=(share.offset, recipe.batch_size),
         sizes=recipe.sizes(data.num_train, usual=input.size or 0) if recipe.data.grow_size else (),
@@ -566,8 +599,9 @@ def feeds(
         on_bad=lambda bad: notice(str(bad)),
         place="auto",
         on_placed=on_choice,
+        queue=queue,
     )
-    if data.val is None:
+    if data.val is None or not engine.takes_part:
         return feed, None
     val_feed = ImageLoader(
         data.val,

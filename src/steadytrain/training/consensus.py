@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.process_group import Group
 
 SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
@@ -103,3 +104,15 @@ class Together(Alone):
         work.wait()
         stop, save, measure, end, self._interval = values.tolist()
         return Wish(SIGNALS[stop] or None, bool(save), bool(measure), bool(end))
+
+
+class ByServers(Alone):
+    """The decisions of workers of servers that make each update together: that to stop comes with the update."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    def ask(self, wish: Wish) -> Wish:
+        self._engine.wish = wish.stop
+        stop = self._engine.decision
+        return wish._replace(stop="SIGTERM" if stop == "closed" else stop)

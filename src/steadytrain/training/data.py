@@ -288,19 +288,24 @@ def random_batch(
     return DeviceBatch(images.to(device), labels.to(device), 0.0)
 
 
-def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = None) -> Iterator[DeviceBatch]:
+def load(
+    batches: Iterable[Batch], device: torch.device, clock: Clock | None = None, *, ahead: bool = True
+) -> Iterator[DeviceBatch]:
     """Yield each batch on the device; ``clock``, if there is one, counts the wait and the transfer.
 
     On a CPU the tensors are the loader's own buffers, not copies. On a GPU the next batch is copied from pinned
     memory, or gathered from images that are there already, on a stream of its own while the current one is used.
+
+    Args:
+        ahead: ask for the next batch before the current one is used.
     """
     clock = clock or Clock(time.perf_counter())
     waits = _wait_for_each(batches, clock)
-    if device.type == "cuda":
+    if device.type == "cuda" and ahead:
         yield from _load_ahead(waits, device, clock)
         return
     for batch, seconds in waits:
-        yield DeviceBatch(_images(batch, device), torch.from_numpy(batch.labels), seconds)
+        yield DeviceBatch(_images(batch, device), torch.from_numpy(batch.labels).to(device), seconds)
 
 
 def join_batches(batches: Iterator[DeviceBatch], plan: Batches, step: int) -> Iterator[DeviceBatch]:

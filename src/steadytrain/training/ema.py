@@ -46,14 +46,16 @@ class Ema:
         self.keeps_statistics = False
 
     @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
+    def update(self, module: nn.Module, updates: int = 1) -> None:
         """Move towards the weights of ``module``; buffers (running statistics, counts) are copied as they are.
 
-        Those of norms that learn are left alone while ``keeps_statistics``.
+        Those of norms that learn are left alone while ``keeps_statistics``. ``updates``: that were made since the last
+        call, of which the weights between are not known.
         """
-        self.updates += 1
+        self.updates += updates
         n = self.updates
         keep = max(0.0, 1 - 1 / max(1, n - self.start)) if self.decay is None else min(self.decay, n / (n + 9))
+        keep **= updates
         torch._foreach_lerp_(list(self.module.parameters()), self._followed(module), 1 - keep)
         kept = {id(b) for norm in self._norms(module) for b in norm.buffers()} if self.keeps_statistics else set()
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}

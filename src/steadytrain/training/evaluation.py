@@ -288,6 +288,7 @@ def _evaluate(
     """Evaluate and keep the best weights; ``settled``: until when all ranks have the weights that count."""
     state, engine = session.state, session.state.engine
     session.settled_loss()
+    engine.rest()
     began = time.perf_counter()
     was_stopped = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,9 @@ import torch
 from steadytrain.config import Recipe
 from steadytrain.config.phases import parse_train
 from steadytrain.data.storage.runs import FolderUpload, require_same_run
+from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.errors import FailedError, RankLostError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,
@@ -30,6 +33,7 @@ from steadytrain.events import (
     Noticed,
     Resumed,
     Saved,
+    ServerStats,
     Step,
 )
 from steadytrain.format import count, score_name
@@ -115,6 +119,7 @@ def steps(
     began: float | None = None,
     probe: bool = False,
     group: Group | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -125,6 +130,7 @@ def steps(
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
+        cluster: the servers that hold its weights, of which this process is one of the workers.
 
     Raises:
         RankLostError: another rank failed, or is gone.
@@ -136,7 +142,8 @@ def steps(
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
-    with _locked(run, group) as log, _uploading(run, log, group) as ask_upload:
+    is_first = not cluster.rank if cluster is not None else group is None or group.world.is_first
+    with _locked(run, group, cluster) as log, _uploading(run, log, is_first=is_first) as ask_upload:
         session: Session | None = None
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
@@ -146,12 +153,12 @@ def steps(
             with (
                 looks,
                 _watch_start(run, log, starting) as start,
-                open_session(run, log, allow_import=allow_import, began=began, group=group) as session,
+                open_session(run, log, allow_import=allow_import, began=began, group=group, cluster=cluster) as session,
             ):
                 start.close()
                 look.attach(session.clock)
                 cursor, first = session.state.cursor, session.state.cursor.position
-                with _start_monitors(session, group, stop), looks:
+                with _start_monitors(session, group, stop, relatives=_relatives(group, cluster)), looks:
                     trained = _train(session, stop, before, probe=probe)
                     signal = yield from _write_each(log, session.clock, trained, ask_upload)
                 ended = Ended(
@@ -161,6 +168,8 @@ def steps(
                     images=cursor.position - first,
                 )
                 yield log.append(ended)
+            if cluster is not None:
+                cluster.ask("leave", cluster.rank)
         except KeyboardInterrupt:
             with contextlib.suppress(SteadyError):
                 log.append(_unsaved_end(run, began))
@@ -195,6 +204,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     """Train to the end, or until somebody asks to stop; return the signal that did."""
     state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
     waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
+    state.engine.should_stop = lambda: stop() is not None
     laps.restart()
     yield session.started()
     if session.compiled is not None:
@@ -210,23 +220,27 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     signal = consensus.ask_now(Wish(stop=stop())).stop
     if session.is_out_of_patience:
         session.end_here(_patience_words(session))
-    batches = join_batches(load(session.feed, state.engine.device, clock), session.batches, state.cursor.step)
+    # Which batch a worker is given next may depend on what becomes of this one.
+    loaded = load(session.feed, state.engine.device, clock, ahead=not isinstance(state.engine, AsyncEngine))
+    batches = join_batches(loaded, session.batches, state.cursor.step)
+    seen = replace(state.cursor)  # after the update before: other workers may have made some since
     for batch in () if signal or session.is_done else batches:
-        batch_size = session.batches.size(state.cursor.step)
-        waits.sort(batch.wait_seconds, state.cursor.position, batch_size)
+        waits.sort(batch.wait_seconds, state.cursor.position, session.batches.size(state.cursor.step))
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
         lr = session.lr(state.cursor.step)
         momentum = None if session.momentum is None else session.momentum(state.cursor.step)
         with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
             session.update(state, batch, lr, momentum)
-        laps.images += batch_size
-        laps.epoch_images += batch_size
+        last, seen = seen, replace(state.cursor)
+        num_images = seen.position - last.position
+        laps.images += num_images
+        laps.epoch_images += num_images
         laps.waited += batch.wait_seconds
         step = Step(
             step=state.cursor.step,
             position=state.cursor.position,
-            n=batch_size,
+            n=num_images,
             seconds=laps.lap(),
             wait_seconds=batch.wait_seconds,
             lr=lr,
@@ -237,13 +251,14 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         if wish.end:
             session.end_here(f"its {session.recipe.budget.minutes:g} minutes are over; the best weights are kept")
         if wish.measure:
+            state.engine.rest()
             if (measured := measure_step(session, batch, allowed=measuring.allowed)) is not None:
                 yield measured
             laps.restart()
         del batch
         done = session.is_done
-        _end_epoch(session)
-        if state.cursor.step % session.recipe.every.log_steps == 0 or done:
+        _end_epoch(session, last.position)
+        if _has_passed(session.recipe.every.log_steps, last.step, seen.step) or done:
             logged = _logged(session, lr)
             yield logged
             session.require_finite(logged.loss)
@@ -259,9 +274,9 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
                 done = session.is_done
                 yield from _notices(session)
         signal, every = wish.stop, session.recipe.every.save_steps
-        if wish.save or done or signal or (every is not None and state.cursor.step % every == 0):
+        if wish.save or done or signal or (every is not None and _has_passed(every, last.step, seen.step)):
             if done or signal:
-                _end_epoch(session, is_last=True)
+                _end_epoch(session, last.position, is_last=True)
             yield from _epochs(session)
             yield from session.save()
         if clock.is_due():
@@ -274,12 +289,19 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     if session.steps == 0 and not signal:  # a probe alone
         yield from session.save()
     consensus.close()
+    if session.is_first:
+        state.engine.end_run()
     if not signal:
         with state.engine.settled(session.evaluated_module):
             session.export("model.safetensors")
     clock.settle()
     yield from _accounts(session)
     return signal
+
+
+def _has_passed(every: int, before: int, now: int) -> bool:
+    """Return whether a multiple of ``every`` lies between two numbers of updates, or is the second."""
+    return before // every != now // every
 
 
 def _patience_words(session: Session) -> str:
@@ -312,8 +334,13 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
 
 
 @contextmanager
-def _locked(run: Run, group: Group | None) -> Iterator[EventLog]:
+def _locked(run: Run, group: Group | None, cluster: Cluster | None = None) -> Iterator[EventLog]:
     """Lock the run for this process, or for the ranks together; open the log of a new attempt, which has one number."""
+    if cluster is not None and cluster.rank:
+        assert cluster.place is not None, "a worker that has not joined"
+        with run.log(cluster.rank, cluster.place["attempt"]) as log:
+            yield log
+        return
     if group is None:
         with run.lock(), run.log() as log:
             yield log
@@ -329,7 +356,7 @@ def _locked(run: Run, group: Group | None) -> Iterator[EventLog]:
 
 
 @contextmanager
-def _uploading(run: Run, log: EventLog, group: Group | None) -> Iterator[Callable[[], None]]:
+def _uploading(run: Run, log: EventLog, *, is_first: bool) -> Iterator[Callable[[], None]]:
     """Send the run to ``every.upload`` whenever what this yields is called, and at the end; the first rank does.
 
     Raises:
@@ -337,7 +364,7 @@ def _uploading(run: Run, log: EventLog, group: Group | None) -> Iterator[Callabl
         StorageError: at the end not all could be sent.
     """
     uri = run.recipe.every.upload
-    if uri is None or (group is not None and not group.world.is_first):
+    if uri is None or not is_first:
         yield lambda: None
         return
     require_same_run(run.directory, run.recipe, uri)
@@ -364,8 +391,13 @@ def _watch_start(run: Run, log: EventLog, clock: Clock) -> ExitStack:
 
 
 @contextmanager
-def _start_monitors(session: Session, group: Group | None, stop: Callable[[], str | None]) -> Iterator[None]:
-    """Sample the machine and watch the loop of this thread, and the other ranks, until it is left."""
+def _start_monitors(
+    session: Session, group: Group | None, stop: Callable[[], str | None], *, relatives: list[int]
+) -> Iterator[None]:
+    """Sample the machine and watch the loop of this thread, and the other ranks, until it is left.
+
+    ``relatives``: processes on this machine that train the same run.
+    """
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = Patience(end=60 * minutes if minutes else None)
     dog = Watchdog(clock, log=session.log, folder=session.run.directory, patience=patience)
@@ -392,9 +424,16 @@ def _start_monitors(session: Session, group: Group | None, stop: Callable[[], st
             stack.callback(setattr, pulse, "end", pulse.end)
             stack.callback(setattr, pulse, "at", None)
             pulse.at, dog.ranks, pulse.end = place, pulse.where, dog.end_for_another
-        stack.enter_context(sampling(session.log, ranks=[] if group is None else group.local_pids))
+        stack.enter_context(sampling(session.log, ranks=relatives))
         stack.enter_context(dog)
         yield
+
+
+def _relatives(group: Group | None, cluster: Cluster | None) -> list[int]:
+    """Return the processes on this machine that train the same run; servers and workers are their parent's children."""
+    if cluster is not None:
+        return [os.getppid()] if cluster.is_started_here else []
+    return [] if group is None else group.local_pids
 
 
 def _write_each(log: EventLog, clock: Clock, events: Events, on_saved: Callable[[], None]) -> Events:
@@ -431,6 +470,17 @@ def _accounts(session: Session) -> Iterator[Event]:
     """Where the seconds of the attempt went so far, and what the loader has done."""
     yield session.clock.account()
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
+    engine = session.state.engine
+    if isinstance(engine, AsyncEngine):
+        now, exchanged = time.perf_counter(), engine.take_exchanged()
+        yield ServerStats(
+            step=session.state.cursor.step,
+            seconds=now - exchanged.since,
+            pushes=exchanged.pushes,
+            staleness=exchanged.staleness / max(1, exchanged.pushes),
+            staleness_max=exchanged.staleness_max,
+            servers=exchanged.servers,
+        )
 
 
 def _logged(session: Session, lr: float) -> Logged:
@@ -452,13 +502,13 @@ def _logged(session: Session, lr: float) -> Logged:
     )
 
 
-def _end_epoch(session: Session, *, is_last: bool = False) -> None:
+def _end_epoch(session: Session, before: int, *, is_last: bool = False) -> None:
     """Keep the sums of an epoch after the last of its updates; ``is_last``: of one that ends with the attempt.
 
-    An update belongs to the epoch of its first image.
+    An update belongs to the epoch of its first image, which stands at ``before``.
     """
     cursor, num_train = session.state.cursor, session.data.num_train
-    epoch = (cursor.position - session.batches.size(cursor.step - 1)) // num_train
+    epoch = before // num_train
     is_whole = cursor.position // num_train > epoch
     if is_whole != is_last:
         session.state.meters.end_epoch(epoch + 1, cursor.step, is_whole=is_whole)

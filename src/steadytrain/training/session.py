@@ -21,22 +21,26 @@ from steadytrain.config.batches import Batches
 from steadytrain.cost.bill import Part, make_bill, merge_parts, part_of, parts_from
 from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
+from steadytrain.distributed.async_engine import AsyncEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 from steadytrain.errors import DivergedError, RunError
 from steadytrain.events import Compiled, EventLog, Halved, Saved, Started
 from steadytrain.machine.process import StartPart, StartTimer, opened_data
 from steadytrain.models import Built, Input, first_epochs, set_train_mode
+from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.compute.compile import compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
-from steadytrain.training.consensus import Alone, Together
+from steadytrain.training.consensus import Alone, ByServers, Together
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.timing import pass_of, use_fastest_threads
-from steadytrain.training.state import State, preserve_buffers, preserve_process
+from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
 from steadytrain.training.step import Share, Update, share_of
 
 
@@ -210,6 +214,12 @@ class Session:
         lr = self._peak_lr * self.rate(step)
         return lr if self.plateau is None else lr * self.plateau.lowered(self.state.plateau.drops)
 
+    def set_rates(self, step: int) -> None:
+        """Set the optimizer's learning rate and momentum to those of the update after ``step`` of them."""
+        set_lr(self.state.optimizer, self.lr(step))
+        if self.momentum is not None:
+            set_momentum(self.state.optimizer, self.momentum(step))
+
     @cached_property
     def plateau(self) -> schedules.Span | None:
         """The stage whose rate waits for evaluations; None: there is none."""
@@ -260,6 +270,8 @@ class Session:
         Raises:
             DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
         """
+        if not self.state.engine.takes_part:
+            return
         self.require_finite(self.settled_loss())
         began = time.monotonic()
         self.require_finite_weights()
@@ -270,8 +282,11 @@ class Session:
 
     def write_checkpoint(self) -> Iterator[Saved]:
         """Write a checkpoint, whatever the weights are."""
-        step = self.state.cursor.step
+        engine = self.state.engine
         with self.clock.within("checkpoint"):
+            if (made := engine.collect()) is not None:
+                self.state.cursor.step, self.state.cursor.position = made, made * self.recipe.batch_size
+            step = self.state.cursor.step
             about = {"digest": self.recipe.digest, "model": self.built.name, "machine": self.machine}
             about |= {name: self.data.about()[name] for name in ("train_digest", "val_digest")}
             about["spent"] = json.dumps([part.to_dict() for part in self.spent()])
@@ -358,11 +373,17 @@ class _StartLedger:
 
 @contextmanager
 def open_session(
-    run: Run, log: EventLog, *, allow_import: bool | None, began: float | None = None, group: Group | None = None
+    run: Run,
+    log: EventLog,
+    *,
+    allow_import: bool | None,
+    began: float | None = None,
+    group: Group | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
-    The caller has locked the run. ``allow_import``, ``began`` and ``group`` as of :func:`.loop.steps`.
+    The caller has locked the run. ``allow_import``, ``began``, ``group`` and ``cluster`` as of :func:`.loop.steps`.
     """
     recipe = run.recipe
     began = time.perf_counter() if began is None else began
@@ -375,7 +396,10 @@ def open_session(
     choices: queue.SimpleQueue[Placement] = queue.SimpleQueue()
     notice = notices.put
     world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
-    saved = _newest_checkpoint(run, group, notice)
+    if cluster is not None:
+        world, sharing = cluster.world, cluster.world.local_size
+    # Workers beside the first take their weights from the servers.
+    saved = None if cluster is not None and world.rank else _newest_checkpoint(run, group, notice)
     before = None if saved is None else saved["about"]["machine"]
     device = build.prepare_device(recipe, world)
     with ExitStack() as stack:
@@ -385,10 +409,15 @@ def open_session(
         machine = build.set_up_machine(recipe, device, before, notice, ranks=world.size, sharing=sharing)
         data = _open_data(run.data, recipe.seed, group, notice)
         stack.callback(data.close)
-        share = own_share(recipe, world, before, notice)
+        if cluster is not None:
+            cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, log.attempt)
+        is_together = cluster is None or recipe.parallel.staleness == 0
+        share = own_share(recipe, world if is_together else build.ALONE, before, notice)
         machine["micro_batches"] = share.micro_batches
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
+        if cluster is not None:
+            machine |= {"ranks": world.size, "engine": "async", "servers": len(cluster.servers)}
         build.require_schedule(recipe, data.num_train)
         for records in filter(None, (data.train, data.val)):
             records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
@@ -399,13 +428,18 @@ def open_session(
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         start.passed("model")
-        engine = build.engine(recipe, device, group, num_train=data.num_train)
+        engine = build.engine(recipe, device, group, cluster, num_train=data.num_train)
         state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import)
         if saved is None:
             for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
                 notice(note)
         else:
             _resume(state, saved, recipe, data, notice)
+        if cluster is not None and cluster.place is not None:  # the others have trained on
+            step = cluster.place["step"]
+            state.cursor = Cursor(step, step * recipe.batch_size)
+            if step < recipe.batches(data.num_train).steps:  # its own running statistics are to settle first
+                state.evaluated = max(state.evaluated, state.cursor.position / data.num_train)
         epochs = recipe.batches(data.num_train).images / data.num_train
         waiting = first_epochs(built, recipe.model.train, epochs=epochs)
         if waiting:
@@ -438,7 +472,7 @@ def open_session(
         with clock.within("warmup"):
             if group is not None:
                 _agree_on_passes(update, state, group)
-            if saved is None and group is None:
+            if saved is None and group is None and cluster is None:
                 machine |= use_fastest_threads(recipe, update, state, notice)
                 start.passed("threads")
             update, compiled = compile_update(recipe, update, state, group, notice)
@@ -447,14 +481,14 @@ def open_session(
                 start.passed("compile")
         update = record_update(recipe, update, state, group, notice)
         build.notice_change(before, machine, "compile", notice)
-        yield Session(
+        session = Session(
             run=run,
             log=log,
             data=data,
             built=built,
             input=input,
             state=state,
-            consensus=Alone() if group is None else Together(group),
+            consensus=_consensus(group, engine),
             update=update,
             compiled=compiled,
             feed=feed,
@@ -476,6 +510,15 @@ def open_session(
             deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
             saved=time.monotonic(),
         )
+        if isinstance(engine, AsyncEngine):
+            engine.on_numbered = session.set_rates
+        yield session
+
+
+def _consensus(group: Group | None, engine: Engine) -> Alone:
+    if isinstance(engine, AsyncEngine) and engine.is_synchronous:
+        return ByServers(engine)
+    return Alone() if group is None else Together(group)
 
 
 def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -234,15 +234,15 @@ class Update:
         if momentum is not None:
             set_momentum(state.optimizer, momentum)
         images, labels = batch.images, batch.labels
+        position = state.engine.begin_update(state.cursor.position)
         if self.augmentation is not None:
             self.clock.to("forward")
-            images, labels = self.augmentation(images, labels, self.share.positions(state.cursor.position, len(labels)))
+            images, labels = self.augmentation(images, labels, self.share.positions(position, len(labels)))
         self.work(self, state, images, labels)
-        state.engine.finish_update(state.cursor.step + 1)
+        before, of_all = replace(state.cursor), self.share.batch_size * self.share.times(labels.shape[0])
+        state.cursor.step, state.cursor.position = state.engine.end_update(before.step, before.position, of_all)
+        state.engine.finish_update(state.cursor.step)
         if state.ema is not None:
-            state.ema.update(state.module)
+            state.ema.update(state.module, state.cursor.step - before.step)
         self.clock.to("host")
-        state.cursor.step += 1
-        of_all = self.share.batch_size * self.share.times(labels.shape[0])
-        state.cursor.position += of_all
-        self.clock.updated(state.cursor.step, of_all)
+        self.clock.updated(state.cursor.step, state.cursor.position - before.position)

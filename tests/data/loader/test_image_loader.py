@@ -546,6 +546,39 @@ def test_unequal_shares_of_each_batch_make_the_whole(cuts: tuple[int, ...], bloc
     assert {len(share) for share in shares} == {len(whole)}
 
 
+class Queue:
+    """Tells numbers of batches a few at a time, the last ones only to who waits; notes what was delivered."""
+
+    def __init__(self, *told: list[int]) -> None:
+        self.told, self.seen = list(told), list[int]()
+
+    def next_batches(self) -> list[int]:
+        return self.told.pop(0) if len(self.told) > 2 else []
+
+    def wait_for_batch(self) -> list[int]:
+        return self.told.pop(0) if self.told else []
+
+    def delivered(self, batch: int) -> None:
+        self.seen.append(batch)
+
+
+@pytest.mark.parametrize("keep_bytes", [0, None])
+@pytest.mark.parametrize("told", [([3, 0], [5], [4, 1], [2]), ([0],), ([5], [], [0, 1], [4]), ()])
+def test_batches_that_a_queue_names_are_those_of_the_stream(
+    told: tuple[list[int], ...], keep_bytes: int | None
+) -> None:
+    source = small_pngs(23)
+    whole = list(ImageLoader(source, CUT, batch_size=8, seed=3, stop=48))
+    queue = Queue(*told)
+    with ImageLoader(source, CUT, batch_size=8, seed=3, stop=48, queue=queue, keep_bytes=keep_bytes) as loader:
+        batches = list(loader)
+    assert queue.seen == [number for numbers in told for number in numbers]
+    for number, batch in zip(queue.seen, batches, strict=True):
+        assert np.array_equal(batch.images, whole[number].images)
+        assert np.array_equal(batch.positions, whole[number].positions)
+    assert not feed_threads()
+
+
 @pytest.mark.parametrize("share", [(4, 4), (-1, 8), (0, 3)])
 def test_a_share_that_does_not_lie_in_a_batch_is_refused(share: tuple[int, int]) -> None:
     with pytest.raises(InputError, match="share"):

@@ -264,11 +264,19 @@ class BatchWorker:
         each: Sequence[StageTimes] = (),
         requests: RequestCounts | None = None,
         holds: bool = False,
+        numbers: list[int] | None = None,
     ) -> Stream[WorkerScratch, LoadedBatch]:
-        """Start threads that make the batches of the task, in order."""
-        task, total = self.task, self.task.total
+        """Start threads that make the batches of the task, in order.
+
+        Args:
+            numbers: of the batches to make instead, at least one, without end: where one is appended the caller makes
+                room for it by :meth:`Stream.release`.
+        """
+        task, total = self.task, self.task.total if numbers is None else None
 
         def begin(number: int, room: int) -> Job[WorkerScratch, LoadedBatch]:
+            if numbers is not None:
+                return self.job([task.span(numbers[number])])
             count = min(self.batches_per_job(task.batch_size), room if total is None else min(room, total - number))
             return self.job([task.span(number + k) for k in range(count)])
 
@@ -277,11 +285,11 @@ class BatchWorker:
             WorkerScratch,
             total=total,
             threads=task.threads,
-            depth=task.depth,
+            depth=task.depth if numbers is None else len(numbers),
             times=times,
             each=each,
             requests=requests,
-            holds=holds,
+            holds=holds or numbers is not None,
         )
 
     def batches_per_job(self, n: int) -> int:

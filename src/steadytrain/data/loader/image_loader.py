@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import numpy as np
 from PIL import Image
@@ -78,6 +78,22 @@ class Placement:
     reason: str
 
 
+class BatchQueue(Protocol):
+    """Which batches a loader is to make, where that is only known as it runs."""
+
+    def next_batches(self) -> list[int]:
+        """Return the numbers that became known since the last call; waits for nothing."""
+        ...
+
+    def wait_for_batch(self) -> list[int]:
+        """Wait until some are known, and return them; none: there are no more."""
+        ...
+
+    def delivered(self, batch: int, /) -> None:
+        """Note that the consumer is given this batch next."""
+        ...
+
+
 class ImageLoader:
     """Iterable of :class:`Batch`. Each iteration starts at position ``start`` with threads of its own.
 
@@ -129,6 +145,8 @@ class ImageLoader:
         read_ahead: ask the operating system to read coming bytes (see :mod:`~steadytrain.data.loader.readahead`).
         place: ``threads``: in this process; ``process``: in a child process, which opens the pickled source itself;
             ``auto``: decide by :meth:`choose_place`, once, before the first batch. The batches are the same.
+        queue: tells which batches to make, by number from ``start`` on, instead of all of them in order; they are made
+            in this process.
         on_placed: called with the decision of ``auto``, in the iterating thread, before the first batch of a stream of
             at least 10,000 batches.
 
@@ -167,6 +185,7 @@ class ImageLoader:
         read_ahead: bool = True,
         place: Place = "threads",
         on_placed: Callable[[Placement], None] | None = None,
+        queue: BatchQueue | None = None,
     ) -> None:
         used = _check_ids(source, ids)
         _check_labels(source)
@@ -193,7 +212,8 @@ class ImageLoader:
         self.depth = at_least(1, "depth", depth)
         self.on_bad = on_bad or _warn
         self.num_samples = len(used)
-        self.place: Place = place
+        self.place: Place = place if queue is None else "threads"
+        self._queue = queue
         if self.stop is not None and train:
             self._check_stop(self.stop)
         assert not (skip_bad and train), "training replaces what it cannot decode"
@@ -260,11 +280,38 @@ class ImageLoader:
             self._settle_place()
         if self.place == "process":
             return _Batches(self, self._child().batches(self._requests, self._idle.append))
+        if self._queue is not None:
+            return _Batches(self, self._queued(self._queue))
         stream = self._worker.stream(self._times, each=self._each, requests=self._requests)
         self._streams.add(stream)
         batches = _Batches(self, stream)
         stream.end_with(batches)
         return batches
+
+    def _queued(self, queue: BatchQueue) -> Iterator[LoadedBatch]:
+        """Make the batches that the queue names, each when it is known; the end is when there are no more."""
+        numbers: list[int] = []
+        stream: Stream[WorkerScratch, LoadedBatch] | None = None
+        taken = 0
+        try:
+            while True:
+                more = queue.next_batches() or ([] if taken < len(numbers) else queue.wait_for_batch())
+                numbers += more
+                if taken == len(numbers):
+                    return
+                if stream is None:
+                    stream = self._worker.stream(self._times, each=self._each, requests=self._requests, numbers=numbers)
+                    self._streams.add(stream)
+                elif more:
+                    stream.release(len(more))
+                loaded = next(stream)
+                queue.delivered(numbers[taken])
+                taken += 1
+                yield loaded
+                del loaded
+        finally:
+            if stream is not None:
+                stream.close()
 
     def choose_place(self) -> Placement:
         """Decide where the threads live, from what is known before the first batch.

@@ -70,6 +70,8 @@ def gpu(evidence: Evidence) -> Iterator[Cause]:
 
 def ranks(evidence: Evidence) -> Iterator[Cause]:
     """Find exchanges of gradients that computing does not hide, and one rank that the others wait for."""
+    if evidence.servers is not None:
+        return  # workers wait for servers, not for each other
     waits = {rank: shares.get("communication", 0.0) for rank, shares in evidence.ranks.items()}
     share = min(waits.values()) if len(waits) > 1 else evidence.ledger.share("communication")
     # Ranks that are late by turns wait for each other, and no exchange is to blame.

@@ -1,0 +1,410 @@
+"""The asynchronous engine: workers that never wait for each other, and servers that hold the weights.
+
+MXNet's ``dist_async`` on Ray (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"). A
+worker computes the gradient of a whole batch, pushes it, and pulls the weights that came of it and of all other
+workers' pushes meanwhile. Each push is an update of its own, of as many images as the recipe's batch has; so a run has
+as many updates as one process would make, and its learning rate follows the updates of all workers.
+
+With a staleness bound of 0 every worker computes its share of the same batch and the servers make one update of the
+sum: what ``ddp`` computes, to rounding.
+
+The running statistics of batch norms stay where they are computed. Those that count are worker 0's: it evaluates and
+saves, beside the others, which train on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadytrain.distributed.compression import CompressionName
+from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.parameter_server import (
+    Form,
+    MakeOptimizer,
+    Place,
+    State,
+    as_tensor,
+    compress,
+    cut,
+    places_of,
+    saved_value,
+)
+from steadytrain.distributed.ray_cluster import Cluster
+from steadytrain.distributed.world import World
+
+AHEAD = 2
+"""Batches that a worker loads beside the one that it trains on: what others have to do if it dies."""
+WAIT_SECONDS = 0.5
+_FIGURES = ("seconds", "update_seconds", "pushed_bytes", "pulled_bytes")
+_SCHEDULED = ("lr", "momentum", "betas")
+
+
+class RemoteOptimizer(Optimizer):
+    """Stands for the optimizer that the servers run: a step pushes the gradients and pulls the weights.
+
+    Its ``state_dict`` is that of the optimizer in one process.
+    """
+
+    def __init__(self, local: Optimizer, engine: AsyncEngine) -> None:
+        # Torch's own initialiser is left out: it imports torch's compiler, and there is nothing here for it to do.
+        self.param_groups, self.defaults = local.param_groups, local.defaults
+        self.state: Any = {}
+        self._engine = engine
+        self._loaded: dict[int, dict[str, Any]] = {}
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Push, and pull."""
+        assert closure is None, "closures are not supported"
+        self._engine.exchange()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`AsyncEngine.collect` brought, in the form of torch's optimizers."""
+        groups: list[dict[str, Any]] = []
+        count = 0
+        for group in self.param_groups:
+            numbers = list(range(count, count + len(group["params"])))
+            groups.append({**group, "params": numbers})
+            count += len(numbers)
+        return {"state": self._loaded, "param_groups": groups}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep what is to go to the servers."""
+        saved = state["param_groups"]
+        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError("its optimizer has other groups of parameters")
+        for group, one in zip(self.param_groups, saved, strict=True):
+            group.update({name: value for name, value in one.items() if name != "params"})
+        self._loaded = dict(state["state"])
+
+
+@dataclass
+class Exchanged:
+    """What a worker has exchanged with its servers since an instant: as an event tells it."""
+
+    since: float
+    pushes: int = 0
+    staleness: int = 0
+    staleness_max: int = 0
+    servers: list[dict[str, float]] = field(default_factory=list)
+
+    def add(
+        self,
+        staleness: int,
+        seconds: Sequence[float],
+        updating: Sequence[float],
+        pushed: Sequence[tuple[Any, ...]],
+        pulled: Sequence[tuple[Any, ...]],
+    ) -> None:
+        """Count one push to all servers, with the pull that followed it."""
+        self.pushes += 1
+        self.staleness += staleness
+        self.staleness_max = max(self.staleness_max, staleness)
+        self.servers = self.servers or [dict.fromkeys(_FIGURES, 0.0) for _ in seconds]
+        for one, call, update, sent, received in zip(self.servers, seconds, updating, pushed, pulled, strict=True):
+            for name, value in zip(_FIGURES, (call, update, sent[-1].nbytes, received[0].nbytes), strict=True):
+                one[name] += value
+
+
+class AsyncEngine(Engine):
+    """Gradients out to the servers, weights back. Of the run's one process for each worker.
+
+    Args:
+        device: of this worker.
+        cluster: the servers.
+        steps: updates of the whole run, of ``batch_size`` images.
+        staleness: the bound; None: there is none; 0: all workers make each update together.
+        whole: the optimizer wants whole tensors: none is cut between servers.
+        keeps_gradients: the optimizer leaves gradients as they are.
+        compress: how pushes are compressed: see :mod:`.compression`.
+        threshold: of ``2bit``, in the unit of the mean gradient of a push.
+
+    Attributes:
+        on_numbered: called with the number of an update, from 0, before it is pushed: sets the rate.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        cluster: Cluster,
+        *,
+        steps: int,
+        batch_size: int,
+        staleness: int | None = None,
+        whole: bool = True,
+        keeps_gradients: bool = True,
+        compress: CompressionName = "none",
+        threshold: float = 0.5,
+    ) -> None:
+        super().__init__(device)
+        self.world = World(rank=cluster.rank, size=1)  # nobody waits for another
+        self.on_numbered: Callable[[int], None] = lambda update: None
+        self.wish: str | None = None
+        self.decision: str | None = None
+        self.is_synchronous = staleness == 0
+        self._cluster = cluster
+        self._steps, self._batch_size = steps, batch_size
+        self._whole, self._keeps_gradients = whole, keeps_gradients
+        self._form = Form(compress, threshold)
+        self._optimizer: RemoteOptimizer | None = None
+        self._make: MakeOptimizer | None = None
+        self._place: dict[str, Any] = {}  # what of the batches a checkpoint has to know
+        self._assigned: deque[int] | None = deque()  # batches that are to be loaded; None: there are no more
+        self._loading: deque[int] = deque()  # those that the loader has delivered
+        self._batch = 0
+        self._step = 0
+        self._is_resting = True
+        self._is_closed = False
+        self.exchanged = Exchanged(time.perf_counter())
+
+    # -- the parts of a session ----------------------------------------------------------------------------------------
+
+    def optimizer(self, local: Optimizer, make: MakeOptimizer) -> Optimizer:
+        """Return what stands for an optimizer on this worker; ``make`` makes it on the servers."""
+        self._optimizer, self._make = RemoteOptimizer(local, self), make
+        return self._optimizer
+
+    def prepare(self, module: nn.Module, step: int = 0) -> nn.Module:
+        """Give the servers the weights after ``step`` updates, as the first of a run, or take theirs."""
+        optimizer = self._optimizer
+        assert optimizer is not None and self._make is not None, "an engine without its optimizer"
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters, self._places = parameters, places_of(optimizer.param_groups)
+        self._cuts = cut(self._places, len(self._cluster.servers), whole=self._whole)
+        total = self._places[-1].end
+        memories = [parameter.detach().as_strided((parameter.numel(),), (1,)) for parameter in parameters]
+        self._segments = [_within(memories, self._places, *span) for span in self._spans]
+        self._gradient = torch.zeros(total, device=self.device)
+        self._gradient_views = [
+            self._gradient.as_strided(place.shape, place.stride, place.start) for place in self._places
+        ]
+        if self._form.name == "2bit":
+            self._residual = torch.zeros(total)
+        if self._cluster.place is None:
+            self._publish(optimizer, self._make, memories, step)
+        optimizer._loaded = {}
+        self._step = self._cluster.place["step"] if self._cluster.place else step
+        self._install(self._cluster.call_all("pull", self._cluster.rank))  # and again when it begins to compute
+        return module
+
+    @property
+    def step(self) -> int:
+        """Updates that are made, as far as this worker knows."""
+        return self._step
+
+    def _publish(self, optimizer: RemoteOptimizer, make: MakeOptimizer, memories: list[Tensor], step: int) -> None:
+        """Load the servers, and open the run for the other workers."""
+        groups = [
+            {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        ]
+        flat = torch.cat([memory.float().cpu() for memory in memories])
+        states: dict[int, State] = {
+            number: {name: saved_value(name, value, self._parameters[number]) for name, value in state.items()}
+            for number, state in optimizer._loaded.items()
+        }
+        own = [
+            (start, flat[start:end].numpy(), _cut_states(states, self._places, start, end))
+            for start, end in self._spans
+        ]
+        options = {"whole": self._whole, "keeps_gradients": self._keeps_gradients}
+        self._cluster.call_each("load", own, self._places, groups, make, step, **options)
+        saved = self._place or {"unfinished": [], "after": step}
+        self._cluster.open(steps=self._steps, step=step, unfinished=saved["unfinished"], after=saved["after"])
+
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        return list(pairwise(self._cuts))
+
+    # -- an update -----------------------------------------------------------------------------------------------------
+
+    def begin_update(self, position: int) -> int:
+        if not self.is_synchronous:
+            self._batch = self._loading.popleft()
+            position = self._batch * self._batch_size
+        if self._is_resting:
+            self._pull()
+        return position
+
+    def exchange(self) -> None:
+        """Push the gradients of the parameters and pull the weights: the update is made by the servers."""
+        if self.on_exposed is not None:
+            self.on_exposed()
+        cluster, optimizer = self._cluster, self._optimizer
+        assert optimizer is not None
+        missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
+        pairs = [(view, p.grad) for view, p in zip(self._gradient_views, self._parameters, strict=True)]
+        for view, gradient in pairs:
+            if gradient is not None:
+                view.copy_(gradient)
+        sent = self._gradient.cpu()
+        own = [
+            (compress(sent[start:end], self._residual[start:end] if self._form.name == "2bit" else None, self._form),)
+            for start, end in self._spans
+        ]
+        if self.is_synchronous:
+            self.on_numbered(self._step)
+            shares = [(cluster.size, *one) for one in own]
+            cluster.call_each("push_share", shares, cluster.rank, self._step, self._form, missing, self._options)
+            seconds = cluster.seconds
+            self.decision = cluster.ask("arrive", cluster.rank, self._step, self.wish)
+            self._is_closed = self.decision == "closed"
+            results = self._pull()
+            both = [push + pull for push, pull in zip(seconds, cluster.seconds, strict=True)]
+            self.exchanged.add(0, both, [result[2] for result in results], own, results)
+            return
+        update, staleness, batches = cluster.ask("begin", cluster.rank, self._batch)
+        self.on_numbered(update)
+        results = cluster.call_each("push", own, cluster.rank, self._batch, self._form, missing, self._options)
+        pulled = self._install(results)
+        self.exchanged.add(staleness, cluster.seconds, [result[-1] for result in results], own, results)
+        cluster.tell("end", cluster.rank, self._batch, pulled)
+        self._step = update + 1
+        self._take(batches)
+
+    def end_update(self, step: int, position: int, n: int) -> tuple[int, int]:
+        if self.is_synchronous:
+            self._step += not self._is_closed
+            return (step, position) if self._is_closed else (step + 1, position + n)
+        return self._step, self._step * self._batch_size
+
+    def rest(self) -> None:
+        self._is_resting = True
+        if not self.is_synchronous:
+            self._cluster.ask("rest", self._cluster.rank)
+
+    def end_run(self) -> None:
+        self._cluster.ask("close")
+
+    def take_exchanged(self) -> Exchanged:
+        """Return what was exchanged since the last call."""
+        taken, self.exchanged = self.exchanged, Exchanged(time.perf_counter())
+        return taken
+
+    @property
+    def _options(self) -> list[dict[str, Any]]:
+        assert self._optimizer is not None
+        return [{name: group[name] for name in _SCHEDULED if name in group} for group in self._optimizer.param_groups]
+
+    def _pull(self) -> list[tuple[Any, ...]]:
+        results = self._cluster.call_all("pull", self._cluster.rank)
+        pulled = self._install(results)
+        self._is_resting = False
+        if not self.is_synchronous:
+            self._cluster.ask("pull", self._cluster.rank, pulled)
+        return results
+
+    def _install(self, results: list[tuple[Any, ...]]) -> int:
+        """Copy the servers' weights into the parameters; return how many updates are in all of them."""
+        with torch.no_grad():
+            for (weights, *_), segments, (start, _) in zip(results, self._segments, self._spans, strict=True):
+                values = as_tensor(weights)
+                for first, segment in segments:
+                    segment.copy_(values[first - start : first - start + len(segment)])
+        return min(int(result[1]) for result in results)
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def next_batches(self) -> list[int]:
+        """Return the batches that were assigned since the last call, by number; waits for nothing."""
+        batches = list(self._assigned or ())
+        if self._assigned:
+            self._assigned.clear()
+        return batches
+
+    def wait_for_batch(self) -> list[int]:
+        """Wait until a batch is assigned; none: the run is over, or this worker is to stop."""
+        count = AHEAD
+        self._take(self._cluster.ask("assign", self._cluster.rank, count))
+        is_told = False
+        while self._assigned is not None and not self._assigned and not self.should_stop():
+            if not is_told:
+                self.rest()
+                is_told = True
+            self._take(self._cluster.ask("assign", self._cluster.rank, 1, WAIT_SECONDS))
+        return self.next_batches()
+
+    def delivered(self, batch: int) -> None:
+        """Note that the loader has delivered a batch, which is the next but for those noted before it."""
+        self._loading.append(batch)
+
+    def _take(self, batches: Sequence[int] | None) -> None:
+        if batches is None:
+            self._assigned = None
+        elif self._assigned is not None:
+            self._assigned.extend(batches)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def collect(self) -> int:
+        """Bring weights and optimizer of the servers here as they are between two updates, which wait meanwhile."""
+        assert self._optimizer is not None
+        self.rest()
+        self._place = self._cluster.ask("pause")
+        try:
+            saved = self._cluster.call_all("save")
+        finally:
+            self._cluster.ask("resume")
+        self._step = self._place["step"]
+        self._install(saved)
+        states: dict[int, dict[str, list[tuple[bool, Any]]]] = {}
+        for *_, one in saved:
+            for number, state in one.items():
+                for name, value in state.items():
+                    states.setdefault(number, {}).setdefault(name, []).append(value)
+        self._optimizer._loaded = {
+            number: {name: _joined(parts, self._parameters[number]) for name, parts in state.items()}
+            for number, state in sorted(states.items())
+        }
+        return self._step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"async": {name: self._place[name] for name in ("unfinished", "after")} if self._place else {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._place = dict(state.get("async", {}))
+
+
+def _within(memories: Sequence[Tensor], places: Sequence[Place], start: int, end: int) -> list[tuple[int, Tensor]]:
+    """The parts of parameters' memories in a range of all elements, each with where it begins."""
+    segments: list[tuple[int, Tensor]] = []
+    for memory, place in zip(memories, places, strict=True):
+        first, last = max(start, place.start), min(end, place.end)
+        if first < last:
+            segments.append((first, memory[first - place.start : last - place.start]))
+    return segments
+
+
+def _cut_states(states: Mapping[int, State], places: Sequence[Place], start: int, end: int) -> dict[int, State]:
+    """What of the optimizer's states belongs to a range of all elements."""
+    own: dict[int, State] = {}
+    for number, state in states.items():
+        first, last = max(start, places[number].start), min(end, places[number].end)
+        if first < last:
+            part = slice(first - places[number].start, last - places[number].start)
+            own[number] = {
+                name: (is_alike, value[part] if is_alike else value) for name, (is_alike, value) in state.items()
+            }
+    return own
+
+
+def _joined(parts: Sequence[tuple[bool, Any]], parameter: Tensor) -> Any:
+    """One value of an optimizer's state, of its parts on the servers."""
+    is_alike, value = parts[0]
+    if not is_alike:
+        return value
+    flat = torch.cat([as_tensor(part) for _, part in parts])
+    return flat.as_strided(parameter.shape, parameter.stride()).clone(memory_format=torch.preserve_format)

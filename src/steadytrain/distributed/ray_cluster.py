@@ -1,0 +1,348 @@
+"""The servers of an asynchronous run as actors of Ray: where they are started, and how a worker reaches them.
+
+Whoever starts a run (:func:`host_servers`) starts Ray on this machine, or joins the user's cluster by its address, and
+has the servers for as long as it lives. A worker is an ordinary process that finds them by the variable
+:data:`VARIABLE` (:func:`connect`). Ray carries every byte between them. Its statistics of use, its dashboard and what
+it writes on standard error are off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from steadytrain.distributed.coordinator import Coordinator
+from steadytrain.distributed.world import LOOPBACK, World
+from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
+
+VARIABLE = "STEADYTRAIN_SERVERS"
+"""Environment variable that tells a worker where the servers are."""
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's switch for systems whose firewalls ask: with 0 its processes listen on 127.0.0.1 and nowhere else."""
+OPEN_SECONDS = 600.0
+"""How long workers wait at the start for worker 0, which may have to pack the data."""
+
+
+RETRY_SECONDS = 1.0
+
+
+def require_ray() -> Any:
+    """Import Ray. Raises InputError where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError(
+            f"--engine async needs Ray, which cannot be imported ({first_line(error)}): pip install"
+            " 'steadytrain[async]', or use --engine ddp"
+        ) from error
+    return ray
+
+
+class ServerActor:
+    """A parameter server in a process of its own, which alone loads torch."""
+
+    def __init__(self) -> None:
+        from steadytrain.distributed.parameter_server import ParameterServer
+
+        self._server = ParameterServer()
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call one of its methods."""
+        return getattr(self._server, method)(*arguments, **options)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Running servers, as whoever started them sees them.
+
+    ``variables``: of the environment of workers.
+    """
+
+    variables: dict[str, str]
+    _coordinator: Any
+    _ray: Any
+
+    def lose(self, rank: int) -> int:
+        """Tell that a worker is gone; return how many batches went back to the others."""
+        with _lost_servers(self._ray):
+            return len(self._ray.get(self._coordinator.lose.remote(rank)))
+
+
+@contextmanager
+def host_servers(
+    *, workers: int, servers: int, staleness: int | None, address: str | None = None, namespace: str | None = None
+) -> Iterator[Host]:
+    """Run a coordinator and servers for the length of the block.
+
+    Args:
+        workers: that will join.
+        servers: among which the parameters are divided.
+        staleness: as of :class:`.coordinator.Coordinator`.
+        address: of a running Ray cluster, such as ``10.0.0.1:6379`` or ``auto``; None: Ray is started here.
+        namespace: where the servers have their names; None: one of their own.
+
+    Raises:
+        InputError: there is no Ray, or no cluster at the address.
+        RankLostError: the servers could not be started.
+    """
+    namespace = namespace or f"steadytrain-{os.getpid()}-{os.urandom(4).hex()}"
+    with _environment({} if address else {LOOPBACK_ONLY: "0", **_token()}):  # for all processes that are started
+        yield from _host(workers, servers, staleness, address, namespace)
+
+
+def _host(workers: int, servers: int, staleness: int | None, address: str | None, namespace: str) -> Iterator[Host]:
+    ray = require_ray()
+    folder = tempfile.mkdtemp(prefix="steady-ray-", dir="/tmp") if address is None else None  # a short path: of sockets
+    own: dict[str, Any] = {"address": address}
+    if folder is not None:
+        # No worker of Ray's own: actors are the only processes.
+        own = {"address": "local", "num_cpus": 0, "num_gpus": 0, "_node_ip_address": LOOPBACK, "_temp_dir": folder}
+        own |= {"include_dashboard": False, "object_store_memory": _store_bytes()}
+    try:
+        with _signals_kept():
+            try:
+                about = _init(ray, namespace, own)
+            except (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError) as error:
+                where = "on this machine" if address is None else f"at {address}"
+                raise InputError(f"Ray cannot be reached {where}: {first_line(error)}") from error
+        try:
+            make = ray.remote(Coordinator).options(name="coordinator", num_cpus=0, max_concurrency=1000)
+            coordinator = make.remote(workers, staleness)
+            spread = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}  # over the machines of a cluster
+            actors = [ray.remote(ServerActor).options(name=f"server-{k}", **spread).remote() for k in range(servers)]
+            with _lost_servers(ray):
+                ray.get([actor.call.remote("has_applied", 0) for actor in actors])
+                ray.get(coordinator.watch_servers.remote(actors))
+            place = {"address": address or about["gcs_address"], "namespace": namespace, "servers": servers}
+            yield Host({VARIABLE: json.dumps(place)}, coordinator, ray)
+        finally:
+            with _signals_kept():
+                ray.shutdown()
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[Host, int]]:
+    """Take workers on for a run that goes on elsewhere, for the length of the block.
+
+    Yields:
+        What they need, and the number of the first.
+
+    Raises:
+        InputError: there is no such run, or it cannot have more workers.
+    """
+    try:
+        with reach(World(), address=address, namespace=namespace, servers=0, seconds=0.0) as cluster:
+            taken = cluster.ask("enlist", count)
+            if taken is None:
+                raise InputError(f"the run's bound on staleness is too narrow for {count} more workers (--staleness)")
+            first, servers = taken
+            place = {"address": address, "namespace": namespace, "servers": servers}
+            yield Host({VARIABLE: json.dumps(place)}, cluster._coordinator, cluster._ray), first
+    except RankLostError as error:
+        raise InputError(f"there is no run to join: {error}") from error
+
+
+class Cluster:
+    """The servers, as a worker sees them; make one with :func:`connect`.
+
+    Attributes:
+        world: rank and size; ``rank`` and ``size`` of it.
+        is_started_here: servers and workers have one parent, on this machine.
+        seconds: what the last call of each server took.
+        place: how the run stands that this worker joins; None: it is the first, which opens the run.
+    """
+
+    def __init__(self, ray: Any, world: World, *, servers: int) -> None:
+        self.world, self.rank, self.size = world, world.rank, world.size
+        self.place: dict[str, Any] | None = None
+        self.seconds: list[float] = []
+        self.is_started_here = False
+        self._about: dict[str, Any] = {}
+        self._ray = ray
+        with _lost_servers(ray):
+            self._coordinator = ray.get_actor("coordinator")
+            self.servers = [ray.get_actor(f"server-{k}") for k in range(servers)]
+
+    def join(self) -> None:
+        """Take this worker's part; all but worker 0 wait until it has opened the run. Raises RankLostError."""
+        until = time.monotonic() + OPEN_SECONDS
+        self.place = self.ask("join", self.rank, 0.0 if self.rank == 0 else 1.0)
+        while self.place is None and self.rank:
+            if time.monotonic() > until:
+                raise RankLostError(f"worker 0 has not opened the run in {OPEN_SECONDS:g} s: see what it says")
+            self.place = self.ask("join", self.rank, 1.0)
+
+    def describe(self, about: dict[str, Any], attempt: int) -> None:
+        """Say what the run is of that this worker has, or refuse to train another one with the others.
+
+        Raises:
+            InputError: it is not what worker 0 has.
+        """
+        self._about = {**about, "attempt": attempt}
+        differing = [name for name, value in about.items() if self.place and self.place.get(name, value) != value]
+        if self.place is not None and differing:
+            raise InputError(
+                f"worker {self.rank} has another {differing[0]} than worker 0 ({about[differing[0]]} and"
+                f" {self.place[differing[0]]}): all workers need the same command and the same files"
+            )
+
+    def open(self, **place: Any) -> None:
+        """Open the run for the other workers, as :meth:`.coordinator.Coordinator.open` does."""
+        self.ask("open", self._about, **place)
+
+    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the coordinator, and wait for what it returns."""
+        with _lost_servers(self._ray):
+            return self._ray.get(getattr(self._coordinator, method).remote(*arguments, **options))
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of the coordinator before any later call, and wait for nothing."""
+        with _lost_servers(self._ray):
+            getattr(self._coordinator, method).remote(*arguments)
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of all servers at once; what each returns. Arrays are read-only views of shared memory."""
+        return self.call_each(method, [() for _ in self.servers], *arguments)
+
+    def call_each(self, method: str, own: list[tuple[Any, ...]], *arguments: Any, **options: Any) -> list[Any]:
+        """Call a method of each server with its ``own`` arguments behind those of all; what each returns."""
+        began = time.perf_counter()
+        with _lost_servers(self._ray):
+            calls = [
+                server.call.remote(method, *arguments, *mine, **options)
+                for server, mine in zip(self.servers, own, strict=True)
+            ]
+            self.seconds, left = [0.0] * len(calls), list(calls)
+            while left:
+                done, left = self._ray.wait(left)
+                self.seconds[calls.index(done[0])] = time.perf_counter() - began
+            results: list[Any] = self._ray.get(calls)
+            return results
+
+
+@contextmanager
+def connect(world: World) -> Iterator[Cluster]:
+    """Reach the servers that the environment names, for the length of the block.
+
+    Raises:
+        RankLostError: they are gone.
+    """
+    place = json.loads(os.environ[VARIABLE])
+    with reach(world, seconds=0.0, **place) as cluster:
+        cluster.is_started_here = True
+        yield cluster
+
+
+@contextmanager
+def reach(world: World, *, address: str, namespace: str, servers: int, seconds: float) -> Iterator[Cluster]:
+    """Reach servers by the address of their Ray cluster and their namespace, which may take ``seconds`` to be there.
+
+    Raises:
+        RankLostError: they are not there.
+    """
+    until = time.monotonic() + seconds
+    with _environment({}):
+        ray = require_ray()
+        try:
+            while True:
+                try:
+                    with _signals_kept():
+                        _init(ray, namespace, {"address": address})
+                    cluster = Cluster(ray, world, servers=servers)
+                    break
+                except (RankLostError, ConnectionError, OSError, ValueError, RuntimeError, TimeoutError) as error:
+                    if time.monotonic() >= until:
+                        raise RankLostError(
+                            f"the servers of this run cannot be reached at {address}: {first_line(error)}"
+                        ) from error
+                with _signals_kept():
+                    ray.shutdown()
+                time.sleep(RETRY_SECONDS)
+            yield cluster
+        finally:
+            with _signals_kept():
+                ray.shutdown()
+
+
+def _init(ray: Any, namespace: str, options: dict[str, Any]) -> dict[str, Any]:
+    context = ray.init(
+        namespace=namespace, log_to_driver=False, configure_logging=False, logging_level="ERROR", **options
+    )
+    about: dict[str, Any] = context.address_info
+    return about
+
+
+def _token() -> dict[str, str]:
+    """Make a password that only this run's processes have; none where the user has chosen how Ray asks for one."""
+    is_chosen = any(name.startswith("RAY_AUTH_") for name in os.environ)
+    return {} if is_chosen else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables of Ray that the user has not set, and forget on exit what Ray sets."""
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in {**_QUIET, **variables}.items() if name not in before})
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("RAY_") and name not in before]:
+            del os.environ[name]
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Take back the signal handlers that Ray sets."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with suppress(ValueError):  # not in the main thread, where Ray has set none either
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _lost_servers(ray: Any) -> Iterator[None]:
+    """Name what is gone where a call fails; an error of the called method is raised as it was."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, SteadyError):
+            raise cause from None
+        if isinstance(cause, ray.exceptions.RayError):  # one asked another, which is gone
+            raise _server_is_gone(cause) from error
+        raise RuntimeError(f"a server failed: {first_line(cause)}") from error
+    except (ray.exceptions.RayError, ValueError) as error:  # ValueError: no actor of that name
+        raise _server_is_gone(error) from error
+
+
+def _server_is_gone(error: Exception) -> RankLostError:
+    return RankLostError(
+        f"a server of this run is gone ({first_line(error)}): the same command goes on from the last checkpoint"
+    )
+
+
+def _store_bytes() -> int:
+    """How large Ray's shared memory may become: most of it is never touched."""
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 1 << 30  # noqa: PTH112
+    return max(100_000_000, min(int(0.8 * free), 16 << 30))

@@ -1,0 +1,213 @@
+"""Workers of the asynchronous engine: started on one machine beside their servers, and each started again by itself.
+
+A worker that is killed is started again while the others train on: what it had not finished they do. Where a server is
+gone all start again, from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+from steadytrain.distributed.ray_cluster import Host, enlist, host_servers
+from steadytrain.errors import InputError, RankLostError
+from steadytrain.launch.supervise import (
+    GRACE,
+    LASTING,
+    POLL_SECONDS,
+    PREEMPTED,
+    RANK_LOST,
+    SHOWN_LINES,
+    die_with_parent,
+    exit_code,
+    free_port,
+    in_foreground,
+    job_exit_code,
+    kill_at_last,
+    rank_variables,
+    take_signals,
+)
+
+_LEFT = "STEADYTRAIN_RESTARTS_LEFT"
+SHORT_GRACE = 5.0
+"""Seconds for workers that have nothing to save."""
+
+
+def keep_workers(
+    command: Sequence[str],
+    count: int,
+    *,
+    servers: int,
+    staleness: int | None = None,
+    address: str | None = None,
+    namespace: str | None = None,
+    restarts: int = 3,
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
+    """Start servers and ``count`` workers of a command, and wait for them.
+
+    They get the same files and signals as this process; worker 0 has the terminal, and what the others write to
+    standard error is shown where they fail.
+
+    Args:
+        command: program and arguments, the same for each.
+        count: of workers, 1 or more.
+        servers, staleness, address, namespace: as of :func:`steadytrain.distributed.ray_cluster.host_servers`.
+        restarts: how often in a row workers, or all of them, are started again.
+        say: takes a line about each new start.
+
+    Returns:
+        The exit code, as of :func:`.supervise.keep_ranks`.
+
+    Raises:
+        InputError: the command cannot be started, or Ray is not there.
+    """
+    workers = _Workers(command, say, int(os.environ.get(_LEFT, restarts)))
+    with take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), workers.forward) as received:
+        try:
+            with host_servers(
+                workers=count, servers=servers, staleness=staleness, address=address, namespace=namespace
+            ) as host:
+                code = workers.run(count, host, received)
+        except RankLostError as error:
+            say(str(error))
+            code = RANK_LOST
+        if code != RANK_LOST or received or not workers.may_restart():
+            return code
+    say("a server was lost: all start again from the last checkpoint")
+    # In a process of its own: Ray starts only once in one with a password of its own.
+    return os.execvpe(command[0], list(command), {**os.environ, _LEFT: str(workers.left)})
+
+
+def join_run(
+    command: Sequence[str],
+    count: int,
+    *,
+    address: str,
+    namespace: str,
+    restarts: int = 3,
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
+    """Start ``count`` more workers of a run that goes on elsewhere on the same Ray cluster, and wait for them.
+
+    Arguments and exit code are those of :func:`keep_workers`.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    workers = _Workers(command, say, restarts)
+    with (
+        take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), workers.forward) as received,
+        enlist(count, address=address, namespace=namespace) as (host, first),
+    ):
+        say(f"workers {first} to {first + count - 1} join")
+        return workers.run(count, host, received, first=first)
+
+
+class _Workers:
+    """The processes of a run's workers."""
+
+    def __init__(self, command: Sequence[str], say: Callable[[str], None], restarts: int) -> None:
+        self._command, self._say, self._restarts = command, say, restarts
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._errors: list[IO[bytes]] = []
+        self.left, self._restarted = restarts, time.monotonic()
+        self._first = self._size = 0
+
+    def forward(self, number: int) -> None:
+        """Send a signal on. A terminal has sent Ctrl-C to all already; ``kill -INT`` has not."""
+        if number != signal.SIGINT or not in_foreground():
+            self._send(number)
+
+    def may_restart(self) -> bool:
+        """Count a restart, if there is one left; those long ago do not count."""
+        if time.monotonic() - self._restarted > LASTING:
+            self.left = self._restarts
+        self._restarted = time.monotonic()
+        self.left -= 1
+        return self.left >= 0
+
+    def run(self, count: int, host: Host, received: Sequence[int], *, first: int = 0) -> int:
+        """Start workers from number ``first`` on, those again that are killed, and wait for all. The exit code."""
+        self._first, self._size = first, first + count
+        self._processes.clear()
+        self._errors.clear()
+        with kill_at_last(self._processes):
+            for place in range(count):
+                self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - read when the worker has ended
+                self._processes.append(self._start(place, host))
+            for number in received:  # before there was anyone to forward it to
+                self._send(number)
+            ended: list[int] = []
+            end_at: float | None = None
+            kill_at: float | None = None
+            while len(ended) < count:
+                for place, process in enumerate(self._processes):
+                    if place in ended or process.poll() is None:
+                        continue
+                    is_killed = process.returncode < 0 and end_at is None and not received
+                    if is_killed and self.may_restart():
+                        self._start_again(place, host)
+                        continue
+                    ended.append(place)
+                    if process.returncode == RANK_LOST:  # a server is gone: what the others have is lost with it
+                        self._send(signal.SIGKILL)
+                    # The first worker ends the run; another that has done its part does not.
+                    if end_at is None and (place + first == 0 or process.returncode):
+                        is_good = process.returncode in (0, PREEMPTED)
+                        end_at = time.monotonic() + (SHORT_GRACE if is_good else 0.0)
+                now = time.monotonic()
+                if end_at is not None and kill_at is None and now >= end_at:
+                    kill_at = now + (SHORT_GRACE if first or 0 in ended else GRACE)  # the first one saves
+                    self._send(signal.SIGTERM)
+                elif kill_at is not None and now >= kill_at:
+                    self._send(signal.SIGKILL)
+                time.sleep(POLL_SECONDS)
+        codes = [process.returncode for process in self._processes]
+        if (first == 0 and codes[0] == 0) or RANK_LOST in codes:
+            return RANK_LOST if codes[0] else 0
+        failed = next((place for place in ended if codes[place]), 0)
+        if failed + first and codes[failed]:
+            self._errors[failed].seek(0)
+            for line in self._errors[failed].read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
+                self._say(f"worker {failed + first}: {line}")
+        return job_exit_code(exit_code(codes[place]) for place in ended)
+
+    def _start_again(self, place: int, host: Host) -> None:
+        name, rank = signal.Signals(-self._processes[place].returncode).name, self._first + place
+        left = host.lose(rank)
+        batches = f" with {left} batches unfinished, which others do" if left else ""
+        self._say(f"worker {rank} was killed by {name}{batches}: it is started again")
+        self._processes[place] = self._start(place, host)
+
+    def _start(self, place: int, host: Host) -> subprocess.Popen[bytes]:
+        rank, first = self._first + place, self._first
+        variables: Mapping[str, str] = {
+            **rank_variables(rank, self._size, free_port(), first=first, local_size=self._size - first),
+            **host.variables,
+        }
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            return subprocess.Popen(
+                self._command,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL if rank else None,
+                stdout=subprocess.DEVNULL if rank else None,
+                stderr=self._errors[place] if rank else None,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            raise InputError(f"cannot start {self._command[0]}: {error.strerror or error}") from error
+
+    def _send(self, number: int) -> None:
+        for process in list(self._processes):
+            with suppress(ProcessLookupError):
+                process.send_signal(number)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from tests.monitor.rules.made import evidence, find, ledger
+
+from steadytrain.events import ServerStats
+
+
+def stats(*seconds: float, updating: float = 0.001) -> ServerStats:
+    """A hundred pushes, each with so many seconds of calls at each server."""
+    servers = [
+        {"seconds": 100 * each, "update_seconds": 100 * updating, "pushed_bytes": 1e8, "pulled_bytes": 1e8}
+        for each in seconds
+    ]
+    return ServerStats(step=200, seconds=20.0, pushes=100, staleness=1.2, staleness_max=4, servers=servers)
+
+
+def test_a_server_that_all_wait_for_is_named_with_its_figures() -> None:
+    told = evidence(ledger=ledger(communication=35.0), servers=stats(0.01, 0.05, 0.01))
+    cause = find("slow_server", told)
+    assert cause is not None and cause.share == pytest.approx(0.35 * (1 - 0.01 / 0.05))
+    assert "Server 1 is slow" in cause.sentence
+    assert cause.evidence[0] == "a push and a pull take 50.0 ms there, 10.0 ms at the others"
+    assert "missed 1.2 updates on average, 4 at most" in cause.evidence[-1]
+    assert "5.0 pushes a second" in cause.evidence[-2]
+
+
+def test_servers_that_are_equally_fast_are_not_named() -> None:
+    told = evidence(ledger=ledger(communication=35.0), servers=stats(0.05, 0.04))
+    assert find("slow_server", told) is None
+    cause = find("communication", told)
+    assert cause is not None and cause.share == pytest.approx(0.35) and "compress=bf16" in cause.change
+
+
+def test_servers_whose_updates_take_the_time_are_too_few() -> None:
+    cause = find("communication", evidence(ledger=ledger(communication=65.0), servers=stats(0.05, updating=0.04)))
+    assert cause is not None and "--servers 2" in cause.change and cause.saves == pytest.approx(0.25)
+
+
+def test_without_pushes_nothing_is_said() -> None:
+    told = ServerStats(step=0, seconds=1.0, pushes=0, staleness=0.0, staleness_max=0)
+    assert find("slow_server", evidence(ledger=ledger(communication=35.0), servers=told)) is None

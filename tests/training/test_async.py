@@ -1,0 +1,354 @@
+"""The asynchronous engine as users start it: workers and servers on Ray, killed and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadytrain import events
+from steadytrain.cli import main
+from steadytrain.config import Data, Model, Optim, Parallel, Precision, Recipe
+from steadytrain.errors import RecipeError
+from steadytrain.events import Ended, Evaluated, Noticed, Saved, ServerStats, Started, Step
+from steadytrain.launch.supervise import free_port
+from steadytrain.run import Run
+from steadytrain.training import checkpoints
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Ray's actors are measured on Linux")
+SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
+SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.log_steps=5", "--set", "data.pad=1"]
+SETTINGS += ["--set", "data.holdout=0.2", "--threads", "1"]
+ASYNC = ["--engine", "async", "--workers", "2"]
+STEPS = 40  # 320 images in batches of 32, four times
+
+
+def start(digits: Path, run: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "steadytrain", "train", str(digits), "--run", str(run), *SETTINGS, *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables}
+    )
+
+
+def trained(digits: Path, run: Path, *words: str, **variables: str) -> str:
+    """What was printed by a run that went well."""
+    child = start(digits, run, *words, **variables)
+    told, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, told
+    return told
+
+
+def of_kind(run: Path, kind: type[events.Event], rank: int = 0) -> list[events.Event]:
+    return [event for event in Run.open(run).events(rank) if isinstance(event, kind)]
+
+
+def pushes(run: Path, rank: int) -> int:
+    return sum(event.pushes for event in of_kind(run, ServerStats, rank) if isinstance(event, ServerStats))
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    told = load_file(run / "model.safetensors")
+    return {name: one for name, one in told.items() if "running_" not in name and "num_batches" not in name}
+
+
+def wait_for_step(child: subprocess.Popen[str], run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    path = run / "events.jsonl"
+    while child.poll() is None and time.monotonic() < deadline:
+        if path.exists() and max((e.step for e in events.read(path) if isinstance(e, Step)), default=0) >= step:
+            return
+        time.sleep(0.02)
+
+
+def worker(child: subprocess.Popen[str], rank: int) -> psutil.Process:
+    for one in psutil.Process(child.pid).children():
+        if "STEADYTRAIN_SERVERS" in one.environ() and one.environ()["RANK"] == str(rank):
+            return one
+    raise AssertionError(f"no worker {rank}")
+
+
+def servers(child: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [
+        one for one in psutil.Process(child.pid).children(recursive=True) if "ServerActor" in " ".join(one.cmdline())
+    ]
+
+
+def listening(child: subprocess.Popen[str]) -> set[str]:
+    """The addresses at which a command and its descendants listen."""
+    addresses = set[str]()
+    for one in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            sockets = one.net_connections(kind="inet")
+            addresses |= {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+    return addresses
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run by two workers and two servers from beginning to end, what it printed, and where it listened meanwhile."""
+
+    run: Path
+    told: str
+    addresses: set[str]
+
+
+@pytest.fixture(scope="module")
+def trained_whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    run = tmp_path_factory.mktemp("async") / "whole"
+    child = start(digits, run, *ASYNC, "--servers", "2")
+    wait_for_step(child, run, 1)
+    addresses = listening(child)
+    told, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, told
+    return Whole(run, told, addresses)
+
+
+@pytest.fixture
+def whole(trained_whole: Whole) -> Path:
+    return trained_whole.run
+
+
+def test_nothing_listens_beyond_this_machine(trained_whole: Whole) -> None:
+    assert trained_whole.addresses, "Ray was there"
+    assert {ipaddress.ip_address(one.removeprefix("::ffff:")).is_loopback for one in trained_whole.addresses} == {True}
+
+
+def test_ray_says_nothing(trained_whole: Whole) -> None:
+    assert not re.search(r"\bray\b|token", trained_whole.told, re.IGNORECASE)
+
+
+def test_workers_make_all_updates_of_the_run_between_them(whole: Path) -> None:
+    [ended] = of_kind(whole, Ended)
+    assert isinstance(ended, Ended) and (ended.status, ended.step, ended.images) == ("finished", STEPS, 32 * STEPS)
+    assert pushes(whole, 0) + pushes(whole, 1) == STEPS
+    assert pushes(whole, 0) > 0 and pushes(whole, 1) > 0
+    steps = [event.step for event in of_kind(whole, Step) if isinstance(event, Step)]
+    assert steps == sorted(steps) and steps[-1] == STEPS
+
+
+def test_it_learns_and_is_evaluated_at_every_epoch(whole: Path) -> None:
+    evaluated = [event for event in of_kind(whole, Evaluated) if isinstance(event, Evaluated)]
+    assert len(evaluated) == 4 and evaluated[-1].step == STEPS
+    assert evaluated[-1].top1 > 0.3, "by chance 0.1"
+
+
+def test_staleness_and_bytes_are_told(whole: Path) -> None:
+    told = [event for event in of_kind(whole, ServerStats, 1) if isinstance(event, ServerStats) and event.pushes]
+    parameters = sum(tensor.numel() for tensor in weights(whole).values())
+    for event in told:
+        assert 0 <= event.staleness <= event.staleness_max < STEPS
+        assert sum(server["pushed_bytes"] for server in event.servers) == 4 * parameters * event.pushes
+    [started] = of_kind(whole, Started)
+    assert isinstance(started, Started) and started.machine["servers"] == 2 and started.machine["ranks"] == 2
+
+
+def test_the_checkpoint_is_that_of_one_process(whole: Path, digits: Path, tmp_path: Path) -> None:
+    """Any engine goes on from it: the optimizer's state is whole."""
+    state = checkpoints.load(checkpoints.saved(whole / "checkpoints")[-1])
+    alone = tmp_path / "alone"
+    assert main(["train", str(digits), "--run", str(alone), *SETTINGS, "--epochs", "1"]) == 0
+    own = checkpoints.load(checkpoints.saved(alone / "checkpoints")[-1])
+    assert state["optimizer"]["state"].keys() == own["optimizer"]["state"].keys()
+    for number, values in own["optimizer"]["state"].items():
+        saved = state["optimizer"]["state"][number]
+        assert {name: tuple(value.shape) for name, value in saved.items()} == {
+            name: tuple(value.shape) for name, value in values.items()
+        }
+    assert state["cursor"] == {"step": STEPS, "position": 32 * STEPS}
+    assert state["engine"]["async"] == {"unfinished": [], "after": STEPS}
+
+
+def test_without_ray_the_extra_is_named(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["train", str(digits), "--run", str(tmp_path / "run"), *ASYNC]) == 2
+    assert "pip install 'steadytrain[async]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"precision": Precision("fp16")}, "precision.name='fp16'"),
+        ({"optim": Optim(schedule="plateau")}, "optim.schedule='plateau'"),
+        ({"model": Model("resnet20", batch_norm="synchronous")}, "model.batch_norm='synchronous'"),
+        ({"model": Model("resnet20", train="head:1+full")}, "model.train='head:1+full'"),
+        ({"parallel": Parallel(engine="async", graph=True)}, "parallel.graph=True"),
+        ({"parallel": Parallel(engine="async", procs=4, staleness=2)}, "parallel.staleness=2"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused_by_name(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(RecipeError, match="exclude each other") as refused:
+        Recipe(**{"data": Data(train="x"), "model": Model("resnet20"), "parallel": Parallel(engine="async"), **changes})  # type: ignore[arg-type]
+    assert named in str(refused.value)
+
+
+@pytest.mark.slow
+def test_with_bound_zero_two_workers_make_what_ddp_makes(digits: Path, tmp_path: Path) -> None:
+    trained(digits, tmp_path / "ddp", "--procs", "2")
+    trained(digits, tmp_path / "async", *ASYNC, "--servers", "2", "--staleness", "0")
+    ours, theirs = weights(tmp_path / "async"), weights(tmp_path / "ddp")
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
+    first, second = (of_kind(tmp_path / name, Evaluated)[-1] for name in ("async", "ddp"))
+    assert isinstance(first, Evaluated) and isinstance(second, Evaluated) and abs(first.loss - second.loss) < 1e-3
+
+
+SEEING = '''
+import hashlib, os
+import torch
+from torch import nn
+
+class Seeing(nn.Module):
+    """Writes down which images it is trained on."""
+    def __init__(self, num_classes):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(64), nn.Linear(64, num_classes)
+        self.file = os.path.join(os.environ["SEEN"], str(os.getpid()))
+
+    def forward(self, images):
+        flat = images.flatten(1)
+        if self.training:
+            with open(self.file, "a") as file:
+                for image in flat[flat.std(1) > 0].detach().numpy():  # a model is tried on a blank one
+                    file.write(hashlib.sha1(image.tobytes()).hexdigest() + "\\n")
+        return self.last(self.norm(flat))
+
+def make(num_classes, **options):
+    return Seeing(num_classes)
+'''
+
+
+@pytest.fixture
+def seeing(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a run whose model writes down the images that it is trained on."""
+    (tmp_path / "seeing.py").write_text(SEEING)
+    (tmp_path / "seen").mkdir()
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    yield {"PYTHONPATH": path, "SEEN": str(tmp_path / "seen")}
+
+
+def seen(folder: str) -> Counter[str]:
+    return Counter(line for file in Path(folder).iterdir() for line in file.read_text().split())
+
+
+SAME = ["--model", "seeing:make", "--set", "data.pad=0", "--set", "data.flip=none", "--set", "data.augment=none"]
+
+
+@pytest.mark.slow
+def test_workers_see_each_image_once_an_epoch(digits: Path, tmp_path: Path, seeing: dict[str, str]) -> None:
+    trained(digits, tmp_path / "run", *ASYNC, *SAME, **seeing)
+    assert set(seen(seeing["SEEN"]).values()) == {4} and len(seen(seeing["SEEN"])) == 320
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_is_started_again_while_the_others_train_on(
+    digits: Path, tmp_path: Path, seeing: dict[str, str], rank: int
+) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, *ASYNC, *SAME, "--epochs", "200", **seeing)
+    wait_for_step(child, run, 100)
+    worker(child, rank).kill()
+    told, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, told
+    assert f"worker {rank} was killed by SIGKILL" in told and "it is started again" in told
+    assert of_kind(run, Ended)[-1].step == 2000  # type: ignore[attr-defined]
+    counts = seen(seeing["SEEN"])
+    assert len(counts) == 320 and min(counts.values()) >= 200
+
+
+@pytest.mark.slow
+def test_a_killed_server_is_recovered_from_the_last_checkpoint(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, *ASYNC, "--servers", "2", "--epochs", "100", "--set", "every.save_steps=20")
+    wait_for_step(child, run, 200)
+    servers(child)[0].kill()
+    told, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, told
+    assert "a server was lost: all start again from the last checkpoint" in told
+    ended = of_kind(run, Ended)[-1]
+    assert isinstance(ended, Ended) and (ended.status, ended.step) == ("finished", 1000)
+    assert of_kind(run, Started)[-1].step >= 160  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, *ASYNC, "--epochs", "100")
+    wait_for_step(child, run, 100)
+    child.send_signal(signal.SIGTERM)
+    told, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, told
+    saved = of_kind(run, Saved)[-1]
+    assert isinstance(saved, Saved) and saved.step >= 100
+    trained(digits, run, *ASYNC, "--epochs", "100")
+    assert of_kind(run, Started)[-1].step == saved.step  # type: ignore[attr-defined]
+    assert of_kind(run, Ended)[-1].step == 1000  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_whole_is_resumed_by_another_engine(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, *ASYNC, "--epochs", "100", "--set", "every.save_steps=20")
+    wait_for_step(child, run, 100)
+    victims = psutil.Process(child.pid).children(recursive=True)
+    child.kill()
+    child.wait()
+    for one in victims:  # Ray's own and the workers end with their parent
+        one.wait(60)
+    words = ["--epochs", "100", "--set", "every.save_steps=20"]
+    assert main(["train", str(digits), "--run", str(run), *SETTINGS, *words]) == 0
+    assert of_kind(run, Ended)[-1].step == 1000  # type: ignore[attr-defined]
+    assert of_kind(run, Started)[-1].step >= 60  # type: ignore[attr-defined]
+    assert not [event for event in of_kind(run, Noticed) if "damaged" in str(event)]
+
+
+@contextlib.contextmanager
+def ray_cluster(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A Ray cluster of the user's own on this machine: its address, and what the environment needs to reach it."""
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    address = f"127.0.0.1:{free_port()}"
+    words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}"]
+    words += ["--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats", "--temp-dir=/tmp/steady-test-ray"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    with (folder / "ray.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **variables})
+    try:
+        deadline = time.monotonic() + 60
+        while "Ray runtime started" not in (folder / "ray.log").read_text() and time.monotonic() < deadline:
+            assert process.poll() is None, (folder / "ray.log").read_text()
+            time.sleep(0.1)
+        yield address, variables
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.slow
+def test_workers_join_a_run_on_the_users_own_cluster(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with ray_cluster(tmp_path) as (address, variables):
+        words = ["--engine", "async", "--ray-address", address, "--epochs", "400", "--workers"]
+        first = start(digits, run, *words, "2", **variables)
+        wait_for_step(first, run, 50)
+        second = start(digits, run, *words, "1", "--join", **variables)
+        told = [first.communicate(timeout=240)[0], second.communicate(timeout=60)[0]]
+    assert (first.returncode, second.returncode) == (0, 0), told
+    assert of_kind(run, Ended)[-1].step == 4000  # type: ignore[attr-defined]
+    made = [pushes(run, rank) for rank in range(3)]
+    assert sum(made) == 4000 and made[2] > 0, made
