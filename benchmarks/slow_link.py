@@ -41,7 +41,7 @@ from steadytrain.run import Run
 
 CONTENDERS = {
     "ddp": (),
-    "ddp, bf16": ("--set", "parallel.compress=bf16"),
+    "ddp, fp16": ("--set", "parallel.compress=fp16"),
     "ddp, 2bit": ("--set", "parallel.compress=2bit"),
     "ddp, powersgd of rank 2": ("--set", "parallel.compress=powersgd"),
     "local, every 32 updates": ("--engine", "local", "--sync-every", "32"),

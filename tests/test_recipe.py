@@ -106,6 +106,7 @@ ELSEWHERE: dict[str, object] = {
     "parallel.outer": "diloco",
     "parallel.outer_lr": 0.5,
     "parallel.outer_momentum": 0.8,
+    "parallel.shard": True,
     "every.log_steps": 5,
     "every.evaluate_epochs": 0.5,
     "every.save_steps": 10,

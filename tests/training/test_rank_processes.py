@@ -289,3 +289,20 @@ def test_local_ranks_go_on_as_any_number_of_them_or_by_another_engine(digits: Pa
     trained(digits, run, "--procs", "2")
     top1 = [e.top1 for e in of_kind(run, events.Evaluated) if isinstance(e, events.Evaluated)]
     assert len(top1) == 4 and top1[-1] > 0.7
+
+
+@pytest.mark.slow
+def test_parts_of_parameters_train_as_whole_ones_and_go_on_in_one_process(
+    digits: Path, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = [*COMMAND, str(digits), "--run", str(run), *SETTINGS, "--procs", "2", "--set", "parallel.shard=true"]
+    told = subprocess.run([*words, "--until", "2"], capture_output=True, text=True, timeout=240, check=False)
+    assert told.returncode == 75, told.stderr
+    trained(digits, tmp_path / "other", "--procs", "2", "--set", "parallel.shard=true")
+    trained(digits, run, "--procs", "1")
+    for place in (run, tmp_path / "other"):
+        ours, theirs = weights(place), weights(whole)
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            torch.testing.assert_close(value, theirs[name], rtol=1e-2, atol=1e-3)

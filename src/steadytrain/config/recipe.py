@@ -416,6 +416,8 @@ class Parallel:
         restarts: how often ranks are restarted after one was killed, 0 to 1000.
         engine: how ranks train together: ``ddp`` exchanges gradients in every update, ``local`` averages weights once
             in ``sync_every`` updates, for slow links, ``async`` lets workers push to servers, and wait for nobody.
+        shard: keep a part of parameters, gradients and the optimizer's state on each rank (FSDP), where the model does
+            not fit one device.
         sync_every: updates between two averages of the weights with ``local``, 1 or more.
         local_from: epochs of exchanging gradients in every update before ``local`` begins (post-local SGD), 0 or more.
         outer: what ``local`` does with the averaged weights: ``average`` takes them, ``diloco`` makes a step of
@@ -445,6 +447,7 @@ class Parallel:
     procs: int | Literal["auto"] | None = None
     restarts: int = 3
     engine: Literal["ddp", "local", "async"] = "ddp"
+    shard: bool = False
     sync_every: int = 32
     local_from: float = 0.0
     outer: Literal["average", "diloco"] = "average"
@@ -641,6 +644,8 @@ class Recipe:
             yield from self._conflicts_of_local()
         if self.parallel.engine == "async":
             yield from self._conflicts_of_async()
+        if self.parallel.shard:
+            yield from self._conflicts_of_shards()
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
@@ -692,6 +697,35 @@ class Recipe:
         if precision.compile != "none" and self.model.batch_norm == "synchronous":
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
+
+    def _conflicts_of_shards(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what parts of parameters do not go with."""
+        shard, parallel, precision = "parallel.shard=True", self.parallel, self.precision
+        if parallel.engine != "ddp":
+            yield (
+                shard,
+                f"parallel.engine={parallel.engine!r}",
+                "its ranks have all of the weights; leave one of them out",
+            )
+        if parallel.compress != "none":
+            yield shard, f"parallel.compress={parallel.compress!r}", "its exchange is torch's own; use compress=none"
+        if precision.name == "fp16" or precision.is_pure:
+            yield shard, f"precision.name={precision.name!r}", "its parameters have 32 bits and no loss scale; use bf16"
+        if precision.compile != "none" or parallel.graph or parallel.recompute:
+            named = "graph" if parallel.graph else "recompute"
+            other = (
+                f"parallel.{named}=True" if precision.compile == "none" else f"precision.compile={precision.compile!r}"
+            )
+            yield shard, other, "passes that wait for other ranks are not tried or recorded; leave one of them out"
+        if self.optim.ema is not None or self.optim.swa is not None:
+            average = f"optim.ema={self.optim.ema}" if self.optim.swa is None else f"optim.swa={self.optim.swa}"
+            yield shard, average, "an average would be a second network; use optim.ema=none (--ema 0)"
+        if self.optim.name not in ("sgd", "nag", "adam", "adamw"):
+            why = "it may need whole tensors; use sgd, nag, adam or adamw"
+            yield shard, f"optim.name={self.optim.name!r}", why
+        plan = parse_train(self.model.train)
+        if plan.has_phases or plan.probe_passes:
+            yield shard, f"model.train={self.model.train!r}", "parts are made once, of all parameters; use full or head"
 
     def _conflicts_of_local(self) -> Iterator[tuple[str, str, str]]:
         """Yield what averages of the ranks' weights do not go with."""

@@ -156,6 +156,27 @@ class Engine:
             (loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of each parameter, so that a pass waits for the other ranks."""
+        return False
+
+    def shard(self, module: nn.Module) -> None:
+        """Leave a part of each parameter on this rank, where the engine does that; before there is an optimizer."""
+
+    def whole(self, state: Any) -> Any:
+        """Return a tensor, or a nested state, with whole tensors in place of parts; all ranks call it."""
+        return state
+
+    def own_values(self, parameter: Tensor) -> Tensor:
+        """Return what this rank has of a parameter."""
+        return parameter
+
+    def load(self, module: nn.Module, optimizer: Optimizer, model_state: Any, optimizer_state: Any) -> None:
+        """Load whole states into a network and its optimizer. Raises RuntimeError or ValueError where they differ."""
+        module.load_state_dict(model_state)
+        optimizer.load_state_dict(optimizer_state)
+
     def finish_update(self, step: int) -> None:
         """Do what is left of an exchange after the optimizer has made the update number ``step``, from 1."""
         self._begin_power(step)

@@ -245,7 +245,10 @@ def build(
     else:
         make = kind.make
         constants = {name: getattr(spec, name) for name in kind.constants} | constants
-        is_fused = kind.has_fused and device.type in _FUSED and not constants.get("foreach")
+        is_part = any(
+            hasattr(p, "full_tensor") for group in groups for p in group["params"]
+        )  # torch has no kernel for it
+        is_fused = kind.has_fused and device.type in _FUSED and not constants.get("foreach") and not is_part
         constants |= {"fused": True} if is_fused else {}
         constants |= {"seed": seed} if kind.takes_seed and "seed" not in constants else {}
     try:

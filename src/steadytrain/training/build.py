@@ -395,6 +395,7 @@ def state(
     device = engine.device
     policy = Policy(recipe.precision, device)
     module = policy.prepare(built.module)
+    engine.shard(module)
     groups = models.parameter_groups(
         built,
         train=recipe.model.train,
@@ -443,6 +444,10 @@ def engine(
         )
     if group is None:
         return Engine(device)
+    if parallel.shard:
+        from steadytrain.distributed.sharding import ShardedEngine  # it loads a great part of torch
+
+        return ShardedEngine(device, group, synchronize_norms=norms)
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
     return Engine(
         device,

@@ -300,6 +300,7 @@ class Session:
 
     def export(self, name: str) -> None:
         """Write the weights that are evaluated into the run's folder, with what their users need, as the first rank."""
+        weights = self.state.engine.whole(self.evaluated_module.state_dict())
         if self.is_first:
             about = {
                 "model": {"name": self.built.name, "options": dict(self.recipe.model.options)},
@@ -314,7 +315,7 @@ class Session:
                 about["symbol"] = self.built.symbol
             with self.clock.within("checkpoint"):
                 path = self.run.directory / name
-                checkpoints.write_weights(path, self.evaluated_module.state_dict(), about)
+                checkpoints.write_weights(path, weights, about)
 
     def settled_loss(self) -> float:
         """Return the sum of losses since the last log line, when the device has done what the host had asked for."""
@@ -330,7 +331,8 @@ class Session:
     def require_finite_weights(self) -> None:
         """Raise DivergedError for weights that are not finite."""
         with self.clock.within("checkpoint"):
-            finite = torch.stack([parameter.isfinite().all() for parameter in self.state.module.parameters()])
+            engine, parameters = self.state.engine, self.state.module.parameters()
+            finite = torch.stack([engine.own_values(parameter).isfinite().all() for parameter in parameters])
             is_finite = bool(finite.all())
         if not is_finite:
             raise self.diverged("some weights are NaN or infinite")
@@ -550,7 +552,8 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
     limit, size = update.limit, update.share.size
     assert limit is not None
     device, limit_here = state.engine.device, replace(limit, mode="halve")
-    has_own_pass = not any(type(part).__name__.startswith("Synchronous") for part in state.module.modules())
+    is_synchronous = any(type(part).__name__.startswith("Synchronous") for part in state.module.modules())
+    has_own_pass = not (is_synchronous or state.engine.is_sharded)
     with group.all_or_none(), preserve_process(device), preserve_buffers(state.module):
         if has_own_pass:
             kept = 0 if state.optimizer.state else 2
@@ -584,8 +587,11 @@ def set_phase(recipe: Recipe, built: Built, first_epochs: Mapping[str, float], e
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
     """The part of each batch that is this rank's; ``before``: facts of the machine in the checkpoint, if any."""
-    count, is_even = (before or {}).get("micro_batches"), recipe.model.batch_norm == "synchronous"
-    share = share_of(world, recipe.batch_size, recipe.optim.accumulate, count, is_even=is_even)
+    count = (before or {}).get("micro_batches")
+    waiting = {"model.batch_norm=synchronous": recipe.model.batch_norm == "synchronous"}
+    waiting["parallel.shard"] = recipe.parallel.shard
+    even_for = next((key for key, waits in waiting.items() if waits), "")
+    share = share_of(world, recipe.batch_size, recipe.optim.accumulate, count, even_for=even_for)
     if count not in (None, share.micro_batches):
         notice(
             f"an update had {count} micro-batches, fewer than there are ranks, and has {share.micro_batches}:"

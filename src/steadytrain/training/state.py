@@ -148,8 +148,7 @@ class State:
         """
         shared = _own_part(state, self.engine)
         try:
-            self.module.load_state_dict(shared["model"])
-            self.optimizer.load_state_dict(shared["optimizer"])
+            self.engine.load(self.module, self.optimizer, shared["model"], shared["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise RunError(f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}") from error
         self.policy.load_state_dict(state["policy"])
@@ -176,7 +175,7 @@ def _merge_ranks(shared: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     Where ranks differ, as between two averages of the local engine, the state has their mean.
     """
     if engine.keeps_ranks_equal:
-        return dict(shared)
+        return dict(engine.whole(shared))
     rest, tensors = split(shared)
     ranks: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():

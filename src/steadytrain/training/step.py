@@ -124,15 +124,13 @@ class Share:
         return np.concatenate([np.arange(at, at + self.images) for at in starts])
 
 
-def share_of(
-    world: World, batch_size: int, accumulate: int, before: int | None = None, *, is_even: bool = False
-) -> Share:
+def share_of(world: World, batch_size: int, accumulate: int, before: int | None = None, *, even_for: str = "") -> Share:
     """Compute this rank's share of each batch.
 
     Args:
         accumulate: micro-batches that each rank makes of its share, when the run begins.
         before: micro-batches of an update when the run began; None: it begins now.
-        is_even: all ranks need equally many, since their batch norms wait for each other.
+        even_for: what needs equally many on all ranks, since they wait for each other in each pass; empty: nothing.
 
     Raises:
         RecipeError: the batch cannot be split so.
@@ -153,10 +151,10 @@ def share_of(
             f"batch_size={batch_size} cannot be split into {wanted} equal parts, for {world.size} ranks{times}:"
             f" choose {fitting}"
         )
-    if is_even and count % world.size:
+    if even_for and count % world.size:
         raise RecipeError(
-            f"{count} micro-batches cannot be shared equally among {world.size} ranks, as model.batch_norm=synchronous"
-            f" needs: use as many ranks as the run began with, or a divisor of {count}"
+            f"{count} micro-batches cannot be shared equally among {world.size} ranks, as {even_for} needs:"
+            f" use as many ranks as the run began with, or a divisor of {count}"
         )
     return Share(batch_size, count, count * world.rank // world.size, count * (world.rank + 1) // world.size)
 
@@ -171,7 +169,8 @@ def run_operations(update: Update, state: State, images_BHWC: Tensor, labels: Te
     update.clock.to("optimizer")
     if update.clip_norm is not None:
         state.policy.unscale(state.optimizer)
-        state.meters.add_norm(nn.utils.clip_grad_norm_(update.parameters, update.clip_norm))
+        norm = nn.utils.clip_grad_norm_(update.parameters, update.clip_norm)
+        state.meters.add_norm(state.engine.whole(norm))
     state.policy.step(state.optimizer)
 
 

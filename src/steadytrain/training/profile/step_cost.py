@@ -87,7 +87,8 @@ class StepMeasuring:
         recipe = session.recipe
         # Batch norms that wait for those of other ranks cannot be measured by one alone; and passes call operations one
         # by one, which tells nothing of a recorded graph.
-        waits = session.state.engine.world.size > 1 and recipe.model.batch_norm == "synchronous"
+        engine = session.state.engine
+        waits = engine.is_sharded or (engine.world.size > 1 and recipe.model.batch_norm == "synchronous")
         self._is_open = not (waits or recipe.parallel.graph)
         # On a CPU, these often cost much: 16-bit numbers, more compute threads than cores, batches of a few images.
         self._is_suspect = session.state.engine.device.type == "cpu" and (
