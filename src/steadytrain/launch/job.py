@@ -175,7 +175,8 @@ class Kubernetes:
 
     Args:
         kind: an Indexed ``job``, whose pods are replaced one by one; a ``jobset``, whose pods start anew together (that
-            needs JobSet's controller in the cluster); or a ``trainjob`` of Kubeflow Trainer 2.
+            needs JobSet's controller in the cluster); a ``trainjob`` of Kubeflow Trainer 2; or a ``rayjob`` of KubeRay,
+            for the asynchronous engine.
         runtime: of a TrainJob: the ClusterTrainingRuntime by which Kubeflow starts it.
         namespace: None: the one that kubectl is set to.
         claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
@@ -183,7 +184,7 @@ class Kubernetes:
         selector: labels of the machines to take.
     """
 
-    kind: Literal["job", "jobset", "trainjob"] = "job"
+    kind: Literal["job", "jobset", "trainjob", "rayjob"] = "job"
     runtime: str = "torch-distributed"
     namespace: str | None = None
     claim: str | None = None

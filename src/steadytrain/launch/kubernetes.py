@@ -1,15 +1,17 @@
-"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, or a TrainJob of Kubeflow
-Trainer 2; for ``kubectl create``.
+"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, a TrainJob of Kubeflow
+Trainer 2, or a RayJob of KubeRay; for ``kubectl create``.
 
 Not ``apply``, which would leave a job that has ended as it is and say that all is well.
 
 Exit code 75 (saved, asked to stop) is no failure: the pod is started again. In a Job each pod that ends is replaced by
 itself; the others, which have lost a rank, end with code 4 and are replaced as well, so that one failure is as many as
-there are pods. A JobSet starts all pods anew together. A TrainJob is started, and started again, as its runtime says.
+there are pods. A JobSet starts all pods anew together. A TrainJob is started, and started again, as its runtime says. A
+RayJob runs the command once, beside a Ray cluster whose pods are for the servers of the asynchronous engine.
 """
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import yaml
@@ -53,6 +55,10 @@ def render(job: Job) -> Plan:
     if job.kubernetes.kind == "trainjob":
         left = [name for name, is_set in (("folder", job.folder), ("restarts", job.restarts)) if is_set]
         notes += [f"{', '.join(left)}: not used by a TrainJob; its runtime says it"] if left else []
+    if job.kubernetes.kind == "rayjob":
+        notes += ["procs: not used by a RayJob: the command's own --workers counts the workers"] if job.procs else []
+        if "async" not in job.words:
+            notes += ["a RayJob runs the command once, on its head: it is for --engine async --ray-address auto"]
     file = File(name=f"{job.name}.yaml", text=text)
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
@@ -73,6 +79,8 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
                 "spec": _training(job),
             }
         ]
+    if job.kubernetes.kind == "rayjob":
+        return [{"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": _ray(job)}]
     if job.kubernetes.kind == "jobset":
         # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
         rules: list[dict[str, Any]] = [
@@ -132,6 +140,36 @@ def _training(job: Job) -> dict[str, Any]:
     runtime = {"template": {"spec": {"replicatedJobs": [patch]}}}
     spec["runtimePatches"] = [{"manager": "steadytrain", "trainingRuntimeSpec": runtime}]
     return spec
+
+
+def _ray(job: Job) -> dict[str, Any]:
+    """Return the spec of a RayJob: the command, and the pods of the cluster that is made for it.
+
+    The command goes to the head over HTTP, whose shell reads it once; a submitting pod would have it read three times.
+    """
+    nodes, _ = job.shape
+
+    def pod(name: str) -> dict[str, Any]:
+        container: dict[str, Any] = {"name": name, "image": job.image}
+        container |= {"workingDir": job.folder} if job.folder else {}
+        container |= {"env": variables} if (variables := _variables(job)) else {}
+        container |= {"resources": resources} if (resources := _resources(job)) else {}
+        spec = {**_placing(job), "containers": [container | {"volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
+        return {"rayStartParams": {}, "template": {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}}
+
+    cluster: dict[str, Any] = {"headGroupSpec": pod("ray-head")}
+    if nodes > 1:
+        replicas = {"replicas": nodes - 1, "minReplicas": nodes - 1, "maxReplicas": nodes - 1}
+        cluster["workerGroupSpecs"] = [{"groupName": "servers", **replicas, **pod("ray-worker")}]
+    spec: dict[str, Any] = {
+        "entrypoint": shlex.join((job.python, *job.program)),
+        "submissionMode": "HTTPMode",
+        "shutdownAfterJobFinishes": True,
+        "backoffLimit": job.restarts,
+    }
+    if job.minutes:
+        spec["activeDeadlineSeconds"] = job.minutes * 60
+    return {**spec, "rayClusterSpec": cluster}
 
 
 def _ended_with(code: int) -> dict[str, Any]:
