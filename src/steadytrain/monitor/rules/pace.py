@@ -166,7 +166,7 @@ class Pace:
         """
         if not self.compute_threads or self.machine is None or not self.used or self.is_by_loop:
             return 0.0
-        computing = max(0.0, self.step * self.used - self.busy * self.on_processor) - self.spun
+        computing = self.beside_feed - self.spun
         full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
         alone = computing / (min(self.compute_threads, self.granted) * full)
         if self.queued is not None:
@@ -176,12 +176,17 @@ class Pace:
         return min(max(0.0, self.update - alone), waited)
 
     @property
+    def beside_feed(self) -> float:
+        """Seconds of processors in an update that the feed's threads do not take."""
+        return max(0.0, self.step * self.used - self.busy * self.on_processor)
+
+    @property
     def spun(self) -> float:
         """Seconds of processors in an update that its threads spin, while they wait for the one that runs least."""
         if self.compute_threads < 2 or not self.used:
             return 0.0
         needed = self.ran * self.update * min(self.compute_threads, self.granted)
-        return max(0.0, self.step * self.used - self.busy * self.on_processor - needed)
+        return max(0.0, self.beside_feed - needed)
 
     @property
     def feed_cores(self) -> float:
