@@ -27,8 +27,8 @@ def test_a_person_reads_a_table_that_fits_60_columns(capfd: pytest.CaptureFixtur
         " ".join(["a", "single", "number", lines[9].split()[-1]]),
     ]
     assert " ".join(lines[11].split()) == "an update computes for 100.0 ms 1.00 s 10.0 s"
-    assert [line.split("  ")[0] for line in lines[12:18]][::5] == ["ddp", "local, every 32 updates"]
-    assert any(line.startswith("* ") for line in lines[18:])
+    assert [line.split("  ")[0] for line in lines[12:20]][::7] == ["one device alone", "async, 1 server"]
+    assert any(line.startswith("* ") for line in lines[20:])
     assert max(map(len, lines)) <= 60
 
 

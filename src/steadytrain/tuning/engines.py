@@ -1,11 +1,15 @@
 """Which way of training together is fastest on a link: each engine's update, by the model of :mod:`.scale`.
 
+- One device alone computes each batch whole, and needs no link.
 - ``ddp`` exchanges buckets while the backward pass goes on; what is not over when it ends is exposed.
 - Compressed to 16 or 2 bits, a bucket costs its part of the time that ``steady bandwidth`` measured for all of them.
 - ``powersgd`` has two all-reduces after the pass, of what its two matrices hold.
 - ``local`` has one all-reduce of all weights in ``sync_every`` updates, which nothing hides.
+- ``async`` with one server beside the first worker: that worker computes all the time, each other one pushes gradients
+  and pulls weights over the link between two batches, and all of them share the server's end of it.
 
-Left out: what computing an exchange takes from a CPU that computes the passes, and what power iterations compute.
+Left out: what computing an exchange takes from a CPU that computes the passes, what power iterations compute, and what
+a server takes to apply an update.
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ _ACCURACY = {
     " run first",
     "local": "ranks drift apart between two averages: the more updates, ranks and learning rate, the less accurate;"
     " --local-from exchanges gradients first, where that costs most",
+    "async": "gradients are of weights some updates old, the more workers the older: compare the accuracy of a short"
+    " run first; --staleness bounds it, and --optimizer dcasgd compensates for it",
 }
 
 
@@ -90,6 +96,12 @@ def compare_engines(
     def compressed(way: str) -> float:
         return exposed_seconds(filled, backward, lambda num: measured[way] * num / total)
 
+    def pushed() -> float:
+        link, others, batch = cluster.between, ranks - 1, ranks * step_seconds  # a worker's batch is a whole one
+        once = link.latency_seconds + total / link.bytes_per_second
+        cycle = max(batch + 2 * once, others * total / link.bytes_per_second)
+        return 1 / (1 / batch + others / cycle) - step_seconds
+
     def speed(engine: str, flags: str, exposed: float, accuracy: str) -> EngineSpeed:
         return EngineSpeed(
             engine=engine,
@@ -101,7 +113,15 @@ def compare_engines(
 
     rank, every, set_it = usual.power_rank, usual.sync_every, "--set parallel.compress"
     sent = _VALUE * num_values([list(shape) for shape in shapes], rank)
+    alone = EngineSpeed(
+        engine="one device alone",
+        flags="",
+        step_seconds=ranks * step_seconds,
+        exposed_seconds=0.0,
+        accuracy="this link is too slow for these updates: more devices on it bring nothing",
+    )
     return [
+        alone,
         speed("ddp", "", exposed_seconds(filled, backward, whole), _EXACT),
         *(speed(f"ddp, {way}", f"{set_it}={way}", compressed(way), _ACCURACY[way]) for way in ("fp16", "bf16")),
         speed(f"ddp, powersgd of rank {rank}", f"{set_it}=powersgd", 2 * whole(sent / 2), _ACCURACY["powersgd"]),
@@ -112,6 +132,7 @@ def compare_engines(
             whole(total) / every,
             _ACCURACY["local"],
         ),
+        speed("async, 1 server", f"--engine async --workers {ranks}", pushed(), _ACCURACY["async"]),
     ]
 
 
