@@ -81,6 +81,9 @@ class Bucket:
         """The content of an object. Raises FileNotFoundError."""
         return bytes(self._store.get(key).bytes())
 
+    def names(self) -> list[str]:
+        return [meta["path"] for chunk in self._store.list() for meta in chunk]
+
     def remove(self, key: str) -> None:
         self._store.delete(key)
 

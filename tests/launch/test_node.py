@@ -171,3 +171,17 @@ def test_codes_of_several_as_one() -> None:
     assert job_exit_code([143, 75, 75]) == 75
     assert job_exit_code([75, 1]) == 1
     assert job_exit_code([4, 143]) == 4
+
+
+def test_one_of_independent_ranks_that_is_killed_ends_no_other() -> None:
+    program = """
+        import os, signal, time
+        if os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        print("done")
+    """
+    flags = ["--size", "3", "--procs", "3", "--independent"]
+    done = _node(*flags, program=program)
+    assert (done.returncode, done.stdout) == (0, "[1 gpu1] done\n[2 gpu1] done\n")
+    assert _node(*flags, program=program.replace("print", "exit(3)  #")).returncode == 3

@@ -261,3 +261,16 @@ def test_what_makes_no_difference_there_is_told() -> None:
     assert render("kubernetes", RAY_JOB).notes[-1].startswith("procs: not used by a RayJob")
     told = replace(TRAIN_JOB, folder="/work", restarts=1)
     assert render("kubernetes", told).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime says it"
+
+
+def test_ranks_that_pack_may_be_lost() -> None:
+    pack = Job(words=("pack", "photos", "x"), nodes=2, procs=4, restarts=1)
+    assert "srun --kill-on-bad-exit=0 " in render("slurm", pack).files[0].text
+    assert "srun --kill-on-bad-exit=1 " in render("slurm", replace(pack, words=TRAIN)).files[0].text
+    run = render("ssh", replace(pack, hosts=HOSTS)).stages[-1]
+    assert run.may_fail == 1
+    assert " --independent -- -P -m steadytrain pack photos x" in run.commands[0].argv[-1]
+    elastic = render("ssh", replace(pack, hosts=HOSTS, least=1)).stages[-1]
+    assert "torch.distributed" not in elastic.commands[0].argv[-1]
+    [local] = render("local", replace(pack, nodes=1)).stages
+    assert (local.commands[0].argv[3:], local.restarts) == (("steadytrain", "pack", "--procs", "4", "photos", "x"), 1)

@@ -51,6 +51,27 @@ def test_what_a_failing_rank_said_is_shown_and_its_code_is_the_answer() -> None:
     assert said == ["rank 1: its last words"], "an error of its own is not cured by another start"
 
 
+def test_a_killed_rank_of_independent_ones_is_told_and_costs_no_other() -> None:
+    said: list[str] = []
+    told = program("""
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)
+    """)
+    assert keep_ranks(told, 3, independent=True, say=said.append) == 0
+    assert said == ["rank 1 was killed by SIGKILL: the others do its work"]
+    assert keep_ranks(program("os.kill(os.getpid(), signal.SIGKILL)"), 2, independent=True) == 137
+    wrong = program("""
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("its last words", file=sys.stderr)
+        sys.exit(2)
+    """)
+    said.clear()
+    assert keep_ranks(wrong, 2, independent=True, say=said.append) == 2
+    assert said[-1] == "rank 1: its last words"
+
+
 def test_a_killed_rank_brings_all_of_them_back(tmp_path: Path) -> None:
     said: list[str] = []
     told = program(f"""

@@ -44,8 +44,8 @@ def launch(
     The options of MXNet's launch.py and of dmlc's trackers are accepted as well.
 
     Args:
-        command: After two dashes, the command to start: train, finetune, resume or bandwidth with their options, or
-            python and your program, which reads RANK, WORLD_SIZE and torchrun's other variables.
+        command: After two dashes, the command to start: train, finetune, resume, bandwidth or pack with their options,
+            or python and your program, which reads RANK, WORLD_SIZE and torchrun's other variables.
         on: The launcher: by default local (this machine), or ssh with --hosts.
         nodes: Machines; MIN:MAX if machines may join and leave (ssh; torchrun's agents). Default: all of --hosts, or 1.
         procs: Processes on each machine, usually one for each GPU. Default: the host's slots, or 1.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import shutil
+import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,13 +18,17 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, Root, Settings, require_range
+from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock
 from steadytrain.format import size as bytes_text
+from steadytrain.launch.supervise import keep_ranks
+from steadytrain.machine.cgroups import cores as usable_cores
 
 if TYPE_CHECKING:
     from steadytrain.data.packing.estimate import Estimate, Sample
     from steadytrain.data.packing.pack import PackedFile
+    from steadytrain.data.packing.shard_plan import ShardPlan
 
 MAX_CLASSES = 20
 MAX_REJECTED = 20
@@ -48,10 +56,12 @@ def pack(
     subsampling: Literal["420", "444", "auto"] = "420",
     max_bad: int | None = None,
     workers: int | None = None,
+    procs: int | None = None,
+    ray: str | None = None,
     force: bool = False,
     estimate: bool = False,
     json: bool = False,
-) -> None:
+) -> int:
     """Pack images into record files, with an index, a metadata file (the card), and a list of the images' files.
 
     Unreadable files are left out and named. All other images are checked, rotated upright and, where nothing has to
@@ -86,7 +96,12 @@ def pack(
             drawings and text in strong colours, in files 20 to 65 % larger; auto: 444 only for images whose colours 420
             would blur.
         max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
-        workers: Number of processes that encode (default: one for each core).
+        workers: Number of processes that encode (default: one for each core; with --procs, a share of them).
+        procs: Pack by this many processes, each of which reads, encodes and writes shards of its own; more may join by
+            the same command, on any machine that sees source and output (steady launch starts them on several). What
+            is done is in OUT.plan.json. Default of --shards is then one for each 256 MB or 16,384 images.
+        ray: Pack on the Ray cluster at this address (10.0.0.1:6379; auto) by --procs tasks, or one for each of its
+            cores.
         force: Replace existing files.
         estimate: Write nothing: try these and other settings on a sample of the images, and print bytes on disk, the
             packing time and the loading speed of each. OUT may be left out.
@@ -98,6 +113,7 @@ def pack(
         steady pack labels.csv photos --root images/
         steady pack photos/ --estimate
         steady pack new.tar new --classes photos-train.json
+        steady pack s3://photos/raw/ s3://photos/packed --shards 512 --procs 8
     """
     *sources, out = places
     if estimate and (not sources or Path(out).exists()):  # it needs no place to write to
@@ -118,9 +134,40 @@ def pack(
     settings |= {"restart": restart, "mark_kept": mark_kept, "subsampling": subsampling}
     if estimate:
         _print_estimate(sources, lookup, selection, settings, workers=workers, json=json)
-        return
+        return 0
+    world = world_from_environment(os.environ)
+    if procs is not None or ray is not None or world.size > 1:
+        if force:
+            raise InputError(
+                "--force with several processes: those that join late cannot tell new files from old ones, so remove"
+                " OUT.plan.json and the files that it names first"
+            )
+        require_range("--procs", procs, MAX_WORKERS)
+        require_range("--workers", workers, MAX_WORKERS)
+        if world.size == 1 and ray is None and procs is not None and procs > 1:
+            return keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note)
+        from steadytrain.data.packing.encode import Settings as PackSettings
+        from steadytrain.data.packing.pack import PackRequest
+        from steadytrain.data.recordio.card import read_classes
+        from steadytrain.data.sources.select import Selection
+
+        lookup["classes"] = None if classes is None else read_classes(classes)
+        chosen, stored = Selection(**selection), PackSettings(**settings)
+        request = PackRequest(sources=tuple(sources), **lookup, selection=chosen, settings=stored)
+        options: dict[str, Any] = {"request": request, "out": out, "shards": shards, "max_bad": max_bad}
+        if ray is not None:
+            plan: ShardPlan | None = _pack_on_ray(ray, procs, {**options, "workers": workers or 1})
+        else:
+            plan = _pack_with_others(
+                world, {**options, "workers": workers or max(1, usable_cores() // world.local_size)}
+            )
+        if plan is not None and json:
+            print(plan.to_json(), end="")
+        elif plan is not None:
+            print_text("\n".join(clean(line) for line in _plan_summary(plan)))
+        return 0
     what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
-    options: dict[str, Any] = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
+    options = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
     with progress_once_known(f"packing {what}", resumes=True) as advance:
         from steadytrain.data.packing.pack import pack as pack_records
         from steadytrain.data.storage.store import Place, is_uri
@@ -135,6 +182,44 @@ def pack(
         print_text(
             "\n".join(clean(line) for file, name in zip(packed, names, strict=True) for line in _summary(file, name))
         )
+    return 0
+
+
+def _pack_with_others(world: World, options: dict[str, Any]) -> ShardPlan | None:
+    """Pack as one of several processes, of which the first speaks; None for the others."""
+    from steadytrain.data.packing.shard_worker import pack_shards
+
+    options |= {"rank": world.rank, "size": world.size}
+    if not world.is_first:
+        pack_shards(**options)
+        return None
+    with progress_once_known(f"packing {options['request'].source}", resumes=True) as advance:
+        return pack_shards(**options, progress=advance, say=note)
+
+
+def _pack_on_ray(address: str, count: int | None, options: dict[str, Any]) -> ShardPlan:
+    """Pack by tasks of a Ray cluster."""
+    from steadytrain.data.packing.shard_worker import pack_in_task
+    from steadytrain.distributed.ray_cluster import run_tasks
+
+    task = partial(pack_in_task, folder=os.getcwd(), **options)  # noqa: PTH109
+    results = run_tasks(address, task, count)
+    for remark in dict.fromkeys(remark for _, remarks in results for remark in remarks):
+        note(remark)
+    return results[0][0]
+
+
+def _plan_summary(plan: ShardPlan) -> Iterator[str]:
+    """Yield what a person wants to know of shards that several processes have packed."""
+    for _, group in groupby(plan.shards, key=lambda shard: shard.split):
+        shards = list(group)
+        first, last = (shard.file for shard in (shards[0], shards[-1]))
+        number = len("00000-of-00000.rec")
+        name = f"{first[:-number]}{{{first[-number:][:5]}..{last[-number:][:5]}}}{first[-number + 5 :]}"
+        images, size = (sum(getattr(shard, field) for shard in shards) for field in ("num_images", "bytes"))
+        yield f"{name if len(shards) > 1 else first}: {images:,} images, {bytes_text(size)}"
+    if plan.num_rejected:
+        yield f"  left out  {plan.num_rejected:,}, because they cannot be used: the .json of each file names them"
 
 
 def _summary(packed: PackedFile, name: str) -> Iterator[str]:

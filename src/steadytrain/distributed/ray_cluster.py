@@ -15,10 +15,10 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from steadytrain.distributed.coordinator import Coordinator
 from steadytrain.distributed.world import LOOPBACK, World
@@ -39,15 +39,17 @@ OPEN_SECONDS = 600.0
 
 RETRY_SECONDS = 1.0
 
+T = TypeVar("T")
 
-def require_ray() -> Any:
+
+def require_ray(what: str = "--engine async", instead: str = "use --engine ddp") -> Any:
     """Import Ray. Raises InputError where it is not installed."""
     try:
         import ray
     except ImportError as error:
         raise InputError(
-            f"--engine async needs Ray, which cannot be imported ({first_line(error)}): pip install"
-            " 'steadytrain[async]', or use --engine ddp"
+            f"{what} needs Ray, which cannot be imported ({first_line(error)}): pip install"
+            f" 'steadytrain[async]', or {instead}"
         ) from error
     return ray
 
@@ -135,6 +137,53 @@ def _host(workers: int, servers: int, staleness: int | None, address: str | None
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *, restarts: int = 3) -> list[T]:
+    """Run ``task(rank, count)`` for each rank on a running cluster, on one core each; return what those returned.
+
+    Args:
+        address: of the cluster, such as ``10.0.0.1:6379`` or ``auto``.
+        task: what can be pickled; its machine needs the same steadytrain.
+        count: of tasks; None: one for each core of the cluster.
+        restarts: how often Ray starts a task again whose process was killed; another is lost, if one comes to the end.
+
+    Raises:
+        InputError: there is no Ray, or no cluster at the address.
+        SteadyError: a task's.
+        RankLostError: no task came to the end.
+    """
+    with _environment({}):
+        ray = require_ray("--ray", "start the processes by steady launch")
+        try:
+            with _signals_kept():
+                _init(ray, "steadytrain-tasks", {"address": address})
+        except (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError) as error:
+            raise InputError(f"Ray cannot be reached at {address}: {first_line(error)}") from error
+        try:
+            size = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+            def call(rank: int, size: int) -> T:  # Ray takes functions only, no other callables
+                return task(rank, size)
+
+            remote = ray.remote(num_cpus=1, max_retries=restarts, scheduling_strategy="SPREAD")(call)
+            left, results, lost = [remote.remote(rank, size) for rank in range(size)], list[T](), ""
+            while left:
+                [done], left = ray.wait(left)
+                try:
+                    results.append(ray.get(done))
+                except ray.exceptions.RayTaskError as error:
+                    if isinstance(error.cause, SteadyError):
+                        raise error.cause from None
+                    raise
+                except ray.exceptions.RayError as error:
+                    lost = first_line(error)
+            if not results:
+                raise RankLostError(f"all {size} tasks on the Ray cluster at {address} were lost ({lost})")
+            return results
+        finally:
+            with _signals_kept():
+                ray.shutdown()
 
 
 @contextmanager

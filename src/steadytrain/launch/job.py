@@ -109,7 +109,7 @@ def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple
     )
 
 
-VERBS = ("train", "finetune", "resume", "bandwidth")
+VERBS = ("train", "finetune", "resume", "bandwidth", "pack")
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 
@@ -360,6 +360,11 @@ class Job:
     def program(self) -> tuple[str, ...]:
         """What follows the interpreter."""
         return self.words[1:] if is_python(self.words[0]) else ("-P", "-m", "steadytrain", *self.words)
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether the work of a rank that is lost is done by the others, which go on."""
+        return self.words[0] == "pack"
 
     @property
     def meeting_port(self) -> int:

@@ -23,8 +23,8 @@ def render(job: Job) -> Plan:
     else:
         verb, *rest = job.words
         words = (verb, "--procs", str(procs), *rest)
-        restarts = 0
-        if job.restarts and verb != "bandwidth":
+        restarts = job.restarts if job.is_independent else 0
+        if job.restarts and verb not in ("bandwidth", "pack"):
             words += ("--set", f"parallel.restarts={job.restarts}")
         argv = (job.python, "-P", "-m", "steadytrain", *words)
     run = Stage(what="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)

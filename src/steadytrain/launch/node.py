@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--held", action="store_true", help="variables from standard input, whose end is a request to end"
     )
     parser.add_argument("--alone", action="store_true", help="one process, which starts the ranks itself")
+    parser.add_argument("--independent", action="store_true", help="where a rank is killed, the others do its work")
     parser.add_argument("program", nargs="+", help="what follows the interpreter")
     args = parser.parse_args(argv)
 
@@ -94,10 +95,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             for process in processes:
                 process.terminate()
 
-        ended = wait_together(processes, requests, ask_to_end=terminate, grace_seconds=args.grace)
+        ended = wait_together(
+            processes,
+            requests,
+            ask_to_end=terminate,
+            grace_seconds=args.grace,
+            may_be_killed=args.procs - 1 if args.independent else 0,
+        )
         for thread in copying:
             thread.join()
-    return job_exit_code(exit_code(processes[place].returncode) for place in ended)
+    codes = [processes[place].returncode for place in ended]
+    if args.independent:
+        codes = [0] if 0 in codes else sorted(codes, key=lambda code: code < 0)  # an error says more than a kill
+    return job_exit_code(map(exit_code, codes))
 
 
 if __name__ == "__main__":

@@ -149,7 +149,8 @@ def node_command(job: Job, *flags: str, procs: int, address: str, port: int | No
     """What follows the interpreter to start ``procs`` ranks of a job; ``flags``: which, and how they are held."""
     shape = ("--size", str(job.size), "--procs", str(procs), *flags)
     meeting = ("--address", address, "--port", str(port or job.meeting_port), "--grace", str(job.grace_seconds))
-    return (*_NODE, *shape, *meeting, "--", *job.program)
+    independent = ("--independent",) if job.is_independent else ()
+    return (*_NODE, *shape, *meeting, *independent, "--", *job.program)
 
 
 def rank_command(job: Job) -> tuple[str, ...]:

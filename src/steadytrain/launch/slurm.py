@@ -87,7 +87,10 @@ def _script(job: Job) -> str:
     lines += ["--requeue", f"--signal=B:USR1@{job.slurm.signal_seconds}", *job.slurm.options]
     directives = "".join(f"#SBATCH {line}\n" for line in lines)
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(job.env.items()) if value is not None]
-    flags = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus_per_rank}"] if cpus_per_rank else [])]
+    flags = [
+        f"--kill-on-bad-exit={int(not job.is_independent)}",
+        *([f"--cpus-per-task={cpus_per_rank}"] if cpus_per_rank else []),
+    ]
     body = _BODY.format(
         exports="".join(exports),
         task=_choose_task(job) if job.tasks else "",

@@ -35,12 +35,15 @@ def render(job: Job) -> Plan:
     stages = [Stage(what="check", commands=tuple(_check(job, machine) for machine in machines))]
     if job.ssh.sync:
         stages += [Stage(what="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))]
-    may_fail = len(machines) - job.least if job.least else 0
+    least = job.least or (1 if job.is_independent else len(machines))
+    may_fail = len(machines) - least
     restarts = 0 if job.least else job.restarts  # torchrun's agents start anew by themselves
     runs = tuple(_run(job, machine) for machine in machines)
     stages += [Stage(what="run", commands=runs, may_fail=may_fail, restarts=restarts)]
     first = machines[0].host
     notes = [f"rank 0 runs on {first.name}, and writes the run there, to {folder_there(job)}"]
+    if job.is_independent:
+        notes = [f"rank 0 runs on {first.name}; all machines need the source and the output, in {folder_there(job)}"]
     if left := len(job.hosts) - len(machines):
         notes += [f"{left} of {len(job.hosts)} hosts are not used"]
     return Plan(stages=tuple(stages), notes=tuple(notes))
@@ -85,7 +88,7 @@ def _check(job: Job, machine: Machine) -> Command:
 
 def _run(job: Job, machine: Machine) -> Command:
     host, variables = machine.host, dict(job.env)
-    if job.least:
+    if job.least and not job.is_independent:
         variables |= ELASTIC
         nodes, is_host = len(job.machines), machine == job.machines[0]
         meeting = [  # only the first agent holds the store, and each goes by the name that others know it by

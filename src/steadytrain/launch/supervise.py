@@ -85,6 +85,7 @@ def wait_together(
     grace_seconds: float,
     lenience_seconds: float = 0.0,
     may_fail: int = 0,
+    may_be_killed: int = 0,
     kill_if_asked_twice: bool = False,
     on_end: Callable[[int], None] = lambda place: None,
 ) -> list[int]:
@@ -96,6 +97,7 @@ def wait_together(
         grace_seconds: after they were asked; then they are killed.
         lenience_seconds: after a bad end, for the others to end by themselves before they are asked.
         may_fail: so many bad ends change nothing.
+        may_be_killed: nor do so many ends by a signal.
         kill_if_asked_twice: a second request ends the grace.
         on_end: called with each place.
 
@@ -115,7 +117,7 @@ def wait_together(
         now = time.monotonic()
         if requests:
             ask_at = min(ask_at, now)
-        elif sum(processes[place].returncode != 0 for place in ended) > may_fail:
+        elif _num_failed([processes[place].returncode for place in ended], may_be_killed) > may_fail:
             ask_at = min(ask_at, now + lenience_seconds)
         if kill_at == math.inf and now >= ask_at:
             kill_at, num_requests = now + grace_seconds, len(requests)
@@ -124,6 +126,11 @@ def wait_together(
             for process in processes:
                 process.kill()
         time.sleep(POLL_SECONDS)
+
+
+def _num_failed(codes: Sequence[int], may_be_killed: int) -> int:
+    num_killed = sum(code < 0 for code in codes)
+    return sum(code != 0 for code in codes) - min(num_killed, may_be_killed)
 
 
 @contextmanager
@@ -181,7 +188,12 @@ def start_copying(source: IO[bytes], sink: IO[bytes], prefix: bytes = b"") -> th
 
 
 def keep_ranks(
-    command: Sequence[str], count: int, *, restarts: int = 3, say: Callable[[str], None] = lambda message: None
+    command: Sequence[str],
+    count: int,
+    *,
+    restarts: int = 3,
+    independent: bool = False,
+    say: Callable[[str], None] = lambda message: None,
 ) -> int:
     """Start ``count`` ranks of a command, wait for them, and start them again where one was killed.
 
@@ -194,15 +206,21 @@ def keep_ranks(
         command: program and arguments, the same for each.
         count: of ranks, 1 or more.
         restarts: how often in a row they are started anew.
+        independent: the work of one that is killed is done by the others, which go on; nothing is started anew.
         say: takes a line about each new start.
 
     Returns:
-        The exit code: that of the rank that failed first by itself, or 75 where all were asked to stop and have saved.
+        The exit code: that of the rank that failed first by itself, or 75 where all were asked to stop and have saved;
+        0 where one of independent ranks came to the end.
 
     Raises:
         InputError: the command cannot be started.
     """
     ranks: list[subprocess.Popen[bytes]] = []
+
+    def say_killed(rank: int) -> None:
+        if independent and (code := ranks[rank].returncode) < 0 and not received:
+            say(f"rank {rank} was killed by {signal.Signals(-code).name}: the others do its work")
 
     def send(number: int) -> None:
         for process in list(ranks):
@@ -225,9 +243,18 @@ def keep_ranks(
                 for number in received:  # before there was anyone to forward it to
                     send(number)
                 ended = wait_together(
-                    ranks, ask_to_end=lambda: send(signal.SIGTERM), grace_seconds=GRACE, lenience_seconds=GRACE
+                    ranks,
+                    ask_to_end=lambda: send(signal.SIGTERM),
+                    grace_seconds=GRACE,
+                    lenience_seconds=GRACE,
+                    may_be_killed=count - 1 if independent else 0,
+                    on_end=say_killed,
                 )
             codes = [process.returncode for process in ranks]
+            if independent:
+                if 0 in codes:
+                    return 0
+                ended.sort(key=lambda rank: codes[rank] < 0)  # an error of its own says more than a kill
             failed = next((rank for rank in ended if codes[rank]), 0)
             if codes[failed] == RANK_LOST and not received:
                 # The others may notice that a rank was killed before its end is seen here.
@@ -236,12 +263,12 @@ def keep_ranks(
                 left = restarts
             is_killed = codes[failed] < 0
             is_lost = RANK_LOST in codes and {*codes} <= {0, RANK_LOST, PREEMPTED, -signal.SIGTERM}
-            if (is_killed or is_lost) and left and not received:
+            if (is_killed or is_lost) and left and not received and not independent:
                 left -= 1
                 what = f"rank {failed} was killed by {signal.Signals(-codes[failed]).name}" if is_killed else LOST_TOUCH
                 say(f"{what}: restarting all {count} ranks")
                 continue
-            if failed and (is_killed or not codes[0]):
+            if failed and (is_killed or not codes[0] or independent):
                 errors[failed - 1].seek(0)
                 for line in errors[failed - 1].read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
                     say(f"rank {failed}: {line}")

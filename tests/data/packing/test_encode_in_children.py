@@ -37,7 +37,7 @@ def _all(done: Iterator[EncodedPortion]) -> tuple[list[Packed | str], int]:
 
 def test_children_give_what_one_process_gives_in_the_same_order(files: list[str]) -> None:
     settings = Settings(shorter_side=20)
-    alone = _all(encode_all(_tasks(files), settings, workers=1))
+    alone = _all(encode_all(_tasks(files), settings, workers=0))
     together = _all(encode_all(_tasks(files), settings, workers=3))
     assert alone == together
     assert len(alone[0]) == 40

@@ -536,7 +536,7 @@ def encode_portion(portion: Portion, settings: Settings) -> EncodedPortion:
 
 
 def encode_all(portions: Iterable[Portion], settings: Settings, *, workers: int) -> Generator[EncodedPortion]:
-    """Encode portions in this process (``workers`` 0 or 1) or in that many children, which small images need most.
+    """Encode portions in so many children, which small images need most, or in this process (``workers`` 0).
 
     Results come in the order of the portions, whatever their number; a portion on which a child died comes in parts. A
     file on which two children have died is given up, with the reason. Close the iterator to end it early.
@@ -549,4 +549,4 @@ def encode_all(portions: Iterable[Portion], settings: Settings, *, workers: int)
         return EncodedPortion((f"the decoder crashed ({ending})",), PixelCount().totals())
 
     encode = partial(encode_portion, settings=settings)
-    yield from map_in_children(portions, encode, on_crash, workers=workers if workers > 1 else 0)
+    yield from map_in_children(portions, encode, on_crash, workers=workers)

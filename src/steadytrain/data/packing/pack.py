@@ -18,6 +18,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +28,15 @@ import numpy as np
 import PIL
 import simplejpeg
 
-from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, Subsampling, encode_all
+from steadytrain.data.packing.encode import (
+    EncodedPortion,
+    Encoding,
+    Packed,
+    Portion,
+    Settings,
+    Subsampling,
+    encode_all,
+)
 from steadytrain.data.packing.images import PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
@@ -40,7 +49,7 @@ from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
 from steadytrain.data.sources.select import Identical, Selection, shard
 from steadytrain.data.storage.outgoing import Outgoing
 from steadytrain.data.storage.sources import local_sources
-from steadytrain.data.storage.store import is_uri
+from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.machine.cgroups import cores
 
@@ -64,6 +73,37 @@ class PackedFile(NamedTuple):
 
 def mute(*_: object) -> None:
     """Take remarks and progress that nobody asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackRequest:
+    """What is to be packed, and how its images are stored; arguments as for :func:`pack`."""
+
+    sources: tuple[str, ...]
+    root: str | Path | None = None
+    labels: str | Path | None = None
+    classes: tuple[str, ...] | None = None
+    group: str | None = None
+    selection: Selection = field(default_factory=Selection)
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise DataError("name at least one source")
+        if self.group is not None and self.selection.val_fraction is None and self.selection.train_per_class is None:
+            raise DataError(
+                f"--group {self.group} keeps groups together where a source is split: give --val-fraction, or drop it"
+            )
+
+    @property
+    def source(self) -> str:
+        """What a card calls the source."""
+        return " ".join(self.sources)
+
+    def listings(self, places: Sequence[str], scratch: Path, say: Callable[[str], None]) -> list[Listing]:
+        """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
+        lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
+        return self.selection.of(find_all(places, **lookup, group=self.group, scratch=scratch, say=say), say)
 
 
 def pack(
@@ -147,26 +187,24 @@ def pack(
         seed=seed,
         identical=identical,
     )
-    if group is not None and val_fraction is None and train_per_class is None:
-        raise DataError(
-            f"--group {group} keeps groups together where a source is split: give --val-fraction, or drop it"
-        )
-    sources = [str(source)] if isinstance(source, str | Path) else [str(path) for path in source]
-    if not sources:
-        raise DataError("name at least one source")
+    request = PackRequest(
+        sources=(str(source),) if isinstance(source, str | Path) else tuple(map(str, source)),
+        root=root,
+        labels=labels,
+        classes=None if classes is None else read_classes(classes),
+        group=group,
+        selection=selection,
+        settings=settings,
+    )
     outgoing = Outgoing(f"{str(out).removesuffix('.rec')}.rec") if is_uri(out) else None
-    path = record_path(Path(out), Path(sources[0])) if outgoing is None else outgoing.path
-    class_list = read_classes(classes) if classes is not None else None
-    with scratch_beside(path) as scratch, local_sources(sources, say or mute) as places:
-        listings = find_all(
-            places, root=root, labels=labels, classes=class_list, group=group, scratch=scratch, say=say or mute
-        )
-        files = assign_files(selection.of(listings, say or mute), path, shards)
+    path = record_path(Path(local_name(str(out))), Path(request.sources[0])) if outgoing is None else outgoing.path
+    with scratch_beside(path) as scratch, local_sources(request.sources, say or mute) as places:
+        files = assign_files(request.listings(places, scratch, say or mute), path, shards)
         pack_files = partial(
             pack_listings,
             files,
             settings,
-            source=" ".join(sources),
+            source=request.source,
             scratch=scratch,
             max_bad=max_bad,
             workers=workers,
@@ -175,7 +213,7 @@ def pack(
         )
         if outgoing is None:
             return pack_files(force=force)
-        work = digest(settings, [" ".join(sources).encode(), *identity([part for _, part in files], scratch=scratch)])
+        work = digest(settings, [request.source.encode(), *identity([part for _, part in files], scratch=scratch)])
         return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say or mute)
 
 
@@ -237,9 +275,9 @@ def pack_listings(
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
     for _, shards in groupby((listing for _, listing in files), key=lambda listing: listing.split):
-        _remark(list(shards), say)
+        remark_on_split(list(shards), say)
     total = sum(len(listing) for _, listing in files)
-    rejections = _Rejections(max_bad, total)
+    rejections = Rejections(max_bad, total)
     if workers is not None and not 1 <= workers <= 1024:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
@@ -266,19 +304,15 @@ def pack_listings(
             say(f"continuing after {num_seen:,} of {total:,} images, which were packed before")
         progress(num_seen, total)
         portions = (portion for tally in tallies for portion in tally.portions())
-        encoded = stack.enter_context(closing(encode_all(portions, settings, workers=num_children)))
+        encoded = stack.enter_context(
+            closing(encode_all(portions, settings, workers=num_children if num_children > 1 else 0))
+        )
         marked_at, is_long = time.monotonic(), False
         for tally, writer in zip(tallies, writers, strict=True):
             while not tally.is_complete:
                 part = next(encoded)
-                for result in part.results:
-                    id_, label = tally.next_record()
-                    if isinstance(result, str):
-                        rejections.add(tally.reject(result))
-                    else:
-                        writer.write(pack_header(label, id=id_) + result.data, id_)
-                        tally.keep(result)
-                tally.counts += part.counts
+                for rejected in tally.write(part, writer):
+                    rejections.add(rejected)
                 # Every few seconds; and at the end of each file that is not the work of a moment.
                 is_due = time.monotonic() - marked_at >= MARK_SECONDS
                 is_long = is_long or is_due
@@ -287,8 +321,16 @@ def pack_listings(
                     marked_at = time.monotonic() if is_due else marked_at
                 num_seen += len(part.results)
                 progress(num_seen, total)
-        for _, group in groupby(tallies, key=lambda tally: tally.listing.split):
-            _require_images(list(group))
+        for split, group in groupby(tallies, key=lambda tally: tally.listing.split):
+            parts = list(group)
+            require_images(
+                split,
+                parts[0].listing.classes,
+                before=[tally.listing.counts() for tally in parts],
+                after=[tally.class_counts() for tally in parts],
+                num_images=[tally.num_images for tally in parts],
+                rejected=[file for tally in parts for file in tally.rejected],
+            )
         cards = [tally.card(w, settings.to_dict(), source=source) for tally, w in zip(tallies, writers, strict=True)]
         for writer, card, tally, keeps in zip(writers, cards, tallies, keeps_lists, strict=True):
             writer.companions[".json"] = card.to_json()
@@ -354,7 +396,7 @@ def default_max_bad(total: int) -> int:
     return max(total // 100, 5)
 
 
-class _Rejections:
+class Rejections:
     """Counts the files left out; :meth:`add` raises TooManyBadError above the limit."""
 
     def __init__(self, max_bad: int | None, total: int) -> None:
@@ -379,24 +421,40 @@ def _examples(rejected: Sequence[Rejected]) -> str:
     return "; ".join(f"{file.name} ({file.reason})" for file in rejected[:5])
 
 
-def _require_images(tallies: Sequence[Tally]) -> None:
-    """Raise DataError where nothing is left of one split (its shards), or a class has lost every image that it had."""
-    listing = tallies[0].listing
-    where = f" in {listing.split}" if listing.split else ""
-    examples = _examples([file for tally in tallies for file in tally.rejected])
-    if not all(tally.num_images for tally in tallies):
-        raise DataError(f"no image{where} can be used: {examples}")
-    counts_before = np.sum([tally.listing.counts() for tally in tallies], axis=0)
-    counts_after = np.sum([tally.class_counts() for tally in tallies], axis=0)
-    counts = zip(listing.classes, counts_before, counts_after, strict=True)
-    lost = [name for name, before, after in counts if before and not after]
-    if lost and listing.split in ("", "train"):
+def require_images(
+    split: str,
+    classes: Sequence[str],
+    *,
+    before: Sequence[Sequence[int]],
+    after: Sequence[Sequence[int]],
+    num_images: Sequence[int],
+    rejected: Sequence[Rejected],
+) -> None:
+    """Require that each file of one split has an image, and each class one of those that it had.
+
+    Args:
+        split: its name; empty where the source is not split.
+        classes: their names.
+        before, after: of each file, the images of each class that were listed, and those that were kept.
+        num_images: of each file, the images that were kept.
+        rejected: the files that were left out.
+
+    Raises:
+        DataError: nothing is left.
+    """
+    where = f" in {split}" if split else ""
+    if not all(num_images):
+        raise DataError(f"no image{where} can be used: {_examples(rejected)}")
+    counts = zip(classes, np.sum(before, axis=0), np.sum(after, axis=0), strict=True)
+    lost = [name for name, had, has in counts if had and not has]
+    if lost and split in ("", "train"):
         raise DataError(
-            f"no image of class {', '.join(lost[:5])}{where} can be used: {examples}. Fix them, or remove the class"
+            f"no image of class {', '.join(lost[:5])}{where} can be used: {_examples(rejected)}. Fix them, or remove"
+            " the class"
         )
 
 
-def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
+def remark_on_split(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
     """Say what is odd about one split, whose first shard names the files passed over."""
     listing = shards[0]
     where = f"{listing.split}: " if listing.split else ""
@@ -512,6 +570,17 @@ class Tally:
             counts = np.frombuffer(base64.b64decode(notes[-1]["counts"]), np.int64)
             self.counts = counts.reshape(self.counts.shape).copy()
         self._num_noted = len(self._numbers), len(self.rejected)
+
+    def write(self, part: EncodedPortion, writer: RecordWriter) -> Iterator[Rejected]:
+        """Write the next files, as they were encoded; yield those that are left out."""
+        for result in part.results:
+            id_, label = self.next_record()
+            if isinstance(result, str):
+                yield self.reject(result)
+            else:
+                writer.write(pack_header(label, id=id_) + result.data, id_)
+                self.keep(result)
+        self.counts += part.counts
 
     def list_lines(self) -> Iterator[str]:
         """Yield a line for each image that was kept, for the list beside the records."""

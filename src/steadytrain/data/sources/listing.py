@@ -63,6 +63,13 @@ class Names(Sequence[str]):
         self._ends = array("q", [0])
         self.extend(names)
 
+    @staticmethod
+    def of(content: bytes, ends: NDArray[np.int64]) -> Names:
+        """Make names of what :meth:`parts` gave: where each ends, from 0 on, and their bytes."""
+        names = Names()
+        names._bytes, names._ends = bytearray(content), array("q", ends.tobytes())
+        return names
+
     def append(self, name: str) -> None:
         """Add a name at the end."""
         self._bytes += name.encode("utf-8", "surrogateescape")

@@ -151,6 +151,10 @@ class ChangedError(StorageError):
     """An object has changed since it was opened."""
 
 
+class TakenError(StorageError):
+    """Somebody else has written an object that was to be new, or unchanged."""
+
+
 @dataclass(frozen=True)
 class ObjectFacts:
     """What a store says of an object: bytes, and what changes when its content does."""
@@ -260,7 +264,7 @@ class Store:
 
         Raises:
             DataError: the store refuses it.
-            StorageError: the store does not answer, or somebody else wrote the object meanwhile.
+            StorageError: the store does not answer, or somebody else wrote the object meanwhile (TakenError).
             OSError: the file cannot be read.
         """
         mode: Any = "overwrite" if replaces is None else {"e_tag": replaces} if replaces else "create"
@@ -279,7 +283,7 @@ class Store:
                     there, facts = self.read(place)
                     if bytes(there) == content:
                         return facts.etag
-                    raise StorageError(
+                    raise TakenError(
                         f"{place} was written by another process meanwhile: two of them upload to {self.base}; end one"
                     ) from None
 

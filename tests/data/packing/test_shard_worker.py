@@ -1,0 +1,449 @@
+"""Packing by several processes: the files of one, whoever dies, joins late or does a shard twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.data.packing.pictures import write_folder
+from tests.store import Bucket
+
+from steadytrain.cli import main
+from steadytrain.data.packing import shared_folder
+from steadytrain.data.packing.encode import Settings
+from steadytrain.data.packing.pack import PackRequest, pack
+from steadytrain.data.packing.shard_plan import ShardPlan
+from steadytrain.data.packing.shard_worker import pack_shards
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.select import Selection
+from steadytrain.errors import DataError, StorageError, TooManyBadError
+from steadytrain.launch.supervise import free_port
+
+SUFFIXES = (".rec", ".idx", ".json", ".lst")
+WORKER = """
+import importlib, json, sys, time
+importlib.import_module("steadytrain.data.packing.shared_folder").LEASE_SECONDS = 1.0
+worker = importlib.import_module("steadytrain.data.packing.shard_worker")
+worker.POLL_SECONDS = 0.05
+from steadytrain.data.packing.pack import PackRequest
+source, out, shards, rank, size, pause = sys.argv[1:]
+shape = {"shards": int(shards), "rank": int(rank), "size": int(size)}
+pace = lambda done, total: time.sleep(float(pause) * (0 < done < total))
+print(worker.pack_shards(PackRequest(sources=(source,)), out, **shape, progress=pace).num_images)
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """250 photographs of three classes, and one that is none."""
+    folder = tmp_path_factory.mktemp("made") / "photos"
+    write_folder(folder, {"cat": 90, "dog": 80, "elk": 80}, size=(90, 70), suffix=".jpg")
+    (folder / "dog" / "bad.jpg").write_bytes(b"")
+    return folder
+
+
+def _files(folder: Path, stem: str = "x") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob(f"{stem}-*"))}
+
+
+def _start(
+    source: str | Path, out: str | Path, shards: int, rank: int = 0, size: int = 1, *, pause: float = 0.0
+) -> subprocess.Popen[str]:
+    """Start a process that packs; it pauses for so many seconds in each shard, when its images are half written."""
+    words = [str(word) for word in (source, out, shards, rank, size, pause)]
+    return subprocess.Popen([sys.executable, "-c", WORKER, *words], stdout=subprocess.PIPE, text=True)
+
+
+def _wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+    until = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    return value
+
+
+def _owners(notes: Path) -> dict[int, str]:
+    """Process id -> the shard whose lease it holds."""
+    owners = {}
+    for path in notes.glob("*-0*.lease-*"):
+        try:
+            owners[int(json.loads(path.read_bytes())["owner"].split()[1])] = path.name.partition(".")[0]
+        except (OSError, ValueError):  # it was just written anew
+            continue
+    return owners
+
+
+def test_three_processes_write_the_files_of_one(photos: Path, tmp_path: Path) -> None:
+    options = ["--val-fraction", "0.3", "--seed", "5", "--shards", "4", "--shorter-side", "40"]
+    pack(photos, tmp_path / "one" / "x", val_fraction=0.3, seed=5, shards=4, shorter_side=40)
+    command = [sys.executable, "-m", "steadytrain", "pack", str(photos), str(tmp_path / "three" / "x"), *options]
+    done = subprocess.run([*command, "--procs", "3", "--json"], capture_output=True, text=True, check=True)
+    made = _files(tmp_path / "three")
+    assert made == _files(tmp_path / "one")
+    assert len(made) == 2 * 4 * len(SUFFIXES)
+    plan = json.loads(done.stdout)
+    assert plan == json.loads((tmp_path / "three" / "x.plan.json").read_text())
+    assert plan["is_complete"] and plan["num_rejected"] == 1
+    assert sum(shard["num_images"] for shard in plan["shards"]) == 250
+    assert {path.name for path in (tmp_path / "three").iterdir()} == {*made, "x.plan.json"}
+    with Records.open(tmp_path / "three" / "x-train-{00000..00003}-of-00004.rec") as records:
+        assert sorted(records.record_ids.tolist()) == sorted(set(records.record_ids.tolist()))
+        assert records.classes == ("cat", "dog", "elk")
+        assert len(records) == sum(shard["num_images"] for shard in plan["shards"] if shard["split"] == "train")
+
+
+def test_a_killed_worker_costs_nothing_but_time(photos: Path, tmp_path: Path) -> None:
+    pack(photos, tmp_path / "whole" / "x", shards=9)
+    out = tmp_path / "cut" / "x"
+    killed = _start(photos, out, 9, 1, 3, pause=600)
+    notes = out.with_name(".x.plan")
+    shard = _wait_for(lambda: _owners(notes).get(killed.pid))
+    others = [_start(photos, out, 9, rank, 3) for rank in (0, 2)]
+    _wait_for(lambda: list(notes.glob("*.done")))
+    killed.kill()
+    killed.communicate()
+    assert not (notes / f"{shard}.done").exists()
+    assert [(other.communicate()[0], other.returncode) for other in others] == [("250\n", 0)] * 2
+    assert _files(out.parent) == _files(tmp_path / "whole")
+    assert not notes.exists()
+
+
+@pytest.mark.slow
+def test_all_may_die_and_any_number_goes_on(photos: Path, tmp_path: Path) -> None:
+    pack(photos, tmp_path / "whole" / "x", shards=9)
+    out = tmp_path / "cut" / "x"
+    workers = [_start(photos, out, 9, rank, 2, pause=0.3) for rank in range(2)]
+    _wait_for(lambda: list(out.with_name(".x.plan").glob("*.done")))
+    for worker in workers:
+        worker.kill()
+        worker.communicate()
+    assert 0 < len(list(out.parent.glob("*.rec"))) < 9
+    with _start(photos, out, 9) as last:
+        assert last.communicate()[0] == "250\n"
+    assert _files(out.parent) == _files(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_worker_may_join_late(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    with _start(photos, out, 30, pause=0.3) as first:
+        _wait_for(lambda: list(tmp_path.glob(".x.plan/*.done")))
+        with _start(photos, out, 30, pause=0.05) as second:
+            _wait_for(lambda: second.pid in _owners(tmp_path / ".x.plan"))
+            assert second.communicate()[0] == first.communicate()[0] == "250\n"
+    pack(photos, tmp_path / "whole" / "x", shards=30)
+    assert _files(tmp_path) == _files(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_one_that_was_only_slow_does_no_harm(photos: Path, tmp_path: Path) -> None:
+    pack(photos, tmp_path / "whole" / "x", shards=9)
+    out = tmp_path / "slow" / "x"
+    with _start(photos, out, 9, pause=0.3) as stopped:
+        _wait_for(lambda: list(out.with_name(".x.plan").glob("*.done")))
+        stopped.send_signal(signal.SIGSTOP)
+        with _start(photos, out, 9) as other:
+            assert other.communicate()[0] == "250\n"
+        made = _files(out.parent)
+        stopped.send_signal(signal.SIGCONT)
+        assert (stopped.communicate()[0], stopped.wait()) == ("250\n", 0)
+    assert made == _files(out.parent) == _files(tmp_path / "whole")
+    assert {path.name for path in out.parent.iterdir()} == {*made, "x.plan.json"}
+
+
+def _put_folder(bucket: Bucket, folder: Path, key: str) -> str:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            bucket.put(f"{key}/{path.relative_to(folder).as_posix()}", path)
+    return bucket.uri(f"{key}/")
+
+
+def test_a_folder_in_a_bucket_becomes_the_files_of_the_folder_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", {"cat": 30, "dog": 40})
+    (photos / "cat" / "bad.jpg").write_bytes(b"")
+    source = _put_folder(bucket, photos, "raw/photos")
+    pack(source, tmp_path / "x", shards=4)
+    workers = [_start(source, bucket.uri("sets/x"), 4, rank, 2) for rank in range(2)]
+    assert [worker.communicate()[0] for worker in workers] == ["70\n", "70\n"]
+    for name, content in _files(tmp_path).items():
+        assert bucket.get(f"sets/{name}") == content, name
+    assert json.loads(bucket.get("sets/x.plan.json"))["is_complete"]
+    assert not [name for name in bucket.names() if ".x.plan/" in name]
+    assert not list((tmp_path / "cache" / "packing").glob("*"))
+
+
+def test_an_archive_in_a_bucket_is_fetched_by_each_machine(bucket: Bucket, photos: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(photos, "photos")
+    source = bucket.put("raw/photos.tar", tmp_path / "photos.tar")
+    pack(source, tmp_path / "x", shards=3)
+    assert pack_shards(PackRequest(sources=(source,)), bucket.uri("sets/x"), shards=3).num_images == 250
+    for name, content in _files(tmp_path).items():
+        assert bucket.get(f"sets/{name}") == content, name
+
+
+def _zip(folder: Path, place: Path) -> Path:
+    with zipfile.ZipFile(place / "photos.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*.jpg")):
+            archive.write(path, path.relative_to(folder))
+    return place / "photos.zip"
+
+
+def _table(folder: Path, place: Path) -> Path:
+    rows = [f"{path.relative_to(folder)},{n % 2},{n % 3}" for n, path in enumerate(sorted(folder.rglob("*.jpg")))]
+    (folder / "vectors.csv").write_text("\n".join(["file,spotted,tail", *rows]))
+    return folder / "vectors.csv"
+
+
+def _arrays(folder: Path, place: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 9, 7), np.uint8)
+    for name, array in (("images", pixels), ("labels", np.arange(90, dtype=np.uint8) % 10)):
+        shape = array.shape
+        head = bytes([0, 0, 8, len(shape)]) + b"".join(side.to_bytes(4, "big") for side in shape)
+        (place / f"train-{name}-idx{len(shape)}-ubyte").write_bytes(head + array.tobytes())
+    return place / "train-images-idx3-ubyte"
+
+
+def _records(folder: Path, place: Path) -> Path:
+    return pack(folder, place / "photos")[0].path
+
+
+@pytest.mark.parametrize("make", [_zip, _table, _arrays, _records])
+def test_every_kind_of_source_can_be_shared(make: Callable[[Path, Path], Path], tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "photos", {"cat": 40, "dog": 40}, suffix=".jpg")
+    source = make(folder, tmp_path)
+    pack(source, tmp_path / "one" / "x", shards=3, encoding="png")
+    request = PackRequest(sources=(str(source),), settings=Settings(encoding="png"))
+    assert pack_shards(request, tmp_path / "two" / "x", shards=3).is_complete
+    assert _files(tmp_path / "two") == _files(tmp_path / "one")
+
+
+def test_more_shards_where_there_is_more(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadytrain.data.packing.shard_plan.SHARD_IMAGES", 100)
+    plan = pack_shards(PackRequest(sources=(str(photos),)), tmp_path / "x")
+    assert [(shard.file, shard.num_listed) for shard in plan.shards] == [
+        ("x-00000-of-00003.rec", 84),
+        ("x-00001-of-00003.rec", 84),
+        ("x-00002-of-00003.rec", 83),
+    ]
+
+
+def _half_packed(source: str | Path, out: Path) -> PackRequest:
+    """Pack not all: the process is ended by a full disk."""
+    request = PackRequest(sources=(str(source),))
+
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise StorageError("the disk is full")
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        pack_shards(request, out, shards=5, progress=stop)
+    return request
+
+
+def test_a_command_with_other_settings_is_refused(photos: Path, tmp_path: Path) -> None:
+    request = _half_packed(photos, tmp_path / "x")
+    other = replace(request, settings=Settings(quality=80))
+    said = r"x\.plan\.json is the plan of another packing \(--quality was 95 there, and is 80 here\)"
+    with pytest.raises(DataError, match=said):
+        pack_shards(other, tmp_path / "x", shards=5)
+    with pytest.raises(DataError, match=r"\(--shards was 5 there, and is 6 here\): give the same options"):
+        pack_shards(request, tmp_path / "x", shards=6)
+    assert pack_shards(request, tmp_path / "x", shards=5).num_images == 250
+
+
+def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "photos", {"cat": 40, "dog": 40})
+    request = _half_packed(folder, tmp_path / "x")
+    last = sorted((folder / "dog").iterdir())[-1]
+    before = last.read_bytes()
+    last.write_bytes(before + b"more")
+    with pytest.raises(DataError, match=rf"{last.name} has changed: it had {len(before):,} bytes when x\.plan\.json"):
+        pack_shards(request, tmp_path / "x", shards=5)
+    last.unlink()
+    with pytest.raises(DataError, match=r"is not there now\. Put it back, or remove"):
+        pack_shards(request, tmp_path / "x", shards=5)
+    last.write_bytes(before)
+    assert pack_shards(request, tmp_path / "x", shards=5).num_images == 80
+
+
+def test_an_object_that_has_changed_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "photos", {"cat": 20, "dog": 20})
+    request = _half_packed(_put_folder(bucket, folder, "raw"), tmp_path / "x")
+    last = sorted((folder / "dog").iterdir())[-1]
+    content = bytearray(last.read_bytes())
+    content[-1] ^= 1
+    bucket.put(f"raw/dog/{last.name}", bytes(content))  # of the same size
+    with pytest.raises(DataError, match=rf"raw/dog/{last.name} has changed: .* and was written again since"):
+        pack_shards(request, tmp_path / "x", shards=5)
+
+
+def test_files_that_are_in_the_way_stay(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "x-00001-of-00002.lst").write_text("mine")
+    with pytest.raises(DataError, match=r"x-00001-of-00002\.lst exists already, and no x\.plan\.json of this packing"):
+        pack_shards(PackRequest(sources=(str(photos),)), tmp_path / "x", shards=2)
+    assert (tmp_path / "x-00001-of-00002.lst").read_text() == "mine"
+
+
+def test_a_second_command_finds_all_done(photos: Path, tmp_path: Path) -> None:
+    request = PackRequest(sources=(str(photos),))
+    first = pack_shards(request, tmp_path / "x", shards=2)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    said: list[str] = []
+    assert pack_shards(request, tmp_path / "x", shards=2, say=said.append) == first
+    assert said == ["x.plan.json: all 2 shards have been packed; to pack anew, remove it first"]
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_the_images_left_out_are_counted_over_all_shards(photos: Path, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "photos", {"cat": 40, "dog": 40})
+    for number in range(6):
+        (folder / "cat" / f"bad{number}.png").write_bytes(b"")
+    request = PackRequest(sources=(str(folder),))
+    with pytest.raises(TooManyBadError, match=r"more than 5 \(the larger of 1 % and 5\): cat/bad0"):
+        pack_shards(request, tmp_path / "x", shards=8)
+    assert pack_shards(request, tmp_path / "x", shards=8, max_bad=6).num_rejected == 6
+
+
+def test_a_class_that_loses_all_its_images_is_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "photos", {"cat": 40, "dog": 40, "elk": 1})
+    next((folder / "elk").iterdir()).write_bytes(b"")
+    with pytest.raises(DataError, match="no image of class elk can be used: elk/0080"):
+        pack_shards(PackRequest(sources=(str(folder),)), tmp_path / "x", shards=2)
+
+
+def test_what_several_processes_cannot_share_is_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], bucket: Bucket
+) -> None:
+    with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as tar:
+        tar.add(photos / "cat", "cat")
+        tar.add(photos / "dog", "dog")
+    with pytest.raises(DataError, match=r"photos\.tar\.gz is compressed as a whole.*: decompress it first"):
+        pack_shards(PackRequest(sources=(str(tmp_path / "photos.tar.gz"),)), tmp_path / "x")
+    few = write_folder(tmp_path / "few", {"cat": 2, "dog": 2})
+    source = _put_folder(bucket, few, "raw")
+    held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1))
+    with pytest.raises(DataError, match="--val-fraction and --train-per-class compare the images' bytes"):
+        pack_shards(held_out, tmp_path / "x")
+    bucket.put("raw/labels.csv", b"file,label\n")
+    with pytest.raises(DataError, match=r"raw/labels\.csv lies in no folder of a class"):
+        pack_shards(PackRequest(sources=(source,)), tmp_path / "x")
+    assert main(["pack", str(photos), str(tmp_path / "x"), "--procs", "2", "--force"]) == 2
+    assert "--force with several processes" in capsys.readouterr().err
+    assert main(["pack", str(photos), str(tmp_path / "x"), "--procs", "0"]) == 2
+    assert "--procs is 0; it must be from 1 to 1024" in capsys.readouterr().err
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_a_lease_passes_to_another_when_its_owner_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_folder, "LEASE_SECONDS", 0.3)
+    folder = shared_folder.open_folder(str(tmp_path))
+    with shared_folder.Leases(folder) as living, shared_folder.Leases(folder) as other:
+        assert living.take("7", folder.names())
+        began = time.monotonic()
+        while time.monotonic() - began < 0.7:
+            assert not other.take("7", folder.names())
+            time.sleep(0.02)
+        living.drop("7")  # it is written no more, as if its process were gone
+        _wait_for(lambda: other.take("7", folder.names()), 5)
+        assert not living.take("7", folder.names())
+
+
+def test_one_of_many_makes_a_file(tmp_path: Path) -> None:
+    program = (
+        "import sys; from steadytrain.data.packing.shared_folder import open_folder;"
+        "folder = open_folder(sys.argv[1]);"
+        "print(sum(folder.create(str(n), sys.argv[2].encode() * 1000) for n in range(200)))"
+    )
+    racers = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), letter], stdout=subprocess.PIPE)
+        for letter in "abcd"
+    ]
+    assert sum(int(racer.communicate()[0]) for racer in racers) == 200
+    contents = [path.read_bytes() for path in tmp_path.iterdir()]
+    assert len(contents) == 200
+    assert set(contents) <= {letter.encode() * 1000 for letter in "abcd"}
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_launcher_pack_together(photos: Path, tmp_path: Path) -> None:
+    pack(photos, tmp_path / "one" / "x", shards=6)
+    words = ["launch", "--procs", "2", "--", "pack", str(photos), str(tmp_path / "two" / "x"), "--shards", "6"]
+    done = subprocess.run([sys.executable, "-m", "steadytrain", *words], capture_output=True, text=True, check=True)
+    assert "x-{00000..00005}-of-00006.rec: 250 images" in done.stdout
+    assert _files(tmp_path / "two") == _files(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_told_and_the_command_succeeds(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    words = ["pack", str(photos), str(out), "--shards", "12", "--procs", "3"]
+    program = (
+        "import sys, time; from steadytrain.data.packing import shard_worker, shared_folder;"
+        "shared_folder.LEASE_SECONDS = 1.0; load = shard_worker._Worker._load;"
+        "shard_worker._Worker._load = lambda *given: (time.sleep(0.2), load(*given))[1];"
+        "from steadytrain.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        pid = _wait_for(lambda: next(iter(_owners(tmp_path / ".x.plan")), None))
+        os.kill(pid, signal.SIGKILL)
+        said = process.communicate()[1]
+    assert process.returncode == 0, said
+    assert "was killed by SIGKILL: the others do its work" in said
+    pack(photos, tmp_path / "one" / "x", shards=12)
+    assert _files(tmp_path) == _files(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_tasks_of_a_ray_cluster_pack_together(photos: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:  # importing it would leave variables in the environment
+        pytest.skip("Ray is not installed")
+    pack(photos, tmp_path / "one" / "x", shards=6)
+    out = tmp_path / "ray" / "x"
+    address = f"127.0.0.1:{free_port()}"
+    # A token of its own, and loopback only: others on this machine must not run programs through it.
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}"]
+    words += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    log = tmp_path / "ray.log"
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder, log.open("w") as sink:
+        command = [sys.executable, "-m", "ray.scripts.scripts", *words, f"--temp-dir={folder}"]
+        cluster = subprocess.Popen(command, stdout=sink, stderr=sink, env={**os.environ, **variables})
+        try:
+            _wait_for(lambda: "Ray runtime started" in log.read_text())
+            words = ["pack", str(photos), str(out), "--shards", "6", "--ray", address, "--procs", "2"]
+            command = [sys.executable, "-m", "steadytrain", *words]
+            environment = {**os.environ, **variables}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+        finally:
+            cluster.terminate()
+            cluster.wait(60)
+    assert done.returncode == 0, done.stderr
+    assert "x-{00000..00005}-of-00006.rec: 250 images" in done.stdout
+    assert _files(out.parent) == _files(tmp_path / "one")
+
+
+def test_a_plan_says_what_it_is(photos: Path, tmp_path: Path) -> None:
+    plan = pack_shards(PackRequest(sources=(str(photos),)), tmp_path / "x", shards=3)
+    text = (tmp_path / "x.plan.json").read_bytes()
+    assert ShardPlan.from_json(text, "x.plan.json") == plan
+    assert plan.counts == {"": (90, 81, 80)}
+    assert np.sum([shard.num_images for shard in plan.shards]) == plan.num_images == 250
+    for wrong in (b"", b"[]", b'{"kind": "steadytrain.card"}', text.replace(b'"version": 1', b'"version": 9')):
+        with pytest.raises(DataError, match=r"x\.plan\.json is no plan of this version of steadytrain"):
+            ShardPlan.from_json(wrong, "x.plan.json")
