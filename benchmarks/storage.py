@@ -4,12 +4,19 @@ The images of DATA, again and again until there are ``--mib`` of them, are packe
 moto server on this machine (an S3 server in Python; it serves a range by copying the whole object: shards are small).
 Each measurement is a process of its own that takes the training batches of one pass, cut to 224 pixels: ``local``
 from the disk, ``cold`` by URI with an empty cache, ``warm`` by URI with the cache that ``cold`` left. The page cache
-of the local files is dropped before. ``bytes`` does the same without decoding, so that reading is the limit. The
-server takes its processor time from the same cores: ``server_cpu_share`` says how much. With ``--link 1gbit,20ms``
-the server is in a network namespace of its own behind a link of that rate and round trip (root).
+of the files is dropped before. The work ``bytes`` does the same without decoding, so that reading is the limit.
+
+The server takes its processor time from the same cores (``server_cpu_share``), so two more measurements say what a
+cold pass could reach: ``raw`` gets all objects with obstore and does nothing with them, and ``beside`` reads from the
+local disk while another process does that. ``of_possible`` is ``cold`` against the smaller of ``beside`` and the images
+of ``raw``.
+
+``--peers-python`` is of an environment with mosaicml-streaming and litdata: the same encoded images in their shards,
+from the local disk and from the store, by a DataLoader of as many worker processes. With ``--link 1gbit,20ms`` the
+server is in a network namespace of its own, behind a link of that rate and round trip (``slow_link.py``; root).
 
 usage: python benchmarks/storage.py DATA [--mib 256] [--rounds 3] [--threads 2] [--link RATE,DELAY] [--at FOLDER]
-       [--save]
+       [--peers-python PATH] [--save]
 """
 
 from __future__ import annotations
@@ -25,7 +32,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,12 +42,17 @@ import numpy as np
 import psutil
 
 import machine
+from compression import NETWORK
+from slow_link import far_cable
 from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Records
 
 SHARD_MIB = 8
+SOURCES = {"bytes": ("local", "raw", "beside", "cold", "warm"), "train": ("local", "beside", "cold", "warm")}
+PEERS = ("streaming", "litdata")
+READERS = Path(__file__).resolve().parent / "peers" / "storage_readers.py"
 PLAIN = {"Content-Type": "application/octet-stream"}
 DOT = to_ppm(np.zeros((8, 8, 3), np.uint8))
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
@@ -70,28 +83,35 @@ def measure(source: str, *, decode: bool, threads: int) -> dict[str, Any]:
     return told | {"fetched_bytes": 0 if traffic is None else traffic.bytes}
 
 
+def fetch(names: Sequence[str]) -> dict[str, float]:
+    """Get objects whole, many at a time, and forget them: what the store and the link can give."""
+    from obstore.store import S3Store
+
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    store = S3Store("bench", endpoint=endpoint, client_options={"allow_http": True})
+    since = time.perf_counter()
+    with ThreadPoolExecutor(24) as pool:
+        fetched = sum(pool.map(lambda name: len(store.get(name).bytes()), names))
+    return {"bytes_per_second": fetched / (time.perf_counter() - since)}
+
+
+def put(url: str, folder: Path) -> None:
+    """Make a bucket of the files in a folder."""
+    for name in ("", *sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())):
+        data = (folder / name).read_bytes() if name else None
+        request = urllib.request.Request(f"{url}/bench/{name}", data, PLAIN, method="PUT")
+        urllib.request.urlopen(request, timeout=600).close()
+
+
 @contextlib.contextmanager
-def served(link: str, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Start the server, behind a link where one is given; its address and process."""
-    address, before, name = "127.0.0.1", list[str](), f"sb{os.getpid()}"
+def served(link: str, folder: Path) -> Iterator[tuple[str, psutil.Process, list[str]]]:
+    """Start the server, behind a link where one is given: its address and process, and how a client is to be run."""
+    address, before, client = "127.0.0.1", list[str](), list[str]()
     with contextlib.ExitStack() as stack:
         if link:
             rate, _, trip = link.partition(",")
-            half = f"{float(trip.removesuffix('ms')) / 2}ms"
-            for line in (
-                f"ip netns add {name}",
-                f"ip link add {name}a type veth peer name eth0 netns {name}",
-                f"ip addr add 10.79.0.1/24 dev {name}a",
-                f"ip link set {name}a up",
-                f"ip -n {name} addr add 10.79.0.2/24 dev eth0",
-                f"ip -n {name} link set eth0 up",
-                f"tc qdisc add dev {name}a root netem delay {half} rate {rate} limit 20000",
-                f"ip netns exec {name} tc qdisc add dev eth0 root netem delay {half} rate {rate} limit 20000",
-            ):
-                subprocess.run(line.split(), check=True)
-                if line.startswith("ip netns add"):
-                    stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
-            address, before = "10.79.0.2", ["ip", "netns", "exec", name]
+            here, there = stack.enter_context(far_cable(rate, float(trip.removesuffix("ms")) / 1000))
+            address, (before, client) = f"{NETWORK}.2", (["ip", "netns", "exec", name] for name in (there, here))
         with (folder / "server.log").open("wb") as log:
             command = [*before, sys.executable, "-m", "moto.server", "-H", address, "-p", "5555"]
             server = subprocess.Popen(command, stdout=log, stderr=log)
@@ -99,22 +119,19 @@ def served(link: str, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
         stack.callback(server.terminate)
         url = f"http://{address}:5555"
         for _ in range(200):
-            try:
-                urllib.request.urlopen(url, timeout=1).close()
+            if not subprocess.run([*client, sys.executable, "-c", REACH, url], check=False).returncode:
                 break
-            except urllib.error.HTTPError:
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield url, psutil.Process(server.pid)
+            time.sleep(0.1)
+        yield url, psutil.Process(server.pid), client
 
 
-def put(url: str, data: bytes | None = None) -> None:
-    urllib.request.urlopen(urllib.request.Request(url, data, PLAIN, method="PUT"), timeout=600).close()
+REACH = (
+    "import socket, sys, urllib.parse as p; u = p.urlsplit(sys.argv[1]); socket.create_connection((u.hostname, u.port))"
+)
 
 
 def packed(data: Path, mib: int, folder: Path) -> list[Path]:
-    """Pack the images again and again, in shards."""
+    """Pack the images again and again, in shards; ``folder/images`` holds them as they are in the shards."""
     images = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     total, copies = sum(path.stat().st_size for path in images), 0
     copies = max(1, round(mib * 2**20 / total))
@@ -123,9 +140,15 @@ def packed(data: Path, mib: int, folder: Path) -> list[Path]:
             place = folder / "images" / f"class-{number % 2}" / f"{number}-{copy}{path.suffix}"
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
-    files = pack(folder / "images", folder / "x", shards=max(1, copies * total // 2**20 // SHARD_MIB))
+    shards = max(1, copies * total // 2**20 // SHARD_MIB)
+    paths = [file.path for file in pack(folder / "images", folder / "bucket" / "x", shards=shards)]
     shutil.rmtree(folder / "images")
-    return [file.path for file in files]
+    with Records.open(folder / "bucket" / f"x-*-of-{len(paths):05}.rec") as records:
+        for number, label in enumerate(records.labels.tolist()):
+            place = folder / "images" / str(label) / f"{number}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(records.image(number))
+    return paths
 
 
 def drop_from_memory(paths: list[Path]) -> None:
@@ -133,6 +156,84 @@ def drop_from_memory(paths: list[Path]) -> None:
     for path in paths:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class Bench:
+    """The files, the store and the commands of one run.
+
+    Args:
+        args: of the command line.
+        folder: of all files.
+    """
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args = args
+        self.folder = folder
+        self.shards = packed(Path(args.data), args.mib, folder)
+        self.pattern = f"x-*-of-{len(self.shards):05}.rec"
+        self.rows: list[dict[str, Any]] = []
+        self.peers = PEERS if args.peers_python else ()
+        for name in self.peers:
+            self.peer("write", name, str(folder / "images"), str(folder / "bucket" / name), SHARD_MIB * 2**20)
+        self.image_bytes = sum(path.stat().st_size for path in self.shards) / len(list(folder.glob("images/*/*")))
+
+    def peer(self, *words: object) -> str:
+        command = [self.args.peers_python, str(READERS), *map(str, words)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def measure(self, number: int, work: str, source: str) -> None:
+        """Make one measurement, and keep it."""
+        drop_from_memory([path for path in self.folder.rglob("*") if path.is_file()])
+        system, _, place = source.rpartition(" ")
+        if system:
+            where = str(self.folder / "bucket" / system) if place == "local" else f"s3://bench/{system}"
+            command = [self.args.peers_python, str(READERS), "read", system, where, str(self.folder / "cache" / system)]
+            command.append(str(self.args.threads))
+        else:
+            what = (
+                f"s3://bench/{self.pattern}" if place in ("cold", "warm") else str(self.shards[0].parent / self.pattern)
+            )
+            command = [sys.executable, __file__, what, "--one", "raw" if place == "raw" else work]
+            command += ["--threads", str(self.args.threads)]
+        raw = None
+        if place == "beside":
+            fetching = [sys.executable, __file__, str(self.shards[0].parent / self.pattern), "--one", "raw"]
+            raw = subprocess.Popen([*self.client, *fetching], env=self.environment, stdout=subprocess.DEVNULL)
+        before, began = sum(self.server.cpu_times()[:2]), time.perf_counter()
+        told = subprocess.run(
+            [*self.client, *command], env=self.environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+        share = (sum(self.server.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+        if raw is not None:
+            raw.wait()
+        row = {"round": number, "work": work, "source": source, "server_cpu_share": share}
+        self.rows.append(row | json.loads(told.stdout.splitlines()[-1]))
+        print(json.dumps(self.rows[-1]), file=sys.stderr)
+
+    def run(self) -> None:
+        """Measure everything in turns."""
+        with served(self.args.link, self.folder) as (url, self.server, self.client):
+            self.environment = {**os.environ, **ENVIRONMENT, "AWS_ENDPOINT_URL": url}
+            self.environment["STEADYTRAIN_CACHE"] = str(self.folder / "cache")
+            sending = [sys.executable, __file__, str(self.folder / "bucket"), "--one", "put"]
+            subprocess.run([*self.client, *sending], env=self.environment, check=True)
+            for number in range(self.args.rounds):
+                for work, sources in SOURCES.items():
+                    shutil.rmtree(self.folder / "cache", ignore_errors=True)
+                    for source in sources:
+                        self.measure(number, work, source)
+                for name in self.peers:
+                    for place in ("local", "cold", "warm"):
+                        self.measure(number, "train", f"{name} {place}")
+
+    def medians(self, work: str) -> dict[str, float]:
+        """Return images a second by source."""
+        speeds: dict[str, list[float]] = {}
+        for row in self.rows:
+            if row["work"] == work:
+                speed = row.get("images_per_second") or row["bytes_per_second"] / self.image_bytes
+                speeds.setdefault(row["source"], []).append(speed)
+        return {source: median(values) for source, values in speeds.items()}
 
 
 def main() -> None:
@@ -144,58 +245,42 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--link", default="")
     parser.add_argument("--at")
+    parser.add_argument("--peers-python")
     parser.add_argument("--save", action="store_true")
-    parser.add_argument("--one", choices=("bytes", "train"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=("bytes", "train", "raw", "put"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.one == "put":
+        put(os.environ["AWS_ENDPOINT_URL"], Path(args.data))
+        return
+    if args.one == "raw":
+        print(json.dumps(fetch([path.name for path in Path(args.data).parent.glob(Path(args.data).name)])))
+        return
     if args.one:
         print(json.dumps(measure(args.data, decode=args.one == "train", threads=args.threads)))
         return
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=args.at) as name:
-        folder = Path(name)
-        paths = packed(Path(args.data), args.mib, folder)
-        with served(args.link, folder) as (url, server):
-            put(f"{url}/bench")
-            for path in paths:
-                for suffix in (".rec", ".idx", ".json"):
-                    put(f"{url}/bench/{path.with_suffix(suffix).name}", path.with_suffix(suffix).read_bytes())
-            pattern = f"x-*-of-{len(paths):05}.rec"
-            environment = {**os.environ, **ENVIRONMENT, "AWS_ENDPOINT_URL": url, "STEADYTRAIN_CACHE": f"{name}/cache"}
-            for number in range(args.rounds):
-                for work in ("bytes", "train"):
-                    shutil.rmtree(folder / "cache", ignore_errors=True)
-                    for source in ("local", "cold", "warm"):
-                        drop_from_memory(paths)
-                        drop_from_memory(list((folder / "cache").rglob("*.rec")))
-                        what = str(folder / pattern) if source == "local" else f"s3://bench/{pattern}"
-                        before, began = sum(server.cpu_times()[:2]), time.perf_counter()
-                        command = [sys.executable, __file__, what, "--one", work, "--threads", str(args.threads)]
-                        out = subprocess.run(
-                            command, env=environment, check=True, capture_output=True, text=True
-                        ).stdout
-                        share = (sum(server.cpu_times()[:2]) - before) / (time.perf_counter() - began)
-                        rows.append(
-                            {
-                                "round": number,
-                                "work": work,
-                                "source": source,
-                                **json.loads(out),
-                                "server_cpu_share": share,
-                            }
-                        )
-                        print(json.dumps(rows[-1]), file=sys.stderr)
-    medians = {
+        bench = Bench(args, Path(name))
+        bench.run()
+    medians = {work: bench.medians(work) for work in SOURCES}
+    raw = medians["bytes"]["raw"]
+    ratios = {
         work: {
-            source: median(r["images_per_second"] for r in rows if (r["work"], r["source"]) == (work, source))
-            for source in ("local", "cold", "warm")
+            **{f"{place} of local": speeds[place] / speeds["local"] for place in ("cold", "warm")},
+            "cold of_possible": speeds["cold"] / min(speeds["beside"], raw),
+            **{
+                f"{name} {place} of local": speeds[f"{name} {place}"] / speeds[f"{name} local"]
+                for name in bench.peers
+                for place in ("cold", "warm")
+                if work == "train"
+            },
         }
-        for work in ("bytes", "train")
+        for work, speeds in medians.items()
     }
-    ratios = {w: {s: m[s] / m["local"] for s in ("cold", "warm")} for w, m in medians.items()}
     link = args.link or "loopback"
+    document = {"link": link, "shards": len(bench.shards), "mean_image_bytes": bench.image_bytes}
     machine.record(
         f"storage_{link.replace(',', '_')}",
-        {"link": link, "shards": len(paths), "images_per_second": medians, "of_local": ratios, "rows": rows},
+        {**document, "images_per_second": medians, "ratios": ratios, "rows": bench.rows},
         save=args.save,
     )
 
