@@ -17,9 +17,12 @@ import numpy as np
 import pytest
 from tests.store import Bucket, FaultProxy
 
-from steadytrain.data.storage import object_cache
+from steadytrain.data.storage import object_cache, pages, remote_file
 from steadytrain.data.storage import store as store_module
-from steadytrain.data.storage.object_cache import Mirror, make_room, mirror_of, open_object, open_objects
+from steadytrain.data.storage.object_cache import make_room, open_object, open_objects
+from steadytrain.data.storage.pages import PagedFile
+from steadytrain.data.storage.remote_file import RemoteFile, remote_file_of
+from steadytrain.data.storage.store import MOST_REQUESTS
 from steadytrain.errors import DataError, StorageError
 
 MB = 2**20
@@ -31,23 +34,23 @@ def content() -> bytes:
 
 
 @pytest.fixture
-def opened(bucket: Bucket, content: bytes) -> Iterator[Mirror]:
+def opened(bucket: Bucket, content: bytes) -> Iterator[RemoteFile]:
     mirror = _open(bucket.put("photos.rec", content))
     yield mirror
     mirror.close()
 
 
-def _open(uri: str) -> Mirror:
-    mirror = mirror_of(open_object(uri))
+def _open(uri: str) -> RemoteFile:
+    mirror = remote_file_of(open_object(uri))
     assert mirror is not None
     return mirror
 
 
-def _on_disk(mirror: Mirror) -> int:
+def _on_disk(mirror: RemoteFile) -> int:
     return mirror.file.stat().st_blocks * 512
 
 
-def test_any_range_has_the_bytes_of_the_object(opened: Mirror, content: bytes) -> None:
+def test_any_range_has_the_bytes_of_the_object(opened: RemoteFile, content: bytes) -> None:
     rng = np.random.default_rng(1)
     for start, end in rng.integers(0, len(content), (300, 2)).tolist():
         assert bytes(opened[start:end]) == content[start:end]
@@ -55,68 +58,69 @@ def test_any_range_has_the_bytes_of_the_object(opened: Mirror, content: bytes) -
     assert bytes(opened.whole()) == content
 
 
-def test_near_ranges_are_one_request_and_nothing_is_fetched_twice(opened: Mirror, content: bytes) -> None:
+def test_near_ranges_are_one_request_and_nothing_is_fetched_twice(opened: RemoteFile, content: bytes) -> None:
     starts = np.arange(0, len(content), 100_000)
     opened.require(starts, starts + 1000)
-    first = opened.traffic()
-    assert first.requests == -(-int(starts[-1] + 1000) // object_cache.REQUEST_BYTES)
+    first = opened.disk.traffic()
+    assert first.requests == -(-int(starts[-1] + 1000) // remote_file.REQUEST_BYTES)
     opened.require(starts, starts + 5000)
-    assert opened.traffic() == first
+    assert opened.disk.traffic() == first
 
 
-def test_only_what_is_read_is_fetched_where_ranges_are_far_apart(opened: Mirror) -> None:
+def test_only_what_is_read_is_fetched_where_ranges_are_far_apart(opened: RemoteFile) -> None:
     starts = np.array([0, 3, 7]) * MB + 5
     opened.require(starts, starts + 100)
-    assert opened.traffic().bytes == 3 * object_cache.PAGE_BYTES == _on_disk(opened)
+    assert opened.disk.traffic().bytes == 3 * pages.PAGE_BYTES == _on_disk(opened)
 
 
-def test_what_was_asked_for_ahead_comes_without_anybody_waiting(opened: Mirror, content: bytes) -> None:
+def test_what_was_asked_for_ahead_comes_without_anybody_waiting(opened: RemoteFile, content: bytes) -> None:
     opened.ask(np.array([0]), np.array([len(content)]))
     until = time.monotonic() + 20
-    while not opened.present.all():
+    while not opened.disk.present.all():
         assert time.monotonic() < until
         time.sleep(0.01)
-    requests = opened.traffic().requests
-    assert bytes(opened[:]) == content and opened.traffic().requests == requests
+    requests = opened.disk.traffic().requests
+    assert bytes(opened[:]) == content and opened.disk.traffic().requests == requests
 
 
-def test_another_process_reads_what_this_one_fetched(opened: Mirror, content: bytes) -> None:
+def test_another_process_reads_what_this_one_fetched(opened: RemoteFile, content: bytes) -> None:
     assert bytes(opened[: 5 * MB]) == content[: 5 * MB]
     code = (
-        "import sys, hashlib; from pathlib import Path; from steadytrain.data.storage.object_cache import Mirror\n"
-        f"mirror = Mirror(Path(sys.argv[1])); print(hashlib.sha256(mirror[:{5 * MB}]).hexdigest()); mirror.close()"
+        "import sys, hashlib; from pathlib import Path; from steadytrain.data.storage.remote_file import RemoteFile\n"
+        f"mirror = RemoteFile(Path(sys.argv[1])); print(hashlib.sha256(mirror[:{5 * MB}]).hexdigest()); mirror.close()"
     )
-    requests = opened.traffic().requests
+    requests = opened.disk.traffic().requests
     command = [sys.executable, "-c", code, str(opened.file)]
     environment = {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}  # nobody there: nothing can be fetched
     told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     assert told.strip() == hashlib.sha256(content[: 5 * MB]).hexdigest()
-    assert opened.traffic().requests == requests
+    assert opened.disk.traffic().requests == requests
 
 
 def test_a_kill_while_fetching_leaves_nothing_wrong(bucket: Bucket, content: bytes) -> None:
     uri = bucket.put("photos.rec", content)
     file = open_object(uri)
     code = (
-        "import sys, numpy as np; from pathlib import Path; from steadytrain.data.storage.object_cache import Mirror\n"
-        "mirror = Mirror(Path(sys.argv[1])); print('go', flush=True)\n"
+        "import sys, numpy as np; from pathlib import Path\n"
+        "from steadytrain.data.storage.remote_file import RemoteFile\n"
+        "mirror = RemoteFile(Path(sys.argv[1])); print('go', flush=True)\n"
         "for at in np.random.default_rng(2).permutation(len(mirror) // 50_000): mirror[at * 50_000 : at * 50_000 + 9]"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline()
     until = time.monotonic() + 20
-    mirror = Mirror(file)
-    while mirror.present.sum() < 20 and time.monotonic() < until:
+    mirror = RemoteFile(file)
+    while mirror.disk.present.sum() < 20 and time.monotonic() < until:
         time.sleep(0.001)
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    assert mirror.present.sum() >= 20
+    assert mirror.disk.present.sum() >= 20
     assert bytes(mirror[:]) == content
     mirror.close()
 
 
-def test_readers_never_see_a_page_that_is_being_removed(opened: Mirror, content: bytes) -> None:
+def test_readers_never_see_a_page_that_is_being_removed(opened: RemoteFile, content: bytes) -> None:
     ended = threading.Event()
     wrong: list[int] = []
 
@@ -126,9 +130,9 @@ def test_readers_never_see_a_page_that_is_being_removed(opened: Mirror, content:
                 wrong.append(start)
 
     def remove() -> None:
-        rng, other = np.random.default_rng(9), Mirror(opened.file)  # as another process would
+        rng, other = np.random.default_rng(9), RemoteFile(opened.file)  # as another process would
         while not ended.is_set():
-            other.drop(rng.permutation(len(other.present))[:100])
+            other.disk.drop(rng.permutation(len(other.disk.present))[:100])
             time.sleep(0.005)
         other.close()
 
@@ -140,7 +144,7 @@ def test_readers_never_see_a_page_that_is_being_removed(opened: Mirror, content:
         thread.join()
     ended.set()
     remover.join()
-    assert not wrong and opened.traffic().bytes > len(content)
+    assert not wrong and opened.disk.traffic().bytes > len(content)
 
 
 def test_the_cache_stays_below_its_limit_and_forgets_what_was_used_least_recently(
@@ -149,16 +153,16 @@ def test_the_cache_stays_below_its_limit_and_forgets_what_was_used_least_recentl
     monkeypatch.setattr(object_cache, "LEAST_LIMIT", MB)
     monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", "8M")
     ticks = iter(range(1, 1_000_000))
-    monkeypatch.setattr(object_cache, "_now", lambda: next(ticks))
-    mirror, page = _open(bucket.put("photos.rec", content)), object_cache.PAGE_BYTES
+    monkeypatch.setattr(pages, "now", lambda: next(ticks))
+    mirror, page = _open(bucket.put("photos.rec", content)), pages.PAGE_BYTES
     assert not mirror.stays
     most = 0
-    for number in range(len(mirror.present) - 1):
+    for number in range(len(mirror.disk.present) - 1):
         mirror[number * page : number * page + 10]
         mirror[:10]  # always in use
         most = max(most, _on_disk(mirror))
-    assert most <= 8_000_000 + mirror.limit // 32 + object_cache.THREADS * page
-    assert mirror.present[0] and not mirror.present[1:50].any() and mirror.present[-50:-1].all()
+    assert most <= 8_000_000 + mirror.limit // 32 + MOST_REQUESTS * page
+    assert mirror.disk.present[0] and not mirror.disk.present[1:50].any() and mirror.disk.present[-50:-1].all()
     assert bytes(mirror[:]) == content
     mirror.close()
 
@@ -171,8 +175,57 @@ def test_objects_that_nobody_uses_go_first(bucket: Bucket, content: bytes, monke
     objects = old.file.parent.parent
     os.utime(old.file.parent, (0, 0))
     make_room(objects, 3 * MB // 2)
-    assert not old.file.exists() and used.present.all()
+    assert not old.file.exists() and used.disk.present.all()
     used.close()
+
+
+def test_what_is_kept_whole_is_not_removed_until_its_keeper_ends(opened: RemoteFile, content: bytes) -> None:
+    opened.whole().release()
+    code = (
+        "import sys; from pathlib import Path; from steadytrain.data.storage.pages import PagedFile\n"
+        "file = PagedFile(Path(sys.argv[1])); print(file.keep_if_whole(), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(opened.file)]
+    opened.close()
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdin is not None and child.stdout.readline() == b"True\n"
+    make_room(opened.file.parent.parent, MB)
+    file = PagedFile(opened.file)
+    file.drop(np.arange(len(file.present)))
+    assert file.present.all() and file.copy(0, len(content)) == content
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+    make_room(opened.file.parent.parent, MB)
+    assert not file.keep_if_whole() and file.present.sum() * file.page_bytes <= MB
+    file.close()
+
+
+def test_a_reader_that_waits_comes_before_what_is_fetched_ahead(
+    opened: RemoteFile, fault_proxy: FaultProxy, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_file, "MOST_REQUESTS", 1)
+    monkeypatch.setattr(remote_file, "REQUEST_BYTES", MB)
+    fault_proxy.delay_seconds = 0.1
+    other = RemoteFile(opened.file)
+    other.ask(np.array([0]), np.array([len(content)]))
+    assert bytes(other[11 * MB :]) == content[11 * MB :]
+    ranges = [int(header[6:].split("-")[0]) for _, header in fault_proxy.requests]
+    assert ranges.index(11 * MB) <= 2 and other.disk.present.sum() < 6 * MB // other.disk.page_bytes
+    other.close()
+
+
+def test_many_objects_share_the_requests_of_a_process(bucket: Bucket, content: bytes) -> None:
+    mirrors = [_open(bucket.put(f"{number}.rec", content[: 3 * MB] + bytes([number]))) for number in range(12)]
+    starts = np.arange(0, 3 * MB, MB)
+    for mirror in mirrors:
+        mirror.ask(starts, starts + 10)
+    threads = [thread for thread in threading.enumerate() if thread.name == "storage"]
+    assert len(threads) <= MOST_REQUESTS < len(mirrors) * len(starts)
+    for number, mirror in enumerate(mirrors):
+        assert bytes(mirror[:]) == content[: 3 * MB] + bytes([number])
+        mirror.close()
 
 
 def test_a_changed_object_is_told_and_a_new_opening_reads_the_new_one(bucket: Bucket, content: bytes) -> None:
@@ -199,7 +252,7 @@ def test_pages_are_not_trusted_after_the_machine_went_down(
         file.write(bytes(MB))
     monkeypatch.setattr(object_cache, "_boot", lambda: "another")
     again = _open(uri)
-    assert not again.present.any() and bytes(again[:]) == content
+    assert not again.disk.present.any() and bytes(again[:]) == content
     again.close()
     assert mirror.file.exists()  # another machine may use it
     os.utime(mirror.file.parent, (0, 0))
@@ -220,18 +273,18 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(bucket: Bucket, monkeypat
     for text in ("much", "10M", "-5"):
         monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", text)
         with pytest.raises(DataError, match=f"STEADYTRAIN_OBJECT_BYTES is {text}: give a number of bytes"):
-            open_object(uri)
+            open_objects(uri)
 
 
 def test_faults_are_counted_over_all_processes(
-    opened: Mirror, fault_proxy: FaultProxy, content: bytes, monkeypatch: pytest.MonkeyPatch
+    opened: RemoteFile, fault_proxy: FaultProxy, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "SILENCE_SECONDS", 0.4)
     fault_proxy.faults = [503, "reset", "cut", "stall"]
-    other = Mirror(opened.file)
+    other = RemoteFile(opened.file)
     assert bytes(other[:]) == content
     other.close()
-    assert opened.traffic().faults == {"slow down": 1, "lost connection": 1, "cut short": 1, "timeout": 1}
+    assert opened.disk.traffic().faults == {"slow down": 1, "lost connection": 1, "cut short": 1, "timeout": 1}
 
 
 def test_braces_and_wildcards_name_several_objects(bucket: Bucket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,10 @@ from steadytrain.config import Recipe
 from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.storage import object_cache
-from steadytrain.data.storage.object_cache import Mirror, mirror_of, open_object
+from steadytrain.data.storage import object_cache, pages, remote_file
+from steadytrain.data.storage.object_cache import make_room, open_object
+from steadytrain.data.storage.pages import PagedFile
+from steadytrain.data.storage.remote_file import RemoteFile, remote_file_of
 from steadytrain.errors import DataError, StorageError
 from steadytrain.events import Noticed
 from steadytrain.run import Run
@@ -30,9 +33,9 @@ from steadytrain.training import steps, train
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages and requests so small that the digits take dozens."""
-    monkeypatch.setattr(object_cache, "PAGE_BYTES", 4096)
-    monkeypatch.setattr(object_cache, "REQUEST_BYTES", 8192)
-    monkeypatch.setattr(object_cache, "GAP_BYTES", 0)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 4096)
+    monkeypatch.setattr(remote_file, "REQUEST_BYTES", 8192)
+    monkeypatch.setattr(remote_file, "GAP_BYTES", 0)
 
 
 @pytest.fixture
@@ -40,8 +43,8 @@ def uri(bucket: Bucket, digits: Path) -> str:
     return bucket.put_records(digits.parent, "digits")
 
 
-def _mirrors(records: Records) -> list[Mirror]:
-    return [file.view for file in records._files if isinstance(file.view, Mirror)]
+def _remote_files(records: Records) -> list[RemoteFile]:
+    return [file.remote for file in records._files if file.remote is not None]
 
 
 def test_records_in_a_store_are_those_of_the_file(uri: str, digits: Path) -> None:
@@ -73,6 +76,46 @@ def test_batches_from_a_store_are_those_of_the_file(uri: str, digits: Path) -> N
             return [(b.images.tobytes(), b.labels.tobytes(), b.ids.tobytes()) for b in loader]
 
     assert batches(open_object(uri)) == batches(digits)
+
+
+def test_an_object_that_is_whole_is_read_as_a_local_file_and_stays(uri: str, digits: Path) -> None:
+    crop = Crop(kind="pad-crop", size=8, channels=1, pad=1)
+    with Records.open(digits) as local, Records.open(open_object(uri)) as remote:
+        with ImageLoader(remote, crop, batch_size=50, seed=3, stop=800, keep_bytes=0) as loader:
+            assert sum(len(batch) for batch in loader) == 800
+        [file], [copy] = remote._files, _remote_files(remote)
+        assert isinstance(file.view, memoryview)
+        make_room(copy.file.parent.parent, 0)
+        assert all(bytes(remote.image(number)) == bytes(local.image(number)) for number in range(len(local)))
+    make_room(copy.file.parent.parent, 0)
+    assert not PagedFile(copy.file).present.any()
+
+
+def test_objects_that_do_not_fit_together_do_not_stay(
+    bucket: Bucket, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [open_object(bucket.put_records(digits.parent, "digits"))]
+    limit = 3 * files[0].stat().st_size
+    monkeypatch.setattr(object_cache, "LEAST_LIMIT", 1000)
+    monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", str(limit))
+    for suffix in (".rec", ".idx", ".json"):
+        bucket.put(f"other{suffix}", digits.with_suffix(suffix))
+    with Records.open(files[0]) as one, Records.open(f"{bucket.uri('{digits,other}.rec')}") as both:
+        assert one.stays and not both.stays
+
+
+def test_more_shards_are_read_than_a_process_may_have_files_open(
+    bucket: Bucket, digits_folder: Path, tmp_path: Path
+) -> None:
+    for path, _ in pack(digits_folder, tmp_path / "x", shards=40):
+        bucket.put_records(path.parent, path.stem)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, hard))
+    try:
+        with Records.open(bucket.uri("x-*.rec")) as remote, Records.open(tmp_path / "x-*.rec") as local:
+            assert all(bytes(remote.image(number)) == bytes(local.image(number)) for number in range(len(local)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("suffixes", [(".rec",), (".rec", ".idx")])
@@ -109,8 +152,8 @@ def test_waiting_for_a_store_is_reading_in_the_figures_of_the_loader(
     uri: str, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Records.open(open_object(uri)) as records:
-        mirror = _mirrors(records)[0]
-        mirror.drop(np.arange(len(mirror.present)))
+        [copy] = _remote_files(records)
+        copy.disk.drop(np.arange(len(copy.disk.present)))
         fault_proxy.delay_seconds = 0.3
         crop = Crop(kind="pad-crop", size=8, channels=1, pad=1)
         with ImageLoader(records, crop, batch_size=100, stop=400, threads=1) as loader:
@@ -122,8 +165,8 @@ def test_waiting_for_a_store_is_reading_in_the_figures_of_the_loader(
 
 def test_an_object_that_changes_ends_a_loader_with_the_reason(bucket: Bucket, uri: str, digits: Path) -> None:
     with Records.open(open_object(uri)) as records:
-        mirror = _mirrors(records)[0]
-        mirror.drop(np.arange(len(mirror.present)))
+        [copy] = _remote_files(records)
+        copy.disk.drop(np.arange(len(copy.disk.present)))
         bucket.put("digits.rec", digits.read_bytes() + b"more")
         crop = Crop(kind="pad-crop", size=8, channels=1, pad=1)
         with (
@@ -143,10 +186,10 @@ def test_training_from_a_store_gives_the_weights_of_local_training_through_fault
 ) -> None:
     train(Run.create(tmp_path / "local", recipe))
     opened = open_object(uri)
-    mirror = mirror_of(opened)
-    assert mirror is not None
-    mirror.drop(np.arange(len(mirror.present)))
-    mirror.close()
+    copy = remote_file_of(opened)
+    assert copy is not None
+    copy.disk.drop(np.arange(len(copy.disk.present)))
+    copy.close()
     fault_proxy.faults = [(503, "SlowDown"), "reset", "cut"]
     fault_proxy.matches = "digits.rec"
     run = Run.create(tmp_path / "remote", recipe.with_({"data.train": uri}))

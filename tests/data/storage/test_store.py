@@ -53,7 +53,7 @@ def test_a_fault_that_passes_is_survived_and_counted(fault: Fault, bucket: Bucke
 
 TOLD = {
     "expired": ((400, "ExpiredToken"), StorageError, r"the credentials for s3://\w+ have expired: .*AWS_SESSION_TOKEN"),
-    "refused": ((403, "AccessDenied"), DataError, r"refuses to give train\.rec \(status 403\)"),
+    "refused": ((403, "AccessDenied"), DataError, r"refuses access to train\.rec \(status 403\)"),
     "unknown key": ((403, "InvalidAccessKeyId"), DataError, "does not accept these credentials .*AWS_ACCESS_KEY_ID"),
     "wrong secret": ((403, "SignatureDoesNotMatch"), DataError, "does not accept these credentials"),
     "wrong region": ((400, "AuthorizationHeaderMalformed"), DataError, "another region .*set AWS_REGION"),
@@ -81,7 +81,7 @@ def test_a_store_that_does_not_come_back_is_told_with_the_number_of_attempts(
     monkeypatch.setattr(store_module, "PATIENCE_SECONDS", 0.5)
     uri = bucket.put("train.rec", b"x" * 100)
     fault_proxy.faults = [503] * 100
-    with pytest.raises(StorageError, match=r"cannot be read: [2-9] requests .* failed in 0\.5 seconds, .*: slow down"):
+    with pytest.raises(StorageError, match=r"does not answer: [2-9] requests .* failed in 0\.5 seconds, .*: slow down"):
         read(uri)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match="no connection"):

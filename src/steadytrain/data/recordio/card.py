@@ -12,6 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
@@ -317,8 +318,11 @@ def record_files(path: str | Path) -> list[Path]:
         DataError: there is none of that name.
     """
     named = Path(path)
-    if named.exists() or not filenames.is_pattern(str(path)):
+    if not filenames.is_pattern(str(path)):
         return [named]
+    with suppress(OSError):  # names of many files may be longer than a path may be
+        if named.exists():
+            return [named]
     return filenames.expand(str(path))
 
 

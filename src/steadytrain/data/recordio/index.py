@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, read_payload, unpack
-from steadytrain.data.storage.object_cache import Mirror
+from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.errors import DataError
 
 Offsets = NDArray[np.int64]
@@ -103,7 +103,7 @@ def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
 
 
 @contextmanager
-def _far_apart(file: memoryview | Mirror, stride: int) -> Iterator[mmap.mmap | None]:
+def _far_apart(file: memoryview | RemoteFile, stride: int) -> Iterator[mmap.mmap | None]:
     """Keep the system from reading ahead while headers that lie ``stride`` bytes apart are read.
 
     Yields the memory map where that pays, else None. (A cold file of 1.28 million records of 110 kB: 184 s
@@ -135,14 +135,14 @@ def resynchronise(file: memoryview, start: int) -> int | None:
     return None
 
 
-def require_records(file: memoryview | Mirror, offsets: Offsets) -> None:
+def require_records(file: memoryview | RemoteFile, offsets: Offsets) -> None:
     """Raise DataError unless a record begins at each of these few offsets and ends within the file."""
     with _far_apart(file, len(file) // max(len(offsets), 1)):
         for offset in offsets.tolist():
             read_payload(file, offset)
 
 
-def require_complete(file: memoryview | Mirror, offsets: Offsets) -> None:
+def require_complete(file: memoryview | RemoteFile, offsets: Offsets) -> None:
     """Raise DataError where a whole record begins right behind one of these, rising, and is none of them.
 
     Bytes that are damaged are left out by whoever wrote the offsets, and are no record.
@@ -169,7 +169,7 @@ class Columns:
     labels: NDArray[np.float32]
 
 
-def read_columns(file: memoryview | Mirror, offsets: Offsets) -> Columns:
+def read_columns(file: memoryview | RemoteFile, offsets: Offsets) -> Columns:
     """Read ids and labels of the records at ``offsets``.
 
     Raises:
@@ -194,7 +194,7 @@ def read_columns(file: memoryview | Mirror, offsets: Offsets) -> Columns:
 
 
 def _heads(
-    file: memoryview | Mirror, offsets: Offsets
+    file: memoryview | RemoteFile, offsets: Offsets
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.float32]]:
     """Read flag, id and first label of each record."""
     heads = _gather(file, offsets, 8 + HEADER_BYTES)
@@ -214,7 +214,7 @@ def _heads(
     return flags, ids, labels
 
 
-def _gather(file: memoryview | Mirror, offsets: Offsets, width: int) -> NDArray[np.uint8]:
+def _gather(file: memoryview | RemoteFile, offsets: Offsets, width: int) -> NDArray[np.uint8]:
     """Gather uint8[n, width] from each offset on."""
     if offsets.size and (offsets.min() < 0 or offsets.max() + width > len(file)):
         last = offsets[(offsets < 0) | (offsets + width > len(file))][0]
@@ -227,7 +227,7 @@ def _gather(file: memoryview | Mirror, offsets: Offsets, width: int) -> NDArray[
 
 
 def _vectors(
-    file: memoryview | Mirror, offsets: Offsets, vectors: NDArray[np.bool_], single: NDArray[np.float32], width: int
+    file: memoryview | RemoteFile, offsets: Offsets, vectors: NDArray[np.bool_], single: NDArray[np.float32], width: int
 ) -> NDArray[np.float32]:
     """Read labels that follow the header, float32[N, width]; records with none keep the one in the header."""
     if 4 * width * len(offsets) > len(file):

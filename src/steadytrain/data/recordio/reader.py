@@ -47,20 +47,28 @@ from steadytrain.data.recordio.index import (
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
 from steadytrain.data.sources.filenames import printable
-from steadytrain.data.storage.object_cache import Mirror, Traffic, mirror_of, open_objects
+from steadytrain.data.storage.object_cache import open_objects
+from steadytrain.data.storage.pages import Traffic
+from steadytrain.data.storage.remote_file import RemoteFile, remote_file_of
 from steadytrain.data.storage.store import faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError, StorageError
 
 try:
     import fcntl
+    import resource
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]
 
 MOST_CLASSES = 1_000_000
+
+FILES_EACH = 5
+"""Files that this process has open for each record file, at most."""
 
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _START = struct.Struct("<III")
 _SAMPLE = 256
+_SPARE_FILES = 512  # for all else that this process opens
 _HEAD_BYTES = 8 + HEADER_BYTES
 
 
@@ -108,19 +116,20 @@ class Extents(NamedTuple):
 class _File:
     """One of the files: its map, where its records begin, and the card beside it, if there is one.
 
-    Of an object in a store not all bytes are in the map: its ``view`` fetches them.
+    Of an object in a store (``remote``) not all bytes are in the map at first: until then its ``view`` fetches them.
     """
 
     path: Path
     map: mmap.mmap
-    view: memoryview | Mirror
+    view: memoryview | RemoteFile
+    remote: RemoteFile | None
     offsets: Offsets
     card: Card | None
 
     @property
     def shown(self) -> str:
-        """The path, or the URI of what it mirrors."""
-        return self.view.uri if isinstance(self.view, Mirror) else str(self.path)
+        """The path, or the URI of the object."""
+        return str(self.path) if self.remote is None else self.remote.uri
 
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
@@ -128,6 +137,15 @@ class _File:
         begins = np.sort(self.offsets)
         ends = np.append(begins[1:], len(self.view))
         return self.offsets, ends[np.searchsorted(begins, self.offsets)] - self.offsets
+
+    def close(self) -> None:
+        """Let go of the file, and of the view if nobody has it."""
+        if isinstance(self.view, memoryview):
+            self.view.release()
+        if self.remote is not None:
+            self.remote.close()
+        with contextlib.suppress(BufferError):  # views are still out: the map goes with the last of them
+            self.map.close()
 
     def ranges(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return first bytes and ends of some records, int64[n]."""
@@ -191,10 +209,21 @@ class _File:
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
             return self.card.digest
-        if isinstance(self.view, Mirror):  # not read whole for that: what its store tells contents apart by
-            return hashlib.sha256(repr(self.view.facts).encode()).hexdigest()
+        if self.remote is not None:  # not read whole for that: what its store tells contents apart by
+            return hashlib.sha256(repr(self.remote.facts).encode()).hexdigest()
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files, so that so many more can be opened, as far as the system lets it."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = count + _SPARE_FILES
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _open_file(path: Path) -> _File:
@@ -211,28 +240,23 @@ def _open_file(path: Path) -> _File:
         raise DataError(f"{path} is empty: pack or copy it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    view = mirror_of(path) or memoryview(mapped)
+    remote = remote_file_of(path)
+    view = remote or memoryview(mapped)
     try:
         card = card_of(path)
         offsets = _find_records(path, view)
         if card is not None:
             _require_card_fits(card, view, offsets)
     except SteadyError as error:
-        _release(view)
+        if remote is not None:
+            remote.close()
         if not isinstance(error, DataError) or str(path) in str(error):
             raise
         raise DataError(f"{path}: {error}") from None
-    return _File(path, mapped, view, offsets, card)
+    return _File(path, mapped, view, remote, offsets, card)
 
 
-def _release(view: memoryview | Mirror) -> None:
-    if isinstance(view, memoryview):
-        view.release()
-    else:
-        view.close()
-
-
-def _find_records(path: Path, view: memoryview | Mirror) -> Offsets:
+def _find_records(path: Path, view: memoryview | RemoteFile) -> Offsets:
     """Find where records begin, by the index or, where there is none, by scanning."""
     start = bytes(view[:64])
     if start.startswith(b"version https://git-lfs"):
@@ -251,7 +275,7 @@ def _find_records(path: Path, view: memoryview | Mirror) -> Offsets:
     try:
         is_here = isinstance(view, memoryview)  # or else each of them is fetched
         rows = _spread(len(offsets), _SAMPLE if is_here else _SAMPLE // 16)
-        if isinstance(view, Mirror):
+        if isinstance(view, RemoteFile):
             view.require(offsets[rows], np.append(offsets, len(view))[rows + 1])
         require_records(view, offsets[rows])
     except DataError as error:
@@ -259,13 +283,13 @@ def _find_records(path: Path, view: memoryview | Mirror) -> Offsets:
     return offsets
 
 
-def _whole(view: memoryview | Mirror) -> memoryview:
+def _whole(view: memoryview | RemoteFile) -> memoryview:
     return view if isinstance(view, memoryview) else view.whole()
 
 
-def _index_remedy(path: Path, view: memoryview | Mirror) -> str:
+def _index_remedy(path: Path, view: memoryview | RemoteFile) -> str:
     """What mends a wrong index: writing it anew, where the records themselves are whole."""
-    if isinstance(view, Mirror):
+    if isinstance(view, RemoteFile):
         return "upload both again"
     file = shlex.quote(str(path))
     try:
@@ -297,10 +321,10 @@ def none_is_an_image(count: int, reason: str) -> str:
     return f"none of {count:,} records holds an image (the first: {reason})"
 
 
-def _require_card_fits(card: Card, view: memoryview | Mirror, offsets: Offsets) -> None:
+def _require_card_fits(card: Card, view: memoryview | RemoteFile, offsets: Offsets) -> None:
     if card.num_images != len(offsets):
         raise DataError(f"it holds {len(offsets)} records, its card states {card.num_images}: pack again")
-    if isinstance(view, Mirror):
+    if isinstance(view, RemoteFile):
         starts, ends = spots_of(len(view))
         view.require(starts, ends)
     if card.spots and card.spots != digest_of_spots(lambda start, end: view[start:end], len(view)):
@@ -344,6 +368,9 @@ class Records:
         self.card = _merged_card(files)
         self._files = tuple(files)
         self._starts = [0, *accumulate(len(file.offsets) for file in files)]
+        remotes = [file.remote for file in files if file.remote is not None]
+        for remote in remotes:
+            remote.stays = sum(map(len, remotes)) <= remote.limit // 2
         self._closed = False
         self._told = Traffic()
 
@@ -364,13 +391,14 @@ class Records:
             path = join_paths(open_objects(path))
         files: list[_File] = []
         try:
-            for file_path in record_files(path):
+            paths = record_files(path)
+            _allow_open_files(FILES_EACH * len(paths))
+            for file_path in paths:
                 files.append(_open_file(file_path))
             return Records(Path(path), files)
         except BaseException:
             for file in files:
-                _release(file.view)
-                file.map.close()
+                file.close()
             raise
 
     def __reduce__(self) -> tuple[Callable[[Path], Records], tuple[Path]]:
@@ -381,7 +409,7 @@ class Records:
         return self._starts[-1]
 
     def image(self, number: int) -> memoryview:
-        """Return the encoded image of record ``number``, from 0 on: a view, not a copy, unless it lies in parts.
+        """Return the encoded image of record ``number``, from 0 on: a view until closed, unless it lies in parts.
 
         Raises:
             IndexError: there is no such record.
@@ -391,7 +419,7 @@ class Records:
         file, row = self._at(number)
         view, offset = file.view, int(file.offsets[row])
         try:
-            if isinstance(view, Mirror):
+            if isinstance(view, RemoteFile):
                 if self._closed:
                     raise DataError("closed")
                 view, offset = view[offset : offset + int(file.extents[1][row])], 0
@@ -459,33 +487,43 @@ class Records:
         :meth:`image` looks at them with the lock held: on a slow disk, no other thread could go on meanwhile. Of an
         object in a store, wait until all of the records are on disk; StorageError where that cannot be.
         """
+        waiting: list[tuple[RemoteFile, Ints]] = []
         for file, _, within in self._by_file(numbers):
             with contextlib.suppress(ValueError):  # the file is closed
-                if isinstance(file.view, Mirror):
-                    file.view.require(*file.ranges(within))
+                view = file.view
+                if isinstance(view, RemoteFile):
+                    ranges = file.ranges(within)
+                    if not view.has(*ranges):
+                        waiting.append((view, view.ask(*ranges, at_once=True)))
+                    elif view.stays and view.disk.keep_if_whole():
+                        file.view = memoryview(file.map)  # from now on read as a local file is
                     continue
-                if file.map.size() < len(file.view):
+                if file.map.size() < len(view):
                     continue  # image() raises
                 begins = file.offsets[within]
-                ends = np.minimum(begins + _HEAD_BYTES, len(file.view) - 1)
+                ends = np.minimum(begins + _HEAD_BYTES, len(view) - 1)
                 np.frombuffer(file.map, np.uint8).take(np.concatenate((begins, ends)))
+        for remote, pages in waiting:
+            remote.wait(pages)
 
     def ask(self, stretches: Sequence[tuple[str, int, int]]) -> None:
         """Begin to fetch stretches, as of :meth:`Extents.stretches`, that are in a store and not here."""
+        bounds: dict[str, list[tuple[int, int]]] = {}
+        for path, start, end in stretches:
+            bounds.setdefault(path, []).append((start, end))
         for file in self._files:
-            if isinstance(file.view, Mirror):
-                bounds = [(start, end) for path, start, end in stretches if path == str(file.path)]
-                file.view.ask(*np.array(bounds, np.int64).reshape(-1, 2).T)
+            if isinstance(file.view, RemoteFile) and (ranges := bounds.get(str(file.path))):
+                file.view.ask(*np.array(ranges, np.int64).T)
 
     @property
     def stays(self) -> bool:
-        """Whether what was read once is here from then on: False for an object that the cache has no room for."""
-        return all(isinstance(file.view, memoryview) or file.view.stays for file in self._files)
+        """Whether what was read once is here from then on: False for objects that the cache has no room for."""
+        return all(file.remote is None or file.remote.stays for file in self._files)
 
     def traffic(self) -> Traffic | None:
         """Return what was fetched of these files since they were opened, also by others; None: they are in no store."""
-        mirrored = [file.view.traffic() - file.view.began for file in self._files if isinstance(file.view, Mirror)]
-        return sum(mirrored, start=Traffic()) if mirrored else None
+        remotes = [file.remote for file in self._files if file.remote is not None]
+        return sum((remote.disk.traffic() - remote.began for remote in remotes), start=Traffic()) if remotes else None
 
     def new_faults(self) -> str:
         """Word which requests to a store were repeated since it was last asked; empty where none was."""
@@ -614,9 +652,7 @@ class Records:
         """Let go of the files; closing twice is fine."""
         self._closed = True
         for file in self._files:
-            _release(file.view)
-            with contextlib.suppress(BufferError):  # views are still out: the map goes with the last of them
-                file.map.close()
+            file.close()
 
     def __enter__(self) -> Self:
         return self

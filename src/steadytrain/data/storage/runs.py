@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from steadytrain.config import Recipe
-from steadytrain.data.storage.object_cache import locked
+from steadytrain.data.storage.pages import locked
 from steadytrain.data.storage.store import WRITE_BYTES, ChangedError, Fault, NoObjectError, Place, Store, faults_words
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
 

@@ -21,23 +21,27 @@ from steadytrain.data.sources.filenames import is_pattern
 from steadytrain.data.storage.object_cache import (
     FETCHED,
     OPENING_SECONDS,
-    THREADS,
     limit_bytes,
-    locked,
     make_room,
-    mirror_of,
     objects_folder,
     open_objects,
 )
-from steadytrain.data.storage.store import Fault, NoObjectError, Place, Store, faults_words, is_uri, local_name
+from steadytrain.data.storage.pages import locked, origin_path
+from steadytrain.data.storage.remote_file import remote_file_of
+from steadytrain.data.storage.store import (
+    MOST_REQUESTS,
+    Fault,
+    NoObjectError,
+    ObjectFacts,
+    Place,
+    Store,
+    faults_words,
+    is_uri,
+    local_name,
+)
 from steadytrain.errors import StorageError, storage_error
 from steadytrain.format import count
 from steadytrain.format import size as size_words
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 Say = Callable[[str], None]
 
@@ -73,46 +77,36 @@ def _fetch(uri: str, stack: contextlib.ExitStack, say: Say) -> str:
 
 def _complete(file: Path, stack: contextlib.ExitStack, say: Say) -> None:
     """Fetch what is missing of an object, and keep it from being removed."""
-    mirror = mirror_of(file)
-    assert mirror is not None
-    with contextlib.closing(mirror):
-        stack.enter_context(_held(file))
-        mirror.need_whole()
-        if mirror.present.all():
+    stack.enter_context(locked(file, shared=True))
+    stack.enter_context(locked(origin_path(file), shared=True))
+    remote = remote_file_of(file)
+    assert remote is not None
+    with contextlib.closing(remote):
+        if remote.disk.present.all():
             return
-        say(f"fetching {mirror.uri} ({size_words(len(mirror))}) into {file.parent}")
-        mirror.whole().release()
-        modified = int(datetime.fromisoformat(mirror.facts.modified).timestamp())
+        say(f"fetching {remote.uri} ({size_words(len(remote))}) into {file.parent}")
+        remote.whole().release()
+        modified = int(datetime.fromisoformat(remote.facts.modified).timestamp())
         os.utime(file, (modified, modified))  # what a copy is known by: the same whenever it is fetched
-        if faults := faults_words((mirror.traffic() - mirror.began).faults):
-            say(f"{mirror.uri}: {faults}")
-
-
-@contextlib.contextmanager
-def _held(file: Path) -> Iterator[None]:
-    with file.open("rb") as opened:
-        if fcntl is not None:
-            fcntl.flock(opened, fcntl.LOCK_SH)
-        yield
+        if faults := faults_words((remote.disk.traffic() - remote.began).faults):
+            say(f"{remote.uri}: {faults}")
 
 
 def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     """Fetch all objects below a prefix. Raises DataError where there are none."""
     place = Place.folder(uri)
     store = Store(place, patience_seconds=OPENING_SECONDS)
-    names, sizes, digest = list[str](), list[int](), hashlib.sha256(str(place).encode())
-    for name, facts in store.list_all(place):
-        names.append(name)
-        sizes.append(facts.size)
+    found, digest = store.list_all(place), hashlib.sha256(str(place).encode())
+    for name, facts in found:
         digest.update(f"\n{name}\n{facts}".encode())
-    if not names:
+    if not found:
         raise NoObjectError(f"there is no object {place}, and nothing below it")
-    objects, total = objects_folder(), sum(sizes)
+    objects, total = objects_folder(), sum(facts.size for _, facts in found)
     title = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name or place.base.rpartition("/")[2])[-60:]
     folder = objects / f"{title}-{digest.hexdigest()[:16]}"
     path, done = folder / title, folder / FETCHED
     try:
-        (objects).mkdir(parents=True, exist_ok=True)
+        objects.mkdir(parents=True, exist_ok=True)
         limit = limit_bytes(objects)
         if total > limit // 2:
             raise StorageError(
@@ -123,13 +117,14 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
             path.mkdir(parents=True, exist_ok=True)
             (folder / ".hold").touch()
             os.utime(folder)
-        stack.enter_context(_held(folder / ".hold"))
+        stack.enter_context(locked(folder / ".hold", shared=True))
         with locked(folder / ".lock"):
             if not done.exists():
-                say(f"fetching {count(len(names), 'object')} ({size_words(total)}) from {place} into {folder}")
+                say(f"fetching {count(len(found), 'object')} ({size_words(total)}) from {place} into {folder}")
                 faults: Counter[Fault] = Counter()
                 patient = Store(place, lambda fault: faults.update([fault]))
-                _fetch_files(patient, place, path, names, sizes, lambda: make_room(objects, limit))
+                make_room(objects, limit)
+                _fetch_files(patient, place, path, found)
                 done.write_text(str(total), encoding="ascii")
                 if faults:
                     say(f"{place}: {faults_words(faults)}")
@@ -138,27 +133,25 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     return path
 
 
-def _fetch_files(
-    store: Store, place: Place, folder: Path, names: Sequence[str], sizes: Sequence[int], make: Callable[[], None]
-) -> None:
+def _fetch_files(store: Store, place: Place, folder: Path, found: Sequence[tuple[str, ObjectFacts]]) -> None:
     """Fetch objects that are not here yet, many at a time; a file appears when it is whole."""
 
-    def fetch(name: str, size: int) -> None:
+    def fetch(name: str, facts: ObjectFacts) -> None:
         path = folder / name
-        if path.exists() and path.stat().st_size == size:
+        if path.exists() and path.stat().st_size == facts.size:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        data, _ = store.read(Place(place.base, place.key + name))
+        data, _ = store.read(Place(place.base, place.key + name), expected=facts)
         part.write_bytes(data)
         part.replace(path)
 
-    make()
-    if shutil.disk_usage(folder).free < sum(sizes):
-        raise StorageError(f"{folder} has no room for {size_words(sum(sizes))}: set STEADYTRAIN_CACHE to another disk")
-    with ThreadPoolExecutor(THREADS, "storage") as pool:
+    total = sum(facts.size for _, facts in found)
+    if shutil.disk_usage(folder).free < total:
+        raise StorageError(f"{folder} has no room for {size_words(total)}: set STEADYTRAIN_CACHE to another disk")
+    with ThreadPoolExecutor(MOST_REQUESTS, "storage") as pool:
         try:
-            for _ in pool.map(fetch, names, sizes):
+            for _ in pool.map(lambda entry: fetch(*entry), found):
                 pass
         except BaseException:
             pool.shutdown(cancel_futures=True)

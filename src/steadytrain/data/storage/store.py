@@ -11,15 +11,17 @@ runs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -32,10 +34,14 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 PATIENCE_SECONDS = 120.0
 """How long a request is repeated before the store is given up."""
+MOST_REQUESTS = 24
+"""On their way at a time for one process: on a link of 1 Gbit/s and 20 ms, images of 110 kB need as many."""
 SILENCE_SECONDS = 20.0
 """A connection that brings nothing for so long is closed, and the request made again."""
 WRITE_BYTES = 16 * 2**20
 """Of a part of a large object."""
+PARTS_AT_ONCE = 4
+PART_REPEATS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 Fault = Literal["slow down", "server error", "timeout", "no connection", "lost connection", "cut short"]
@@ -165,7 +171,8 @@ class ObjectFacts:
 
     def is_same(self, other: ObjectFacts) -> bool:
         """Tell whether both are of one content: the same ETag; where a store gives none, the same time."""
-        same = self.etag == other.etag if self.etag or other.etag else self.modified == other.modified
+        etag, other_etag = self.etag.strip('"'), other.etag.strip('"')  # some stores quote it only in some answers
+        same = etag == other_etag if etag or other_etag else self.modified == other.modified
         return same and self.size == other.size
 
 
@@ -188,7 +195,7 @@ class Store:
         self.base = place.base
         self.on_fault = on_fault
         self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
-        self._store: ObjectStore | None = None
+        self._stores: dict[int, ObjectStore] = {}
         self._process = 0
         self._lock = threading.Lock()
 
@@ -268,6 +275,7 @@ class Store:
             OSError: the file cannot be read.
         """
         mode: Any = "overwrite" if replaces is None else {"e_tag": replaces} if replaces else "create"
+        is_in_parts = isinstance(content, Path) and content.stat().st_size > WRITE_BYTES
         with contextlib.ExitStack() as stack:
             file = content if isinstance(content, bytes) else stack.enter_context(content.open("rb"))
 
@@ -275,7 +283,8 @@ class Store:
                 if not isinstance(file, bytes):
                     file.seek(0)
                 try:
-                    return str(store.put(place.key, file, mode=mode, chunk_size=WRITE_BYTES)["e_tag"] or "")
+                    done = store.put(place.key, file, mode=mode, chunk_size=WRITE_BYTES, max_concurrency=PARTS_AT_ONCE)
+                    return str(done["e_tag"] or "")
                 except Exception as error:
                     if replaces is None or type(error).__name__ not in ("PreconditionError", "AlreadyExistsError"):
                         raise
@@ -287,19 +296,21 @@ class Store:
                         f"{place} was written by another process meanwhile: two of them upload to {self.base}; end one"
                     ) from None
 
-            return self._repeat(place, put)
+            # A part that fails is not to cost the others: obstore makes its request again, which nobody counts.
+            return self._repeat(place, put, repeats=PART_REPEATS if is_in_parts else 0)
 
     def remove(self, place: Place) -> None:
         """Remove an object, if it is there; errors as of :meth:`read`."""
         with contextlib.suppress(FileNotFoundError):
             self._repeat(place, lambda store: store.delete(place.key))
 
-    def _repeat(self, place: Place, request: Callable[[ObjectStore], T]) -> T:
-        until, pause, attempts = time.monotonic() + self.patience_seconds, _FIRST_PAUSE, 0
+    def _repeat(self, place: Place, request: Callable[[ObjectStore], T], *, repeats: int = 0) -> T:
+        """Make a request until it succeeds; obstore repeats each that it consists of up to ``repeats`` times."""
+        until, pause, attempts = 0.0, _FIRST_PAUSE, 0
         while True:
             attempts += 1
             try:
-                return request(self._open(place))
+                return request(self._open(place, repeats))
             except (SteadyError, TypeError):  # of ours
                 raise
             except _CutShortError:
@@ -309,21 +320,23 @@ class Store:
             if isinstance(fault, SteadyError):
                 raise fault from None  # what a store answers is not to be shown
             self.on_fault(fault)
+            until = until or time.monotonic() + self.patience_seconds  # what came before the first fault was no waiting
             if time.monotonic() + pause > until:
                 raise StorageError(
-                    f"{self.base} cannot be read: {attempts} requests for {place} failed in"
-                    f" {self.patience_seconds:g} seconds, the last by: {fault}. Run the same command again when it"
-                    " answers"
+                    f"{self.base} does not answer: {attempts} requests for {place} failed in"
+                    f" {self.patience_seconds:g} seconds, the last by: {fault}. Run the same command again when it does"
                 )
             time.sleep(pause * (0.5 + random.random()))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _open(self, place: Place) -> ObjectStore:
+    def _open(self, place: Place, repeats: int) -> ObjectStore:
         with self._lock:
-            if self._store is None or self._process != os.getpid():
+            if self._process != os.getpid():
                 _require_no_fork()
-                self._store, self._process = _open_store(place), os.getpid()
-            return self._store
+                self._stores, self._process = {}, os.getpid()
+            if repeats not in self._stores:
+                self._stores[repeats] = _shared_store(place.base, repeats, _settings())
+            return self._stores[repeats]
 
 
 class _CutShortError(Exception):
@@ -342,7 +355,19 @@ def _require_no_fork() -> None:
     _used_by[:] = [os.getpid()]
 
 
-def _open_store(place: Place) -> ObjectStore:
+def _settings() -> tuple[object, ...]:
+    """Return what a store is opened with, apart from its name."""
+    names = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "HOME", "HTTP_", "HTTPS_", "http_", "https_")
+    return SILENCE_SECONDS, PATIENCE_SECONDS, *sorted(item for item in os.environ.items() if item[0].startswith(names))
+
+
+@lru_cache(maxsize=16)
+def _shared_store(base: str, repeats: int, settings: tuple[object, ...]) -> ObjectStore:
+    """Return the store that all readers of this process share, and with it connections and credentials."""
+    return _open_store(Place(base, ""), repeats)
+
+
+def _open_store(place: Place, repeats: int) -> ObjectStore:
     """Open a store, with credentials and settings of the environment. Raises DataError where something is lacking."""
     try:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -360,9 +385,9 @@ def _open_store(place: Place) -> ObjectStore:
     if endpoint.startswith("http://"):
         client["allow_http"] = True
     retry: RetryConfig = {
-        "max_retries": 0,
+        "max_retries": repeats,
         "retry_timeout": timedelta(seconds=PATIENCE_SECONDS),
-    }  # we repeat, and count
+    }
     try:
         match place.scheme:
             case "s3":
@@ -384,7 +409,7 @@ def _open_store(place: Place) -> ObjectStore:
         raise
     except Exception as error:  # noqa: BLE001 - of what is configured, with its values
         if "account" in str(error).lower() and place.scheme == "az":
-            raise DataError(f"{place}: set AZURE_STORAGE_ACCOUNT_NAME to the account of the container") from None
+            raise DataError(f"{place.base}: set AZURE_STORAGE_ACCOUNT_NAME to the account of the container") from None
         raise DataError(
             f"{place.base} cannot be opened ({type(error).__name__}): a setting in the environment for it is wrong"
         ) from None
@@ -436,6 +461,29 @@ def _aws_session(place: Place) -> Any:
         raise _no_credentials(place) from None
 
 
+def abort_uploads(place: Place, names: Collection[str]) -> int | None:
+    """Remove the parts that killed uploads of objects beside a place left, which S3 keeps and bills.
+
+    Returns:
+        How many uploads had left some; None where that cannot be known: not S3, boto3 is not installed, or the store
+        refuses to list them.
+    """
+    if place.scheme != "s3" or importlib.util.find_spec("boto3") is None:
+        return None
+    boto3 = importlib.import_module("boto3")
+    keys, bucket = {place.sibling(name).key for name in names}, place.base.partition("://")[2]
+    try:
+        client = boto3.client("s3", endpoint_url=_endpoint(place) or None, region_name=os.environ.get("AWS_REGION"))
+        listing = client.get_paginator("list_multipart_uploads")
+        pages = listing.paginate(Bucket=bucket, Prefix=place.sibling("").key)
+        left = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Key"] in keys]
+        for upload in left:
+            client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+    except Exception:  # noqa: BLE001 - botocore's errors, of which some name keys; what is sent is not in danger
+        return None
+    return len(left)
+
+
 # -- what went wrong -------------------------------------------------------------------------------------------------
 
 _RENEW = {
@@ -479,7 +527,8 @@ def _judge(error: Exception, place: Place) -> Fault | SteadyError:
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         code = status or 403
         return DataError(
-            f"{place.base} refuses to give {place.key} (status {code}): it must be readable by you; {remedy}"
+            f"{place.base} refuses access to {place.key} (status {code}): you need the right to read it, and to write"
+            f" it where it is written; {remedy}"
         )
     if kind == "NotSupportedError":
         return DataError(f"{place.base} cannot give parts of a file (Range): download {place} and name the file")
@@ -490,7 +539,7 @@ def _judge(error: Exception, place: Place) -> Fault | SteadyError:
     if status == 416:
         return NoObjectError(f"{place} is empty")
     if status:
-        return StorageError(f"{place.base} answers status {status} to a request for {place.key}: it cannot be read")
+        return StorageError(f"{place.base} answers status {status} to a request for {place.key}, which it should not")
     if "kind: Timeout" in text or "TimedOut" in text:
         return "timeout"
     if "IncompleteBody" in text or "UnexpectedEof" in text:

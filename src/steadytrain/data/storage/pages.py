@@ -1,0 +1,327 @@
+"""A file of an object's size on disk, in which only the pages that were fetched take room. Processes share it.
+
+Beside the file lie what the store said of the object (``.NAME.origin``) and which pages are there (``.NAME.pages``).
+
+- A page counts as there only when its bytes are: a kill in between costs that page. A reader that copies bytes compares
+  a count of removals before and after, so that it never has a page that was removed meanwhile.
+- A shared lock of ``.NAME.origin`` keeps all pages from being removed one by one; it ends with the process that has it.
+  A shared lock of the file keeps the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.storage.store import FAULTS, Fault, ObjectFacts
+from steadytrain.errors import DataError, StorageError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+PAGE_BYTES = 32 * 2**10
+"""What is asked for is rounded to pages."""
+
+_HEADER_BYTES = 4096
+# Numbers in the header; of each kind of fault one from the last on. The second was used by an earlier format.
+_REMOVALS, _REQUESTS, _BYTES, _FAULTS = 0, 2, 3, 4
+_NUMBER = struct.Struct("<Q")
+_PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_EPOCH = 1_767_225_600  # 2026: times of use are tenths of seconds since then, which fit into 32 bits
+
+Ints = NDArray[np.int64]
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock that a file stands for, against other processes; the file is made if need be, unless it is shared."""
+    with path.open("rb" if shared else "ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+
+
+def lock_at_once(file: BinaryIO, *, shared: bool = False) -> bool:
+    """Take the lock of an open file; False where another process holds one against it, or there are none here."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was fetched of objects since they are in the cache, by all processes: requests, bytes, repeated requests."""
+
+    requests: int = 0
+    bytes: int = 0
+    faults: Counter[Fault] = field(default_factory=Counter)
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.requests + other.requests, self.bytes + other.bytes, self.faults + other.faults)
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(self.requests - other.requests, self.bytes - other.bytes, self.faults - other.faults)
+
+
+def origin_path(file: Path) -> Path:
+    """Return where it stands what a store said of a file's object."""
+    return file.with_name(f".{file.name}.origin")
+
+
+def pages_path(file: Path) -> Path:
+    """Return where it stands which pages of a file are there."""
+    return file.with_name(f".{file.name}.pages")
+
+
+def paged_files(folder: Path) -> Iterator[Path]:
+    """Yield the paged files in a folder."""
+    for pages in folder.glob(".*.pages"):
+        yield folder / pages.name[1 : -len(".pages")]
+
+
+class PagedFile:
+    """The bytes of an object that are on disk. Threads and processes may share it.
+
+    Args:
+        file: as :meth:`create` made it.
+
+    Raises:
+        DataError: it is damaged, or gone.
+        StorageError: the system cannot open it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            origin = json.loads(origin_path(file).read_text(encoding="utf-8"))
+            self.uri, self.page_bytes = str(origin.pop("uri")), int(origin.pop("page_bytes"))
+            self.facts = ObjectFacts(**origin)
+            self._file = file.open("r+b", buffering=0)
+            self._pages = pages_path(file).open("r+b")
+            self._map = mmap.mmap(self._pages.fileno(), 0)
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            raise DataError(f"the copy of an object at {file} is damaged ({error}): remove {file.parent}") from error
+        except OSError as error:
+            raise StorageError(
+                f"the copy of an object at {file} cannot be opened ({error.strerror or error})"
+            ) from error
+        count = -(-self.facts.size // self.page_bytes)
+        self._present_at = _HEADER_BYTES + 4 * count
+        self._header = np.frombuffer(self._map, np.uint64, _HEADER_BYTES // 8)
+        self.used = np.frombuffer(self._map, np.uint32, count, _HEADER_BYTES)
+        """When each page was last asked for, in tenths of seconds."""
+        self.present = np.frombuffer(self._map, np.uint8, count, self._present_at)
+        """Whether each page is on disk."""
+        self._kept: BinaryIO | None = None
+        self._hole = 0  # a page that was missing when all were last looked at
+        self._exclusive_lock = threading.Lock()
+        self._process = os.getpid()
+
+    @staticmethod
+    def create(file: Path, uri: str, facts: ObjectFacts) -> None:
+        """Make the file of an object, of which nothing is there yet. Raises OSError."""
+        origin = {"uri": uri, "page_bytes": PAGE_BYTES, **asdict(facts)}
+        origin_path(file).write_text(json.dumps(origin), encoding="utf-8")
+        with pages_path(file).open("wb") as pages:
+            pages.truncate(_HEADER_BYTES + 5 * -(-facts.size // PAGE_BYTES))
+        new = file.with_name(f".{file.name}.new")
+        with new.open("wb") as empty:
+            empty.truncate(facts.size)
+        new.replace(file)
+
+    def __len__(self) -> int:
+        return self.facts.size
+
+    def has(self, first: int, end: int) -> bool:
+        """Tell whether pages ``first`` to ``end - 1`` are there. Raises ValueError: it is closed."""
+        return self._map.find(b"\0", self._present_at + first, self._present_at + end) < 0
+
+    def copy(self, start: int, end: int) -> bytes | None:
+        """Copy bytes ``start`` to ``end``; None where not all of them are there.
+
+        Raises:
+            StorageError: the disk cannot be read.
+            ValueError: it is closed.
+        """
+        first, last = start // self.page_bytes, -(-end // self.page_bytes)
+        removals = self._map[: _NUMBER.size]
+        if not self.has(first, last):
+            return None
+        at = _HEADER_BYTES + 4 * first
+        self._map[at : at + 4 * (last - first)] = now().to_bytes(4, "little") * (last - first)
+        try:
+            data = os.pread(self._file.fileno(), end - start, start)
+        except OSError as error:
+            what = f"cannot read {self.file} ({error.strerror or error})"
+            raise StorageError(f"{what}: remove {self.file.parent}, and run the same command again") from error
+        # Whoever removes a page clears its mark, then counts, then frees it: if nobody counted, all was there.
+        return data if self._map[: _NUMBER.size] == removals else None
+
+    def missing(self, pages: Ints) -> Ints:
+        """Return those of some pages that are not there, and note that all of them are used now."""
+        self.used[pages] = now()
+        missing: Ints = pages[self.present[pages] == 0]
+        return missing
+
+    def write(self, first: int, end: int, data: memoryview) -> None:
+        """Write pages ``first`` to ``end - 1``, which one request brought. Raises OSError."""
+        with self._exclusive():
+            view, at = data, first * self.page_bytes
+            while view:
+                written = os.pwrite(self._file.fileno(), view, at)
+                view, at = view[written:], at + written
+            self.used[first:end] = np.maximum(self.used[first:end], now())
+            self.present[first:end] = 1
+            self._header[_REQUESTS] += np.uint64(1)
+            self._header[_BYTES] += np.uint64(len(data))
+
+    def drop(self, pages: Ints) -> None:
+        """Remove some pages, and give their room back; nothing, where somebody keeps them.
+
+        Raises:
+            StorageError: the file system cannot do that.
+        """
+        with self._unless_kept() as may_drop:
+            if not may_drop:
+                return
+            with self._exclusive():
+                self.present[pages] = 0
+                self._header[_REMOVALS] += np.uint64(1)  # see copy()
+                for first, end in runs(np.unique(pages), gap=0):
+                    _punch(self._file.fileno(), first * self.page_bytes, (end - first) * self.page_bytes, self.file)
+
+    def keep(self) -> None:
+        """Have no page of it removed, until it is closed."""
+        if self._kept is None:
+            file = origin_path(self.file).open("rb")
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH)
+            self._kept = file
+
+    def keep_if_whole(self) -> bool:
+        """Keep all pages, if all are there: it can then be read like any file, until it is closed."""
+        if not self._is_whole():
+            return False
+        if self._kept is None:
+            file = origin_path(self.file).open("rb")
+            if not lock_at_once(file, shared=True):
+                file.close()
+                return False
+            self._kept = file
+        return self._is_whole()  # some may have been removed before it was kept
+
+    def _is_whole(self) -> bool:
+        if len(self.present) and not self.present[self._hole]:
+            return False
+        self._hole = int(self.present.argmin()) if len(self.present) else 0
+        return not len(self.present) or bool(self.present[self._hole])
+
+    def is_kept(self) -> bool:
+        """Tell whether anybody keeps all of its pages."""
+        with self._unless_kept() as may_drop:
+            return not may_drop
+
+    def traffic(self) -> Traffic:
+        """Return what was fetched of it so far."""
+        faults = +Counter({fault: int(self._header[_FAULTS + i]) for i, fault in enumerate(FAULTS)})
+        return Traffic(int(self._header[_REQUESTS]), int(self._header[_BYTES]), faults)
+
+    def count_fault(self, fault: Fault) -> None:
+        """Count a request that is made again."""
+        with self._exclusive():
+            self._header[_FAULTS + FAULTS.index(fault)] += np.uint64(1)
+
+    def close(self) -> None:
+        """Let go of the files; what is on disk stays. Closing twice is fine."""
+        if self._file.closed:
+            return
+        if self._kept is not None:
+            self.used[:] = now()
+            self._kept.close()
+        self._file.close()
+        self._pages.close()
+        self._header, self.used, self.present = self._header.copy(), self.used.copy(), self.present.copy()
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold off all other threads and processes that change which pages are there."""
+        if self._process != os.getpid():  # a fork of the process, in which a thread may have held it
+            self._exclusive_lock, self._process = threading.Lock(), os.getpid()
+        with self._exclusive_lock:
+            if fcntl is not None:
+                fcntl.flock(self._pages, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                if fcntl is not None:
+                    fcntl.flock(self._pages, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def _unless_kept(self) -> Iterator[bool]:
+        """Yield whether nobody keeps the pages, and have nobody begin to meanwhile."""
+        with origin_path(self.file).open("rb") as file:
+            yield fcntl is None or lock_at_once(file)
+
+
+def now() -> int:
+    """Return the time in tenths of seconds, as of :attr:`PagedFile.used`."""
+    return int((time.time() - _EPOCH) * 10)
+
+
+def runs(pages: Ints, *, gap: int) -> Iterable[tuple[int, int]]:
+    """Return first and end of each stretch that some rising pages form; gaps up to ``gap`` pages count as theirs.
+
+    >>> list(runs(np.array([1, 2, 4, 9]), gap=0)), list(runs(np.array([1, 2, 4, 9]), gap=1))
+    ([(1, 3), (4, 5), (9, 10)], [(1, 5), (9, 10)])
+    """
+    if not len(pages):
+        return []
+    breaks = np.flatnonzero(np.diff(pages) > gap + 1)
+    firsts = pages[np.append(0, breaks + 1)]
+    ends = pages[np.append(breaks, len(pages) - 1)] + 1
+    return list(zip(firsts.tolist(), ends.tolist(), strict=True))
+
+
+@cache
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if os.name == "posix" else None
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+def _punch(file: int, start: int, size: int, path: Path) -> None:
+    """Give the room of a part of a file back; it reads as zeros then."""
+    fallocate = _fallocate()
+    if fallocate is None or fallocate(file, _PUNCH, start, size):
+        why = os.strerror(ctypes.get_errno()) if fallocate is not None else "this system has no such call"
+        raise StorageError(
+            f"the cache of objects is full, and the file system of {path.parent.parent} cannot free a part of a file"
+            f" ({why}): set STEADYTRAIN_CACHE to a folder on ext4, xfs, btrfs or tmpfs, or allow more by"
+            " STEADYTRAIN_OBJECT_BYTES"
+        )
