@@ -9,11 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.store import Bucket, FaultProxy
 
 from steadytrain.cli import main
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.storage.store import WRITE_BYTES, Place, Store
 from steadytrain.errors import DataError
 
 SUFFIXES = (".rec", ".idx", ".json", ".lst")
@@ -47,26 +50,69 @@ def test_nothing_is_replaced_unasked(bucket: Bucket, digits_folder: Path) -> Non
     assert len(bucket.get("x.rec")) > 10_000
 
 
-def test_a_kill_while_sending_costs_no_file_that_is_there(
-    bucket: Bucket, digits_folder: Path, fault_proxy: FaultProxy
-) -> None:
-    fault_proxy.matches = "-00002-of-00004.rec"
-    fault_proxy.method = "PUT"
-    fault_proxy.stall_seconds = 60
-    fault_proxy.faults = ["stall"]
-    command = [sys.executable, "-m", "steadytrain", "pack", str(digits_folder), bucket.uri("x"), "--shards", "4"]
+def _kill_while_it_stalls(command: list[str], proxy: FaultProxy) -> None:
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
-    while fault_proxy.faults:
+    while proxy.faults:
         assert child.poll() is None and time.monotonic() < until
         time.sleep(0.02)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert _there(bucket, "x-00001-of-00004.rec") and _there(bucket, "x-00002-of-00004.rec") is None
-    before = len(fault_proxy.requests)
+
+
+def test_a_kill_while_sending_costs_no_file_that_is_there(
+    bucket: Bucket, digits_folder: Path, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault_proxy.matches, fault_proxy.method = ".rec", "PUT"
+    fault_proxy.stall_seconds = 60
+    fault_proxy.faults = ["", "", "", "stall", "stall", "stall", "stall"]  # three come through: four are on their way
+    command = [sys.executable, "-m", "steadytrain", "pack", str(digits_folder), bucket.uri("x"), "--shards", "8"]
+    _kill_while_it_stalls(command, fault_proxy)
+    names = {f"x-{number:05}-of-00008.rec" for number in range(8)}
+    there = {name for name in names if _there(bucket, name)}
+    assert len(there) == 3
+    before = len(fault_proxy.methods)
     assert subprocess.run(command, env=dict(os.environ), capture_output=True, check=True).returncode == 0
     sent = [path.rpartition("/")[2] for method, path in fault_proxy.methods[before:] if method == "PUT"]
-    assert sorted(sent) == ["x-00002-of-00004.rec", "x-00003-of-00004.rec"]
-    packed = pack(digits_folder, Path(os.environ["STEADYTRAIN_CACHE"]) / "local", shards=4)
+    assert set(sent) == names - there and len(sent) == 5
+    packed = pack(digits_folder, Path(os.environ["STEADYTRAIN_CACHE"]) / "local", shards=8)
     for number, (path, _) in enumerate(packed):
-        assert bucket.get(f"x-{number:05}-of-00004.rec") == path.read_bytes()
+        assert bucket.get(f"x-{number:05}-of-00008.rec") == path.read_bytes()
+
+
+def test_a_kill_leaves_no_parts_behind_when_the_command_has_run_again(
+    bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy
+) -> None:
+    boto3 = pytest.importorskip("boto3")
+    client = boto3.client("s3", endpoint_url=bucket.address, region_name="us-east-1")
+    for number in range(40):  # more than one part of a large object
+        folder = tmp_path / "noise" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (420, 420, 3), np.uint8)).save(
+            folder / f"{number}.png", compress_level=0
+        )
+    other = client.create_multipart_upload(Bucket=bucket.name, Key="of-somebody-else")["UploadId"]
+    fault_proxy.matches, fault_proxy.method, fault_proxy.stall_seconds = "x.rec", "PUT", 60
+    fault_proxy.faults = ["", "stall"]
+    source, out = str(tmp_path / "noise"), bucket.uri("x")
+    command = [sys.executable, "-m", "steadytrain", "pack", source, out, "--encoding", "pass"]
+    _kill_while_it_stalls(command, fault_proxy)
+    assert {upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]} == {
+        "x.rec",
+        "of-somebody-else",
+    }
+    done = subprocess.run(command, env=dict(os.environ), capture_output=True, check=True, text=True)
+    assert f"removed from s3://{bucket.name} the parts of 1 upload that had been cut short" in done.stderr
+    [left] = client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]
+    assert (left["Key"], left["UploadId"]) == ("of-somebody-else", other)
+    [(path, _)] = pack(source, tmp_path / "local", encoding="pass")
+    assert bucket.get("x.rec") == path.read_bytes() and path.stat().st_size > WRITE_BYTES
+
+
+def test_a_part_that_fails_costs_no_other_part(bucket: Bucket, fault_proxy: FaultProxy, tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_bytes(content := os.urandom(3 * WRITE_BYTES + 5))
+    fault_proxy.method = "PUT"
+    fault_proxy.faults = ["", (503, "SlowDown")]
+    Store(place := Place.parse(bucket.uri("x.rec"))).write(place, tmp_path / "x.rec")
+    assert bucket.get("x.rec") == content
+    assert [method for method, _ in fault_proxy.methods].count("PUT") == 5  # four parts, and one of them again

@@ -238,7 +238,7 @@ def _pack_and_send(
         assert card is not None
         packed.append(PackedFile(file, card))
     beside = [file.with_suffix(suffix) for file in files for suffix in (".idx", ".lst", ".json")]
-    outgoing.send(work, [path for path in (*beside, *files) if path.exists()], say)  # records last: see RecordWriter
+    outgoing.send(work, [[path for path in beside if path.exists()], files], say)  # records last: see RecordWriter
     return packed
 
 

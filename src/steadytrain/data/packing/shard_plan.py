@@ -27,7 +27,7 @@ from steadytrain.data.packing.shared_folder import THREADS, SharedFolder
 from steadytrain.data.sources.filenames import is_pattern
 from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
 from steadytrain.data.sources.listing import Files, Listing, Names, Piece, Pieces, Pixels, stat_file
-from steadytrain.data.storage.object_cache import mirror_of
+from steadytrain.data.storage.remote_file import remote_file_of
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import NoObjectError, ObjectFacts, Place, Store, is_uri
 from steadytrain.errors import DataError
@@ -354,10 +354,10 @@ def _uris(listings: Sequence[Listing], scratch: Path) -> dict[str, str]:
         for path in () if listing.pieces is None else listing.pieces.paths:
             if Path(path).is_relative_to(scratch):
                 raise _compressed(Path(path).name)
-            mirror = mirror_of(Path(path))
-            if mirror is not None:
-                uris[path] = str(mirror.uri)
-                mirror.close()
+            remote = remote_file_of(Path(path))
+            if remote is not None:
+                uris[path] = remote.uri
+                remote.close()
     return uris
 
 

@@ -1,6 +1,6 @@
-"""Files on their way to a store: made in the cache, then sent one by one, each of them whole or not at all.
+"""Files on their way to a store: made in the cache, then sent a few at a time, each of them whole or not at all.
 
-What was made and what was sent is noted beside them, so that a kill costs no more than the file that was being sent.
+What was made and what was sent is noted beside them, so that a kill costs no more than the files that were being sent.
 """
 
 from __future__ import annotations
@@ -11,13 +11,25 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from steadytrain.data.storage.store import Fault, NoObjectError, Place, Store, faults_words
+from steadytrain.data.storage.pages import lock_at_once
+from steadytrain.data.storage.store import Fault, NoObjectError, Place, Store, abort_uploads, faults_words
 from steadytrain.errors import DataError, StorageError, storage_error
+from steadytrain.format import count
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import cache_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+FILES_AT_ONCE = 4
+"""Files on their way; each of them in parts (:data:`~steadytrain.data.storage.store.PARTS_AT_ONCE`)."""
 
 
 class Outgoing:
@@ -52,29 +64,64 @@ class Outgoing:
                 store.stat(self.place.sibling(path.name))
                 raise DataError(f"{self.uri(path)} exists: choose another name, or give --force to replace")
 
-    def send(self, work: str, paths: Sequence[Path], say: Callable[[str], None]) -> None:
-        """Send files, in this order; those that an earlier process of this work sent are not sent again.
+    def send(self, work: str, groups: Sequence[Sequence[Path]], say: Callable[[str], None]) -> None:
+        """Send files, each group when the one before is there; what an earlier process of this work sent is not resent.
 
         Raises:
             DataError: the store refuses them.
-            StorageError: it does not answer.
+            StorageError: it does not answer, or another process is sending them.
         """
+        with (self.folder / ".lock").open("wb") as lock:
+            if fcntl is not None and not lock_at_once(lock):
+                raise StorageError(f"another process is sending {self.place}: wait for it, or end it")
+            self._send(work, groups, say)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _send(self, work: str, groups: Sequence[Sequence[Path]], say: Callable[[str], None]) -> None:
         faults: Counter[Fault] = Counter()
         store = Store(self.place, lambda fault: faults.update([fault]))
-        note = self._read_note()
+        note, noting = self._read_note(), Lock()
         sent: dict[str, str] = note["sent"] if note.get("work") == work else {}
+        paths = [path for group in groups for path in group]
+        names = [path.name for path in paths]
+        if note.get("begun"):
+            self._abort(names, say)  # of the process that was killed
+        self._write_note({"work": work, "sent": sent, "begun": True})
         total = sum(path.stat().st_size for path in paths)
-        say(f"sending {len(paths)} files ({size_words(total)}) to {self.place.base}")
-        for path in paths:
+        before = f", of which {len(sent)} were sent before" if sent else ""
+        say(f"sending {len(paths)} files ({size_words(total)}) to {self.place.base}{before}")
+
+        def send(path: Path) -> None:
             target = self.place.sibling(path.name)
             with contextlib.suppress(NoObjectError):
-                if sent.get(path.name) and store.stat(target).etag == sent[path.name]:
-                    continue
-            sent[path.name] = store.write(target, path)
-            self._write_note({"work": work, "sent": sent})
+                if path.name in sent and store.stat(target).etag == sent[path.name]:
+                    return
+            etag = store.write(target, path)
+            with noting:
+                sent[path.name] = etag
+                self._write_note({"work": work, "sent": sent, "begun": True})
+
+        with ThreadPoolExecutor(FILES_AT_ONCE, "storage") as pool:
+            try:
+                for group in groups:
+                    for _ in pool.map(send, group):
+                        pass
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         if faults:
             say(f"{self.place.base}: {faults_words(faults)}")
-        shutil.rmtree(self.folder, ignore_errors=True)
+            self._abort(names, say)  # of ours, that were begun again
+
+    def _abort(self, names: Sequence[str], say: Callable[[str], None]) -> None:
+        left = abort_uploads(self.place, names)
+        if left:
+            say(f"removed from {self.place.base} the parts of {count(left, 'upload')} that had been cut short")
+        elif left is None:
+            say(
+                f"an upload that was cut short may have left parts in {self.place.base}: have it remove incomplete"
+                " multipart uploads after a day"
+            )
 
     def mark_made(self, work: str) -> None:
         """Note that all files of this work are complete."""
