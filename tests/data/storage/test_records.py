@@ -8,6 +8,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,17 @@ def test_objects_that_do_not_fit_together_do_not_stay(
         bucket.put(f"other{suffix}", digits.with_suffix(suffix))
     with Records.open(files[0]) as one, Records.open(f"{bucket.uri('{digits,other}.rec')}") as both:
         assert one.stays and not both.stays
+
+
+def test_shards_are_opened_at_the_same_time(
+    bucket: Bucket, fault_proxy: FaultProxy, digits_folder: Path, tmp_path: Path
+) -> None:
+    for path, _ in pack(digits_folder, tmp_path / "x", shards=6):
+        bucket.put_records(path.parent, path.stem)
+    fault_proxy.delay_seconds = 0.1
+    Records.open(bucket.uri("x-*.rec")).close()
+    names = [path for path, header in fault_proxy.requests if path.endswith(".rec") and header != "bytes=0-0"]
+    assert len(set(names)) == 6 < len(list(groupby(names)))  # not one after the other
 
 
 def test_more_shards_are_read_than_a_process_may_have_files_open(

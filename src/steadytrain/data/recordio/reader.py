@@ -13,6 +13,7 @@ import shlex
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -49,8 +50,8 @@ from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.storage.object_cache import open_objects
 from steadytrain.data.storage.pages import Traffic
-from steadytrain.data.storage.remote_file import RemoteFile, remote_file_of
-from steadytrain.data.storage.store import faults_words, is_uri
+from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
+from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError, StorageError
 
 try:
@@ -226,6 +227,18 @@ def _allow_open_files(count: int) -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
+def _open_files(paths: Sequence[Path], files: list[_File]) -> None:
+    """Open files, and append them to a list, in their order; those of objects, which are asked for, many at a time."""
+    if len(paths) == 1 or not is_remote_file(paths[0]):
+        files.extend(map(_open_file, paths))
+        return
+    with ThreadPoolExecutor(min(MOST_REQUESTS, len(paths)), "storage") as pool:
+        opening = [pool.submit(_open_file, path) for path in paths]
+    files.extend(future.result() for future in opening if future.exception() is None)
+    for future in opening:
+        future.result()
+
+
 def _open_file(path: Path) -> _File:
     try:
         with path.open("rb") as file:
@@ -393,8 +406,7 @@ class Records:
         try:
             paths = record_files(path)
             _allow_open_files(FILES_EACH * len(paths))
-            for file_path in paths:
-                files.append(_open_file(file_path))
+            _open_files(paths, files)
             return Records(Path(path), files)
         except BaseException:
             for file in files:

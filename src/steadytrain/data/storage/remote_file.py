@@ -31,9 +31,14 @@ GAP_BYTES = 512 * 2**10
 _IDLE_SECONDS = 2.0
 
 
+def is_remote_file(file: Path) -> bool:
+    """Tell whether a file of the cache stands for an object, of which not all bytes may be there."""
+    return pages_path(file).exists() and origin_path(file).exists()
+
+
 def remote_file_of(file: Path) -> RemoteFile | None:
     """Open the object that a file of the cache stands for; None where it is an ordinary file."""
-    return RemoteFile(file) if pages_path(file).exists() and origin_path(file).exists() else None
+    return RemoteFile(file) if is_remote_file(file) else None
 
 
 class RemoteFile:
