@@ -101,12 +101,15 @@ def fetch(names: Sequence[str]) -> dict[str, float]:
     return {"bytes_per_second": fetched / (time.perf_counter() - since)}
 
 
-def put(url: str, folder: Path) -> None:
+def put(url: str, data: bytes | None = None) -> None:
+    urllib.request.urlopen(urllib.request.Request(url, data, PLAIN, method="PUT"), timeout=600).close()
+
+
+def fill(bucket: str, folder: Path) -> None:
     """Make a bucket of the files in a folder."""
-    for name in ("", *sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())):
-        data = (folder / name).read_bytes() if name else None
-        request = urllib.request.Request(f"{url}/bench/{name}", data, PLAIN, method="PUT")
-        urllib.request.urlopen(request, timeout=600).close()
+    put(bucket)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        put(f"{bucket}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
 @contextlib.contextmanager
@@ -256,7 +259,7 @@ def main() -> None:
     parser.add_argument("--one", choices=("bytes", "train", "raw", "put"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one == "put":
-        put(os.environ["AWS_ENDPOINT_URL"], Path(args.data))
+        fill(f"{os.environ['AWS_ENDPOINT_URL']}/bench", Path(args.data))
         return
     if args.one == "raw":
         print(json.dumps(fetch([path.name for path in Path(args.data).parent.glob(Path(args.data).name)])))
