@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from tests.interop.mxnet.cases import ask
+from tests.interop.mxnet.test_graph import old_lenet
 
 from steadytrain.cli import main
 from steadytrain.errors import FailedError
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.params import read_params
+from steadytrain.interop.mxnet.symbol import write_symbol
 from steadytrain.training import restore
 from steadytrain.training.convert import convert_to_mxnet
 
@@ -45,6 +47,9 @@ def test_a_checkpoint_is_converted_used_and_written_back(
     weights = tmp_path / "model.safetensors"
     document = run(capsys, "convert", squeezenet, "-o", weights)
     assert (document["model"], document["classes"]) == ("torchvision/squeezenet1_1", 1000)
+    symbol = tmp_path / "squeezenet1.1-symbol.json"
+    for files in ([symbol], [symbol, squeezenet]):
+        assert run(capsys, "convert", *files, "-o", tmp_path / "again.safetensors")["model"] == document["model"]
     run(capsys, "convert", squeezenet, "-o", tmp_path / "graph.safetensors", "--keep-graph")
     for file in (weights, tmp_path / "graph.safetensors"):
         after = run(capsys, "predict", file, *images)
@@ -144,6 +149,11 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
         (["model-0000.params", "-o", "model.pth"], "it must end with .safetensors, or with -0000.params"),
         (["nothing-0000.params", "-o", "model.safetensors"], "there is no nothing-symbol.json"),
         (["mxnet:resnext-50", "-o", "model.safetensors"], "nothing is fetched"),
+        (["mxnet:", "-o", "model.safetensors"], "mxnet: needs the name of a checkpoint behind it"),
+        (
+            ["nets/b-symbol.json", "-o", "b.safetensors"],
+            "is a network without weights: put its .params file beside it",
+        ),
         (
             ["nets/a-0007.params", "-o", "a.safetensors"],
             "no nets/a-0007.params beside nets/a-symbol.json: name another",
@@ -162,6 +172,7 @@ def test_mistakes_are_said_in_a_line(
     Path("nets").mkdir()
     for name in ("a-symbol.json", "a-0003.params"):
         Path("nets", name).write_text("{}")
+    write_symbol(Path("nets/b-symbol.json"), old_lenet().symbol)
     assert main(["convert", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1

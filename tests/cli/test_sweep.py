@@ -198,6 +198,25 @@ def test_a_trial_that_cannot_be_built_has_failed_and_the_search_ends(
     assert max(map(len, shown.out.splitlines())) <= 80
 
 
+def test_a_search_that_is_repeated_trains_again_what_failed(
+    recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    Path("sick_net.py").write_text(
+        f"import os\n{NET.replace('make', 'build')}\ndef make(**options):\n"
+        "    if os.path.exists('sick'):\n        raise OSError('no device')\n    return build(**options)\n"
+    )
+    words = command(recipe_file, digits, tmp_path / "sweep", "--model", "sick_net:make", "--over", "lr=0.01..0.1")
+    Path("sick").touch()
+    assert main([*words, "--epochs", "1", "--search", "1"]) == 1
+    [row] = table(tmp_path / "sweep")
+    assert row["status"] == "failed" and "no device" in row["why"]
+    Path("sick").unlink()
+    assert main([*words, "--epochs", "1", "--search", "1"]) == 0
+    assert [(again["name"], again["status"]) for again in table(tmp_path / "sweep")] == [(row["name"], "finished")]
+
+
 def test_a_search_stops_a_trial_that_is_worse_than_the_median(
     recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,12 +98,12 @@ def test_best_is_the_highest_top1_and_last_the_newest(tmp_path: Path) -> None:
     assert told.last.step == 50
 
 
-def test_steady_rate_is_the_median_and_overall_rate_counts_everything(tmp_path: Path) -> None:
+def test_steady_rate_is_that_of_the_ledger_and_overall_rate_counts_everything(tmp_path: Path) -> None:
     run = new(tmp_path)
     lines = [replace(logged(10 * i), images_per_second=rate) for i, rate in enumerate((100.0, 500.0, 510.0), 1)]
     write(run, [started(), *(step(i, seconds=0.5) for i in range(1, 31)), *lines, evaluated(30)], Clock(), end=True)
     told = summarise(run)
-    assert told.images_per_second == 500.0
+    assert told.images_per_second == pytest.approx(BATCH / 0.5) == read_history(run).ledger().steady_images_per_second
     assert told.seconds == pytest.approx(30 * 0.5 + 2.0)
     assert told.images_per_second_overall == pytest.approx(30 * BATCH / 17.0)
 
@@ -242,12 +242,6 @@ def test_an_epochs_training_figures_are_its_own_and_not_those_of_a_later_log_lin
     assert (summarise(run).train_loss, summarise(run).train_top1) == (0.5, 0.3)  # as in its row, not of a log line
     write(run, [replace(begun, step=19), *map(step, range(20, 22))], clock)
     assert [row.train_loss for row in epochs(read_history(run))] == [2.0, None]
-
-
-def test_a_run_stopped_before_its_first_log_line_has_the_rate_that_its_verdict_has(tmp_path: Path) -> None:
-    run = new(tmp_path)
-    write(run, [started(), *(step(i, seconds=0.5) for i in range(1, 9))], Clock())
-    assert summarise(run).images_per_second == pytest.approx(BATCH / 0.5)
 
 
 def test_every_evaluation_at_the_end_of_an_epoch_is_in_its_row(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def convert(
     and synset.txt, for MXNet 1.x; they are read back, and kept if their logits are the model's.
 
     Args:
-        place: MXNet's .params file, mxnet:PREFIX, its .states file (momentum of SGD); or a run, or a weights file.
+        place: MXNet's .params file, or its -symbol.json (the newest .params beside it is taken), or mxnet:PREFIX; its
+            .states file (momentum of SGD); or a run, or a weights file.
         symbol: MXNet's -symbol.json, where it is not beside the .params file.
         model: Name of the model, for weights files that do not say it.
         keep_graph: Keep MXNet's graph, even where timm or torchvision have the same network.
@@ -61,6 +62,8 @@ def convert(
         raise InputError(f"--output is {output}: it must end with .safetensors, or with -0000.params for MXNet")
     require_range("--size", size, 4096)
     mean, std = _colours("--rgb-mean", rgb_mean), _colours("--rgb-std", rgb_std, above=0.0)
+    if symbol is not None and place.endswith(".json"):
+        place, symbol = str(symbol), Path(place)
     from steadytrain.training import convert as conversion
     from steadytrain.training.inference import is_mxnet, restore
 

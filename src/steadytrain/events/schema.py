@@ -136,7 +136,7 @@ class Step(Event):
 class Logged(Event):
     """Device values averaged since the line before, and rates.
 
-    ``images_per_second`` counts only the seconds of steps since the line before (the steady state).
+    ``images_per_second`` counts only the seconds of steps since the line before.
     """
 
     step: int

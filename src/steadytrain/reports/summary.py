@@ -166,7 +166,7 @@ class Summary:
     ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
     ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
     ``seconds_per_epoch``: of training steps alone.
-    ``images_per_second``: the median of the log lines (the steady state).
+    ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its lines.
     ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
     ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
     ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
@@ -328,6 +328,7 @@ class Account:
         rows = tuple(_without_nan(replace(row, seconds=spans[row.epoch - 1].seconds)) for row in epochs(history))
         summary = summarise_history(run, history, ledger)
         seconds = [row.seconds for row in rows if row.seconds is not None]
+        rates = [line.images_per_second for line in history.logged if math.isfinite(line.images_per_second)]
         waits = [line.wait_share for line in history.logged if math.isfinite(line.wait_share)]
         lr = log.settings.get("optim.lr")
         summary = replace(
@@ -344,6 +345,7 @@ class Account:
             train_loss=rows[-1].train_loss,
             train_top1=rows[-1].train_top1,
             seconds_per_epoch=fmean(seconds) if seconds else None,
+            images_per_second=median(rates) if rates else summary.images_per_second,
             images_per_second_overall=summary.images_per_second_overall or None,
             wait_share=fmean(waits) if waits else None,
             seconds=ledger.wall_seconds or math.nan,
@@ -398,7 +400,6 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     best, last = best_and_last(history)
     means: list[Logged | EpochTrained] = [*history.logged[-1:], *history.trained.values()]
     newest = max(means, key=lambda event: (event.step, isinstance(event, EpochTrained)), default=None)
-    rates = [line.images_per_second for line in history.logged if math.isfinite(line.images_per_second)]
     classes = started.data.get("classes")
 
     def whole(value: object) -> int | None:
@@ -422,7 +423,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         train_loss=newest.loss if newest else None,
         train_top1=newest.top1 if newest else None,
         seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,
-        images_per_second=median(rates) if rates else ledger.steady_images_per_second or None,
+        images_per_second=ledger.steady_images_per_second or None,
         images_per_second_overall=ledger.images_per_second if ledger.wall_seconds > 0 else None,
         wait_share=sum(s.seconds * s.line.wait_share for s in spans) / step_seconds if step_seconds else None,
         seconds=ledger.wall_seconds,

@@ -260,10 +260,10 @@ def find_pretrained(place: str | Path) -> str | None:
 def is_mxnet(place: str | Path) -> bool:
     """Say whether ``place`` names an MXNet checkpoint.
 
-    >>> is_mxnet("mxnet:resnet-18"), is_mxnet("model-0003.params"), is_mxnet("runs/a")
-    (True, True, False)
+    >>> is_mxnet("mxnet:resnet-18"), is_mxnet("model-0003.params"), is_mxnet("model-symbol.json"), is_mxnet("runs/a")
+    (True, True, True, False)
     """
-    return str(place).startswith(PREFIX) or Path(place).suffix == ".params"
+    return str(place).startswith(PREFIX) or str(place).endswith((".params", "-symbol.json"))
 
 
 def read_class_file(path: str | Path) -> tuple[str, ...] | dict[str, str]:

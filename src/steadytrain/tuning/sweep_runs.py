@@ -465,7 +465,8 @@ def search(
 
     Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization". Each trial's numbers are drawn by its own
     number, so an interrupted search goes on as if it had not been. A trial whose recipe cannot be made has failed, and
-    counts; one whose runs fail has the worst score.
+    counts. A run that fails gives its trial the best score it had come to, -1 without any, and the sampler keeps that;
+    the run itself is trained again when the search is repeated.
 
     Args:
         journal: the file of the trials; made if need be.
@@ -504,6 +505,8 @@ def search(
         )
     study.set_user_attr("space", space)
     distributions = {key: _distribution(values) for key, values in over.items()}
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    trainer.train([run for case in create([_point_of(trial, over) for trial in complete]) for run in case.runs])
 
     def prune(trials: Sequence[FrozenTrial], cases: Sequence[Case]) -> list[int]:
         """Train trials to each rung, and tell the study of those that are worse than the median; which go on."""

@@ -70,7 +70,10 @@ class Checkpoint:
         """The file of its arrays. Raises ModelError where there is none."""
         if self.params_path is None:
             prefix = str(self.symbol_path).removesuffix("-symbol.json")
-            raise ModelError(f"{self.symbol_path} has no weights beside it ({prefix}-0000.params): name their file")
+            raise ModelError(
+                f"{self.symbol_path} is a network without weights: put its .params file beside it"
+                f" ({prefix}-0000.params), or name both files"
+            )
         return self.params_path
 
     @property

@@ -107,7 +107,7 @@
     top1: () => [learning("top1", ".2%"), { epochs: true, tickformat: ".0%", title: true }],
     ledger: () => [stacked(), { tickformat: ".0%", range: [0, 1], hovermode: "x unified", title: true }],
     rate: () => [[
-      line("rate", "overall", "grey", { x: along("rate"), label: "overall: " }), line("rate", "steady", "a", { x: along("rate"), label: "steady: " }),
+      line("rate", "overall", "grey", { x: along("rate"), label: "overall: " }), line("rate", "steady", "a", { x: along("rate"), label: "log line: " }),
     ].map((trace) => ({ ...trace, hovertemplate: trace.hovertemplate.replace(/<br>.*<extra>/, `<br>${where()}<extra>`) })), { epochs: true, zero: true }],
     feed: () => [[line("feed", "depth", "grey", { line: { dash: "dash", width: 1.25 }, hoverinfo: "skip", hovertemplate: undefined }), line("feed", "ready", "a", { fill: "tozeroy", fillcolor: "rgba(61,125,214,0.16)", hover: ".1f" })], { zero: true }],
     starved: () => [[line("feed", "starved", "b", { fill: "tozeroy", fillcolor: "rgba(212,105,30,0.16)", hover: ".0%" })], { tickformat: ".0%", range: [0, 1.04] }],
