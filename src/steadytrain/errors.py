@@ -106,7 +106,7 @@ def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> 
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:
-    """Say in the user's words what an ``OSError`` on ``path`` means and what to do about it.
+    """Describe in the user's words what an ``OSError`` on ``path`` means and what to do about it.
 
     >>> str(storage_error(OSError(errno.ENOSPC, "x"), Path("a/b")))
     'the disk is full at a/b: free some space or choose another folder and run the same command again'

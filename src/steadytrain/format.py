@@ -12,7 +12,7 @@ NONE = "\N{EN DASH}"
 
 
 def percent(fraction: float | None, digits: int | None = None) -> str:
-    """Word a fraction in percent: a whole one, or one decimal below 1 %, unless ``digits`` asks for others.
+    """Format a fraction in percent: a whole one, or one decimal below 1 %, unless ``digits`` asks for others.
 
     >>> percent(0.433), percent(0.004), percent(0.0), percent(0.92314, 2), percent(None), percent(float("nan"))
     ('43 %', '0.4 %', '0 %', '92.31 %', '–', 'not a number')
@@ -23,7 +23,7 @@ def percent(fraction: float | None, digits: int | None = None) -> str:
 
 
 def number(value: float | None, digits: int = 0, unit: str = "") -> str:
-    """Word a number with thousands separated and so many decimals.
+    """Format a number with thousands separated and so many decimals.
 
     >>> number(12345.678), number(1.5, 4), number(12, unit=" s")
     ('12,346', '1.5000', '12 s')
@@ -36,7 +36,7 @@ def number(value: float | None, digits: int = 0, unit: str = "") -> str:
 
 
 def count(amount: float, noun: str, plural: str = "") -> str:
-    """Word an amount with its noun; ``plural`` where that is not the noun with an s.
+    """Format an amount with its noun; ``plural`` where that is not the noun with an s.
 
     >>> count(1, "core"), count(1.25, "core"), count(12000, "image")
     ('1 core', '1.2 cores', '12,000 images')
@@ -46,7 +46,7 @@ def count(amount: float, noun: str, plural: str = "") -> str:
 
 
 def rate(images_per_second: float | None) -> str:
-    """Word images per second with three digits at least.
+    """Format images per second with three digits at least.
 
     >>> rate(4.518), rate(98.76), rate(12345.6)
     ('4.52', '98.8', '12,346')
@@ -57,7 +57,7 @@ def rate(images_per_second: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Word a duration in the two largest units that matter.
+    """Format a duration in the two largest units that matter.
 
     >>> duration(0.0004), duration(0.0431), duration(3.21), duration(59.4), duration(61), duration(3725)
     ('0.40 ms', '43.1 ms', '3.21 s', '59.4 s', '1 min 01 s', '1 h 02 min')
@@ -79,7 +79,7 @@ def duration(seconds: float | None) -> str:
 
 
 def money(amount: float) -> str:
-    """Word an amount of money with two decimals, and a small one with two digits.
+    """Format an amount of money with two decimals, and a small one with two digits.
 
     >>> money(1234.5), money(0.42), money(0.0376), money(0.00042), money(0.0), money(float("inf"))
     ('1,234.50', '0.42', '0.038', '0.00042', '0', 'infinite')
@@ -96,12 +96,12 @@ def score_name(is_multi_label: bool) -> str:
 
 
 def tells_top5(num_classes: int | None) -> bool:
-    """Say whether top-5 accuracy means anything: among five classes or fewer it is always 1."""
+    """Return whether top-5 accuracy means anything: among five classes or fewer it is always 1."""
     return num_classes is None or num_classes > 5
 
 
 def clock(seconds: float) -> str:
-    """Word a duration as on a clock.
+    """Format a duration as on a clock.
 
     >>> clock(130), clock(3725), clock(90000)
     ('2:10', '1:02:05', '25:00:00')
@@ -112,7 +112,7 @@ def clock(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Word bytes in the decimal unit that fits.
+    """Format bytes in the decimal unit that fits.
 
     >>> size(12), size(2300), size(67108864), size(2.5e15)
     ('12 B', '2.3 kB', '67.1 MB', '2,500.0 TB')
@@ -124,7 +124,7 @@ def size(num_bytes: float) -> str:
 
 
 def compact(value: float) -> str:
-    """Word a number as short as it is exact to six digits.
+    """Format a number as short as it is exact to six digits.
 
     >>> compact(3.0), compact(0.1), compact(1e-05)
     ('3', '0.1', '1e-05')
@@ -133,7 +133,7 @@ def compact(value: float) -> str:
 
 
 def epoch(value: float) -> str:
-    """Word a number of epochs; the last update of one may reach a little into the next.
+    """Format a number of epochs; the last update of one may reach a little into the next.
 
     >>> epoch(12.0237), epoch(2.5), epoch(0.012)
     ('12', '2.5', '0.01')
@@ -142,7 +142,7 @@ def epoch(value: float) -> str:
 
 
 def when(time: float) -> str:
-    """Word a moment in UTC, so that reports made in different places agree.
+    """Format a moment in UTC, so that reports made in different places agree.
 
     >>> when(0)
     '1970-01-01 00:00:00 UTC'
@@ -151,7 +151,7 @@ def when(time: float) -> str:
 
 
 def time_of_day(time: float) -> str:
-    """Word a moment as the time of day here, with the date where that is not today's."""
+    """Format a moment as the time of day here, with the date where that is not today's."""
     moment = datetime.fromtimestamp(time)
     return f"{moment:%H:%M:%S}" if moment.date() == datetime.now().date() else f"{moment:%Y-%m-%d %H:%M:%S}"
 
@@ -166,7 +166,7 @@ def clean(text: str) -> str:
 
 
 def pairs(values: Mapping[str, object]) -> str:
-    """Word ``key=value`` with spaces between; a value with anything odd in it is quoted as JSON, so it stays a line.
+    """Format ``key=value`` with spaces between; a value with anything odd in it is quoted as JSON, so it stays a line.
 
     >>> pairs({"a": 1, "b": "two words"})
     'a=1 b="two words"'

@@ -25,7 +25,7 @@ IS_FAST = HANG == "fast"  # all its updates are over before the watchdog looks f
 UPDATES, AT, SECONDS = (60, 51, 0.0) if IS_FAST else (12, 6, 0.03)
 PATIENCE = Patience(update=0.5, slow=100.0, end=0.5, grace=1.0, look=0.5 if IS_FAST else 0.02, lock=0.5)
 if HANG == "asked":
-    PATIENCE = replace(PATIENCE, update=100.0, asked=0.5, lock=100.0)
+    PATIENCE = replace(PATIENCE, update=100.0, after_request=0.5, lock=100.0)
 
 
 class Progress:
@@ -110,7 +110,7 @@ def main() -> int:
         )
         watchdog = Watchdog(progress, log=log, folder=FOLDER, patience=PATIENCE, package=loop.__name__)
         if HANG == "asked":
-            watchdog.asked = lambda: "SIGTERM" if progress.step == AT else None
+            watchdog.stop_signal = lambda: "SIGTERM" if progress.step == AT else None
         if HANG == "raises":
             watchdog.abandon = loop.ABANDONED.put
         try:

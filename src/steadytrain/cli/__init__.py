@@ -145,7 +145,7 @@ def app() -> App:
 
 
 def default_text(value: object) -> str | None:
-    """Word a flag's default for its help; None where it goes without saying.
+    """Format a flag's default for its help; None where it goes without saying.
 
     >>> default_text(("fp32",)), default_text(128), default_text(False), default_text(())
     ('fp32', '128', None, None)
@@ -303,7 +303,7 @@ def _worded_errors(verb: str) -> Iterator[None]:
 
 
 def _flag_hint(verb: str, word: str, names: Sequence[str]) -> str:
-    """Say what an unknown flag is called here, what there is instead, or which known one is near."""
+    """Return what an unknown flag is called here, what there is instead, or which known one is near."""
     from steadytrain.cli.options import flag_of
     from steadytrain.config.synonyms import advice, synonym
 
@@ -323,7 +323,7 @@ def examples(docstring: str) -> tuple[str, list[str]]:
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:
-    """Word that a library cannot be loaded, or an array not be made, for want of memory."""
+    """Return a sentence saying that a library cannot be loaded, or an array not be made, for want of memory."""
     from steadytrain.format import size
     from steadytrain.machine import facts
 

@@ -266,7 +266,7 @@ Columns = dict[str, tuple[int, list[str]]]
 
 
 def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> Columns:
-    """Word the figures of each engine."""
+    """Format the figures of each engine."""
     from steadytrain.export.speed import BASE
 
     base, sample = speed.speed(BASE), "images" if speed.kind == "images" else "samples"

@@ -148,7 +148,7 @@ def _reports(
 
 
 def _is_records(path: Path) -> bool:
-    """Say whether a path is to be read as a record file: by its name, or by how it begins."""
+    """Return whether a path is to be read as a record file: by its name, or by how it begins."""
     from steadytrain.data.recordio.framing import MAGIC
 
     if not path.is_file() or path.suffix.lower() == ".rec":
@@ -190,7 +190,7 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
 
 
 def report_text(report: Report, *, width: int = 80) -> str:
-    """Word all of a report, in lines of at most ``width`` columns (paths and commands are not broken)."""
+    """Format a report in lines of at most ``width`` columns; paths and commands are not broken."""
     images = report.num_images
     what = report.what
     if images:

@@ -65,7 +65,7 @@ class Stream:
                 self._give_up()
 
     def isatty(self) -> bool:
-        """Say whether a person can be drawn for: on a terminal that can move its cursor and is not drawn on already."""
+        """Return whether a live display is possible: on a terminal that can move its cursor and shows none already."""
         if self._file is None or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
             return False
         try:

@@ -129,7 +129,7 @@ def _colours(flag: str, text: str | None, *, above: float = -1.0) -> tuple[float
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    """Word what was written, and how images have to be for it."""
+    """Describe what was written, and the input that it takes."""
     input = document["input"]
     numbers = {key: ",".join(f"{255 * value:.6g}" for value in input[key]) for key in ("mean", "std")}
     difference, images = document["difference"], document["compared_on"]

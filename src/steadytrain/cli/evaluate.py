@@ -409,7 +409,7 @@ def restore_weights(
 
 
 def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alone: bool, nothing: str) -> str:
-    """Word the classes of an image: of a single one below its name, else behind it, aligned with other images'."""
+    """Describe the classes of an image: of a single one below its name, else behind it, aligned with other images'."""
     name = clean(document["image"])
     if document["error"] is not None:
         return f"{name}: {clean(document['error'])}"
@@ -422,7 +422,7 @@ def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alo
 
 
 def _text(document: Mapping[str, Any], chosen: str) -> str:
-    """Word an evaluation; of many classes the worst and the best are listed, and none without images."""
+    """Describe an evaluation; of many classes the worst and the best are listed, and none without images."""
     rows = sorted((row for row in document["classes"] if row["n"]), key=lambda row: row["top1"])
     outputs, names = len(document["classes"]), {row["class"]: clean(row["class"]) for row in rows}
     width = max(len(name) for name in ["class", *names.values()])
@@ -462,7 +462,7 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
 
 
 def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
-    """Word an evaluation where an image may have several labels; of many the worst and the best are listed."""
+    """Describe an evaluation where an image may have several labels; of many the worst and the best are listed."""
     rows = sorted((row for row in document["labels"] if row["n"]), key=lambda row: row["ap"])
     names = [clean(row["label"]) for row in rows]
     width = max(len(name) for name in ["label", *names])
@@ -505,13 +505,13 @@ def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
 
 
 def _temperature_text(document: Mapping[str, Any]) -> list[str]:
-    """Word that the probabilities behind loss and ECE are calibrated ones."""
+    """Return a sentence saying that the probabilities behind loss and ECE are calibrated ones."""
     is_calibrated = document["temperature"] != 1
     return [f"Loss and ECE are of calibrated probabilities: temperature {document['temperature']:.4g}."] * is_calibrated
 
 
 def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
-    """Word what a temperature does."""
+    """Describe what a temperature does."""
     halves = " and ".join(f"{value:.4g}" for value in document["halves"])
     name, score = document["score_name"], percent(document["score"], 2)
     lines = [
@@ -535,7 +535,7 @@ def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
 
 
 def _confidence_text(document: Mapping[str, Any]) -> list[str]:
-    """Word a mean top-1 probability that is far from the accuracy, and further than chance explains."""
+    """Describe a mean top-1 probability that is further from the accuracy than chance explains."""
     confidence, top1 = document["confidence"], document["top1"]
     is_chance = document["top1_low"] <= confidence <= document["top1_high"]
     if is_chance or not abs(confidence - top1) >= TELLING_GAP:

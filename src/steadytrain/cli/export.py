@@ -102,7 +102,7 @@ def export(
 
 
 def _text(result: Exportation) -> str:
-    """Word an export: how it was checked, and the table where something was measured."""
+    """Describe an export: how it was checked, and the table of measurements, if any."""
     last, lines = result.rows[-1], []
     if len(result.rows) > 1:
         lines += [

@@ -509,7 +509,7 @@ def _bench_table(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]
 
 
 def _bench_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Word the figures of each row, a list for each column; units are in its head."""
+    """Format the figures of each row, a list for each column; units are in its head."""
     measured = [row for row in rows if "error" not in row]
     most = max((row["memory_bytes"] for row in measured), default=0)
     memory, unit = (1e9, "GB") if most >= 10e9 else (1e6, "MB")
@@ -538,7 +538,7 @@ def _bench_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Word seconds in milliseconds of three digits.
+    """Format seconds in milliseconds of three digits.
 
     >>> _milliseconds(0.00012345), _milliseconds(1.5)
     ('0.123', '1500')
@@ -547,7 +547,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _flops(rate: float) -> str:
-    """Word floating-point operations per second in three digits.
+    """Format floating-point operations per second in three digits.
 
     >>> _flops(95.2e9), _flops(1.2e15)
     ('95.2 GFLOP/s', '1200 TFLOP/s')

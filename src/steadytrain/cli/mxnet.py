@@ -150,7 +150,7 @@ def _recipe(command: Sequence[str]) -> str | None:
 
 
 def _lines(read: Translated) -> list[str]:
-    """Word old flags on the left and what they have become on the right, in the terminal's width."""
+    """Format old flags on the left and what they have become on the right, in the terminal's width."""
     width = max(60, min(120, shutil.get_terminal_size().columns))
     lines, left = [], min(32, width // 3)
     for old, new in read.rows:

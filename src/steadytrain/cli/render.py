@@ -29,7 +29,7 @@ from steadytrain.format import clean, clock, money, pairs, tells_top5
 
 
 def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False) -> str | None:
-    """Word an event as one line; None for kinds that are not shown one by one (``Step``, ``FeedStats``, unknown ones).
+    """Format an event as one line; None for kinds that are not shown singly (``Step``, ``FeedStats``, unknown ones).
 
     Args:
         event: any event of a run.
@@ -99,7 +99,7 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
 def event_words(
     event: Event, *, best: bool = False, best_before: Evaluated | None = None, num_classes: int | None = None
 ) -> list[str]:
-    """Word an event for a person, in parts that belong on a line each or together; often there is nothing to say.
+    """Describe an event for a person, in parts that belong on a line each or together; often there is nothing to say.
 
     Args:
         event: any event of a run.

@@ -160,7 +160,7 @@ def _flags(settings: Settings, more: Mapping[str, object]) -> list[str]:
 
 
 def ready_line(service: Service) -> str:
-    """Word what is served, and how."""
+    """Describe what is served, and how."""
     about, batcher = service.description, service.batcher
     most = batcher.max_batch
     facts = [count(about["num_classes"], "class", "classes"), f"{about['size']} px", about["device"]]

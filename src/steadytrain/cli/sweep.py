@@ -264,7 +264,7 @@ def _process_trainer(
 
 
 def _dry_run(trainer: ArrayTrainer | ProcessTrainer, cases: Sequence[Case], folder: Path) -> str:
-    """Word what would be started. Raises InputError for a search, whose runs follow from each other."""
+    """Describe what would be started. Raises InputError for a search, whose runs follow from each other."""
     from steadytrain.launch.plan import plan_text
     from steadytrain.tuning.sweep_runs import ArrayTrainer
 

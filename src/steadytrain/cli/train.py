@@ -263,7 +263,7 @@ def _train_with_servers(
 
 
 def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
-    """Say how to resume a run with the ranks that it had, which another launcher started, where this is one."""
+    """Return how to resume a run with the ranks that it had, which another launcher started, where this is one."""
     before = run.progress()
     ranks = before.started.machine.get("ranks", 1) if before.started else 1
     if ranks > 1 and not before.finished and options.value("parallel.procs") is None:
@@ -488,7 +488,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
 
 
 def _size_words(data: Path) -> str:
-    """Word how many images and classes there are, where that is known at once; else nothing."""
+    """Describe how many images and classes there are, if that is known at once."""
     from steadytrain.data.recordio.card import card_of
     from steadytrain.data.sources.folder import count_images
 
@@ -621,7 +621,7 @@ def _print_verdict(run: Run) -> None:
 
 
 def print_next_commands(run: Run, code: int, *, image: Path | None = None, repeats: bool = False) -> None:
-    """Say what to type next: commands to copy, ``image`` in the one that wants some; ``repeats``: it is one of some."""
+    """Suggest the next commands; ``image``: for the one that needs one; ``repeats``: the run is one of several."""
     if code:
         resume = "" if repeats else f"steady resume {shlex.quote(str(run.directory))}, or "
         note(f"saved; to resume: {resume}the same command again")
@@ -649,7 +649,7 @@ def _explain(recipe: Recipe, options: TrainingOptions, plan: Plan | None = None)
 
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Word what was chosen, and each option with what it takes."""
+    """Describe what was chosen, and each option with what it takes."""
     yield "budget", plan.words
     for option in plan.options:
         passes = f"{duration(option.pass_seconds)} for the probe" if option.pass_seconds else ""
@@ -686,7 +686,7 @@ def _row(label: str, words: str) -> list[str]:
 
 
 def head_lines(recipe: Recipe, started: Started) -> list[str]:
-    """Word all that was chosen for a run, by the user or by default, in lines of :data:`LINE` columns."""
+    """Describe all that was chosen for a run, by the user or by default, in lines of :data:`LINE` columns."""
     rows = [*_model_rows(recipe, started), *_update_rows(recipe, started), *_image_rows(recipe, started)]
     rows += [*_target_rows(recipe, started), *_machine_rows(recipe, started)]
     if not started.steps:  # a probe alone
@@ -697,7 +697,7 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
 
 
 def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
-    """Word the data, the network, and what of it is trained."""
+    """Describe the data, the network, and what of it is trained."""
     data, model = started.data, started.model
     source = "held out" if data["held_out"] else Path(data["val"] or "").name
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
@@ -722,7 +722,7 @@ def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
 
 
 def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
-    """Word the updates and the optimizer."""
+    """Describe the updates and the optimizer."""
     optim = recipe.optim
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
@@ -748,7 +748,7 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
 
 
 def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
-    """Word how images are ordered, augmented and cut."""
+    """Describe how images are ordered, augmented and cut."""
     from steadytrain.data.loader.crop import crop_for
 
     data, input = started.data, started.model["input"]
@@ -779,7 +779,7 @@ def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
 
 
 def _target_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
-    """Word the loss, and which weights are evaluated."""
+    """Describe the loss, and which weights are evaluated."""
     optim, is_multi_label = recipe.optim, started.data.get("multi_label") is True
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
@@ -793,7 +793,7 @@ def _target_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
 
 
 def _machine_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
-    """Word in which numbers it is computed and on what, and what that costs."""
+    """Describe the number formats, the device, and what they cost."""
     precision = recipe.precision
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
@@ -808,7 +808,7 @@ def _machine_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]
 
 
 def local_words(parallel: Parallel) -> str:
-    """Word how ranks of the local engine meet.
+    """Describe how ranks of the local engine are averaged.
 
     >>> local_words(Parallel(engine="local", local_from=5))
     'local: weights averaged every 32 updates, from epoch 5 on'

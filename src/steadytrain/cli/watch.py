@@ -183,7 +183,7 @@ class Log:
 
 
 def state_line(now: Snapshot) -> str:
-    """Word where the run stands as one ``key=value`` line.
+    """Describe where the run stands as one ``key=value`` line.
 
     >>> from steadytrain.reports.status import Signs
     >>> from steadytrain.reports.watch import Snapshot

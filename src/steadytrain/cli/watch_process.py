@@ -71,7 +71,7 @@ class ProcessHistory:
         return read([moment for moment in self.moments if moment.at > settling and moment.at >= since])
 
     def is_over(self, seconds: float | None) -> bool:
-        """Say whether it was watched for so many seconds."""
+        """Return whether the watch is at least so many seconds long."""
         return seconds is not None and self.seconds >= seconds
 
 
@@ -209,7 +209,7 @@ def _print_verdict(
 def process_verdict(
     reading: Reading, name: str, seconds: float, state: str, by_cause: Mapping[str, float], width: int
 ) -> list[str]:
-    """Word a verdict in lines of at most ``width`` columns: the likeliest cause, its evidence, the change, the others.
+    """Format a verdict in at most ``width`` columns: the likeliest cause, its evidence, the change, other causes.
 
     Args:
         reading: of the whole watch, or of its end.
@@ -242,7 +242,7 @@ def _sentence(cause: Cause) -> str:
 
 
 def process_line(seconds: float, reading: Reading) -> str:
-    """Word what is seen now as one ``key=value`` line."""
+    """Describe what is seen now as one ``key=value`` line."""
     values: dict[str, object] = {"seconds": f"{seconds:.0f}", "cause": reading.causes[0].name}
     if (seen := reading.seen) is not None:
         values["working"] = f"{seen.working:.2f}"

@@ -45,7 +45,7 @@ class TrainPlan:
 
     @property
     def words(self) -> str:
-        """Word it for the head of a run, without the factor between two layers.
+        """Describe it for the head of a run, without the factor between two layers.
 
         >>> parse_train("head:1+full").words
         'the classifier alone for 1 epoch, then all parameters'

@@ -127,7 +127,7 @@ def check_types(part: Any, where: str) -> None:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Say whether a value fits an annotation: int passes for float, bool for neither, NaN and infinity for nothing."""
+    """Return whether a value fits an annotation: an int fits float, a bool neither, NaN and infinity nothing."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(fits(value, option) for option in args)
@@ -146,7 +146,7 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def type_words(hint: Any) -> str:
-    """Word an annotation for a user.
+    """Format an annotation for a user.
 
     >>> type_words(int | None), type_words(tuple[float, float])
     ('a whole number or nothing', 'a list of 2 numbers')

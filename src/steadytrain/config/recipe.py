@@ -848,7 +848,7 @@ class Recipe:
         )
 
     def _data_from_file(self, data: Data, changes: Mapping[str, object]) -> bool:
-        """Say whether the transforms of ``data``, made by ``changes``, are a file's."""
+        """Return whether the transforms of ``data``, made by ``changes``, are a file's."""
         if isinstance(given := changes.get("data"), Data):
             return given.from_file
         return "data.transforms" not in changes and (self.data.from_file or data.transforms != self.data.transforms)
@@ -907,7 +907,7 @@ class Recipe:
 
 
 def _key_hint(key: str, known: Iterable[str]) -> str:
-    """Say what an unknown key is called here, what there is instead, or which known one is near."""
+    """Return what an unknown key is called here, what there is instead, or which known one is near."""
     last = key.rpartition(".")[2]
     known = list(dict.fromkeys(known))
     whole = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr

@@ -300,7 +300,7 @@ def usual_momentum(spec: Optim) -> float | None:
 
 
 def words(spec: Optim, peak: float) -> str:
-    """Word a schedule's warm-up and laws for the head of a run; ``peak``: the learning rate at its highest.
+    """Describe a schedule's warm-up and laws for the head of a run; ``peak``: the highest learning rate.
 
     >>> words(Optim(schedule="cosine", warmup_epochs=1), 0.1)
     'warm-up of 1 epoch, cosine to 0'

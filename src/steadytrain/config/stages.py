@@ -182,7 +182,7 @@ def _number(text: str) -> float:
 
 
 def _fits(law: str, name: str, text: str, values: tuple[float, ...]) -> bool:
-    """Say whether a parameter's values are within :data:`LIMITS`."""
+    """Return whether a parameter's values are within :data:`LIMITS`."""
     value = values[0]
     if name == "on":
         return text in ("top1", "loss")

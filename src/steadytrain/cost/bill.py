@@ -191,7 +191,7 @@ class Bill:
         )
 
     def __str__(self) -> str:
-        """Word it.
+        """Describe it.
 
         >>> price = Price(name="", per_hour=3.6)
         >>> part = Part(began=0.0, seconds=420.0, price=price)

@@ -51,7 +51,7 @@ def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> 
     # What torch's process takes of the machine must not be taken for somebody else's load.
     gpus, before, now = accelerators(root), processor_seconds(root), load(root)
     with probes.started(probes.TORCH) as torch, probes.started(probes.DECODERS) as decoders:
-        rest = Facts(
+        facts = Facts(
             system=system(root, environment),
             processor=processor(root),
             memory=memory(root),
@@ -64,7 +64,7 @@ def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> 
             decoders=probes.decoders(decoders.answer()),
             torch=probes.torch_build(torch.answer()),
         )
-    return replace(rest, load=replace(now, steal_share=steal_share(before, processor_seconds(root))))
+    return replace(facts, load=replace(now, steal_share=steal_share(before, processor_seconds(root))))
 
 
 def _number(text: str | None) -> float | None:
@@ -76,7 +76,7 @@ def _number(text: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _whole(path: Path) -> int | None:
+def _integer(path: Path) -> int | None:
     """The whole number in a file."""
     number = _number(read(path))
     return None if number is None else int(number)
@@ -167,7 +167,7 @@ def processor(root: Path) -> Processor:
     blocks = [table for table in cpuinfo if "processor" in table]
     cpus = root / "sys/devices/system/cpu"
     names = ("physical_package_id", "core_id")
-    cores = {tuple(_whole(folder / name) for name in names) for folder in cpus.glob("cpu[0-9]*/topology")}
+    cores = {tuple(_integer(folder / name) for name in names) for folder in cpus.glob("cpu[0-9]*/topology")}
     if not cores:
         names = ("physical id", "core id")
         cores = {tuple(int(block[name]) for name in names) for block in blocks if block.keys() >= set(names)}
@@ -205,7 +205,7 @@ def processor(root: Path) -> Processor:
 
 
 def load(root: Path) -> Load:
-    """Collect the facts about the load, all but what the hypervisor withholds, which takes a while."""
+    """Collect the facts about the load, except the hypervisor's share, which takes a while."""
 
     def pressure(name: str) -> float | None:
         """``some avg10=1.53 avg60=...`` as a share."""
@@ -255,7 +255,7 @@ def memory(root: Path) -> Memory:
         group_used_bytes=used,
         swap_total_bytes=swap,
         swap_used_bytes=None if swap is None or swap_free is None else swap - swap_free,
-        swappiness=_whole(kernel / "swappiness"),
+        swappiness=_integer(kernel / "swappiness"),
         overcommit={"0": "heuristic", "1": "always", "2": "never"}.get(read(kernel / "overcommit_memory") or ""),
         huge_pages=huge_pages("enabled"),
         huge_pages_defrag=huge_pages("defrag"),
@@ -291,8 +291,8 @@ def allocator(root: Path, environment: Mapping[str, str]) -> Allocator:
     maps = read(root / "proc/self/maps")
     pattern = re.compile(rf"/(lib(?:{_ALLOCATORS})[^/\s]*)$", re.MULTILINE)
     preloaded = None if maps is None else tuple(dict.fromkeys(pattern.findall(maps)))
-    asked = [Path(word).name for word in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if word]
-    missing = [file for file in asked if re.search(_ALLOCATORS, file) and file not in (preloaded or ())]
+    requested = [Path(word).name for word in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if word]
+    missing = [file for file in requested if re.search(_ALLOCATORS, file) and file not in (preloaded or ())]
     if missing:
         preloaded = (*(preloaded or ()), *(f"{file} (not loaded)" for file in missing))
     if preloaded:
@@ -345,18 +345,18 @@ def places(root: Path, environment: Mapping[str, str]) -> dict[str, Place]:
 
 def _place(folder: Path, mounts: list[_Mount], root: Path) -> Place:
     try:
-        there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
-        room = os.statvfs(there) if hasattr(os, "statvfs") else None
+        existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+        room = os.statvfs(existing) if hasattr(os, "statvfs") else None
     except (OSError, StopIteration):
         return Place(path=str(folder))
-    around = [mount for mount in mounts if there.is_relative_to(mount[0])]
+    around = [mount for mount in mounts if existing.is_relative_to(mount[0])]
     _, kind, device = max(reversed(around), key=lambda mount: len(Path(mount[0]).parts), default=("", None, ""))
     return Place(
         path=str(folder),
         kind=kind,
         network=None if kind is None else is_network(kind),
         rotational=None if kind is None else _rotational(root / "sys/dev/block" / device),
-        writable=os.access(there, os.W_OK),
+        writable=os.access(existing, os.W_OK),
         total_bytes=room.f_blocks * room.f_frsize if room and room.f_blocks else None,
         free_bytes=room.f_bavail * room.f_frsize if room and room.f_blocks else None,
         free_files=room.f_favail if room and room.f_files else None,
@@ -364,7 +364,7 @@ def _place(folder: Path, mounts: list[_Mount], root: Path) -> Place:
 
 
 def is_network(kind: str) -> bool:
-    """Tell whether a file system's data lie on another machine, by the kernel's name for it.
+    """Return whether a file system is a network one, by the kernel's name for it.
 
     >>> is_network("nfs4"), is_network("fuse.s3fs"), is_network("ext4"), is_network("overlay")
     (True, True, False, False)
@@ -373,7 +373,7 @@ def is_network(kind: str) -> bool:
 
 
 def _rotational(block: Path) -> bool | None:
-    """Whether the disk turns; a partition asks the disk that it is on, and a virtual disk does not know."""
+    """Return whether the disk rotates: of a partition that of its disk, of a virtual disk None."""
     if block.resolve().name.startswith(("vd", "xvd")):
         return None
     turns = read(block / "queue/rotational") or read(block / "../queue/rotational")
@@ -394,7 +394,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL")
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Pick the variables that change speed or results, by name; none that could hold a secret.
+    """Select the variables that change speed or results, by name; none that could hold a secret.
 
     >>> variables({"OMP_NUM_THREADS": "4", "HOME": "/tmp", "TORCH_TOKEN": "x"})
     {'OMP_NUM_THREADS': '4'}
@@ -418,8 +418,8 @@ def packages(python: str) -> dict[str, Package]:
     Args:
         python: its version.
     """
-    wanted = wanted_versions(lambda name: _metadata(metadata.requires, name))
-    known = {name: package(_metadata(metadata.version, name), wanted[name]) for name in wanted}
+    required = wanted_versions(lambda name: _metadata(metadata.requires, name))
+    known = {name: package(_metadata(metadata.version, name), required[name]) for name in required}
     extras = {name: _metadata(metadata.version, name) for name in _OPTIONAL if name not in known}
     known |= {name: Package(version=version) for name, version in extras.items() if version}
     ours = _metadata(metadata.metadata, _OURS)
@@ -435,7 +435,7 @@ def _metadata(function: Callable[[str], Any], name: str) -> Any:
 
 
 def wanted_versions(requires: Callable[[str], list[str] | None]) -> dict[str, str]:
-    """Join what is asked of each package that steadytrain needs; not what holds for an extra or a system only.
+    """Join the version ranges of each package that steadytrain needs, without those of extras and single systems.
 
     Args:
         requires: gives a package's requirements as its metadata writes them; None where it is not installed.
@@ -467,7 +467,7 @@ _CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 def accelerators(root: Path, nvml: Any = None) -> Accelerators:
-    """Collect the facts about GPUs: as NVIDIA's library tells of them, else as its kernel module does.
+    """Collect the facts about GPUs, from NVIDIA's library, else from its kernel module.
 
     Args:
         root: where ``proc``, ``sys`` and ``dev`` lie.

@@ -20,7 +20,7 @@ MOST = 3  # differences in the line that tells what matters most
 
 @dataclass(frozen=True)
 class FactMeaning:
-    """What it means that a fact differs.
+    """The meaning of a difference in a fact.
 
     Args:
         key: of the fact, dotted; ``*`` stands for one part.
@@ -125,7 +125,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs: findings that are only here, that are only there, and facts.
+    """All differences: findings of one document only, and facts.
 
     ``old`` and ``new`` say which two were compared: ``host``, and when each was ``made``.
     """
@@ -174,7 +174,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys and values; a list of tables by its numbers, any other list is a value."""
+    """Flatten to dotted keys and values; a list of tables by its indices, any other list is a value."""
     if isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
         value = dict(enumerate(value))
     if not isinstance(value, dict):
@@ -203,7 +203,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _findings(document: Mapping[str, Any]) -> dict[str, Finding]:
-    """A document's findings by rule; what is none is passed over."""
+    """Return a document's findings by rule, ignoring what is no finding."""
     entries = document.get("findings")
     findings = {}
     for entry in entries if isinstance(entries, list) else []:
@@ -215,13 +215,13 @@ def _findings(document: Mapping[str, Any]) -> dict[str, Finding]:
 
 
 def _origin(document: Mapping[str, Any]) -> dict[str, str | None]:
-    system, made = document.get("system"), document.get("made")
+    system, created = document.get("system"), document.get("made")
     host = system.get("host") if isinstance(system, dict) else None
-    return {"host": host if isinstance(host, str) else None, "made": made if isinstance(made, str) else None}
+    return {"host": host if isinstance(host, str) else None, "made": created if isinstance(created, str) else None}
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Return kind, version, which two, the findings of one only, and the facts that differ, what matters first."""
+    """Return the comparison as a document: kind, version, both origins, findings of one only, facts that differ."""
     return {
         "kind": KIND,
         "version": VERSION,
@@ -233,7 +233,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
-    """Render what differs, old -> new: what matters most, findings, what matters for speed and what it means, the rest.
+    """Render the differences, old -> new: the most important, findings, what matters for speed and why, the rest.
 
     Args:
         comparison: of two documents.
@@ -241,7 +241,7 @@ def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
     """
     sides = (("new", comparison.only_new), ("old", comparison.only_old))
     matters = [fact for fact in comparison.facts if fact.meaning]
-    rest = [fact for fact in comparison.facts if not fact.meaning]
+    minor = [fact for fact in comparison.facts if not fact.meaning]
     lines = []
     for word, origin in (("old:", comparison.old), ("new:", comparison.new)):
         time = (origin["made"] or "at an unknown time").replace("+00:00", " UTC")
@@ -268,12 +268,12 @@ def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
             lines += title_line(f"Found only in the {side}")
             lines += [line for finding in findings for line in finding_lines(finding, width)]
     section("Affects speed", [[_change(fact), fact.meaning] for fact in matters])
-    section("Other differences", [[_change(fact)] for fact in rest])
+    section("Other differences", [[_change(fact)] for fact in minor])
     return lines
 
 
 def _change(fact: Difference) -> str:
-    """Word a difference, and for amounts of which more is more how many times as much it is."""
+    """Format a difference; of amounts also the ratio."""
     old, new, times = fact.old, fact.new, ""
     amounts = ("_bytes", "_watts", "mhz_max", "mhz_allowed", "usable", "quota", "allowed", "threads", "load_1")
     if fact.key.endswith(amounts) and _is_number(old) and _is_number(new) and old > 0 and new > 0:
@@ -282,7 +282,7 @@ def _change(fact: Difference) -> str:
 
 
 def value_in_words(key: str, value: Any) -> str:
-    """Word a value by the unit in its name.
+    """Format a value by the unit in its name.
 
     >>> value_in_words("memory.total_bytes", 16e9), value_in_words("load.steal_share", 0.12)
     ('16.0 GB', '12 %')

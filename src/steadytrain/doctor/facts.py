@@ -1,4 +1,4 @@
-"""What is asked of a machine: frozen data, ready for JSON.
+"""Facts about a machine: frozen data, ready for JSON.
 
 ``None`` stands for what could not be found out, never a zero or an empty text; an empty tuple or table says that
 there is none. Sizes are in bytes, clocks in MHz, power in watts, temperatures in degrees Celsius, and what is called
@@ -66,7 +66,7 @@ class Processor:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What else wants this machine now.
+    """The load of this machine now.
 
     Pressure is the share of the last ten seconds in which something waited for processor, memory or disk;
     ``steal_share`` what the hypervisor withheld while this was being asked; ``throttled_share`` in how many of its
@@ -126,7 +126,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocator:
-    """Who hands out memory: the C library, or what is loaded before it; and what steadytrain changes by itself."""
+    """The memory allocator: the C library's, or one loaded before it; and what steadytrain changes by itself."""
 
     libc: str | None = None
     preloaded: tuple[str, ...] | None = None
@@ -135,7 +135,7 @@ class Allocator:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchDevice:
-    """A GPU as torch sees it; ``failure`` is what happened when it was asked to add two numbers."""
+    """A GPU as torch sees it; ``failure``: the error when adding two numbers on it."""
 
     name: str
     capability: str
@@ -145,7 +145,7 @@ class TorchDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """The build of torch and what it finds here, asked of it in a process of its own.
+    """The build of torch and what it finds here, found out in a separate process.
 
     ``state`` is ``works``, ``missing``, ``broken`` (the import fails), ``crashed`` (it ended the process) or ``hangs``
     (it gave no answer in time). ``built_for`` are the architectures that the build has code for; ``allowed`` the
@@ -196,7 +196,7 @@ class Accelerators:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoders:
-    """What decodes images: simplejpeg the common JPEGs, Pillow all the rest; and what scales them down when packing.
+    """Image decoders: simplejpeg for common JPEGs, Pillow for all else; and what scales images when packing.
 
     An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
     another libjpeg), ``simd`` whether that has its vector code. ``resizer`` is the version of cykooz-resizer, or
@@ -223,7 +223,7 @@ class Decoders:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """An installed package; ``wanted`` is the range that others here ask for, ``fits`` whether it lies within."""
+    """An installed package; ``wanted``: the range that other packages require, ``fits``: whether it lies within."""
 
     version: str | None
     wanted: str | None = None
@@ -232,7 +232,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All of it. ``places`` by what they are for; ``variables`` of the environment that change speed or results."""
+    """All facts. ``places`` by their purpose; ``variables`` of the environment that change speed or results."""
 
     system: System = System()
     processor: Processor = Processor()

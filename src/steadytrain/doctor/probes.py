@@ -1,4 +1,4 @@
-"""Ask torch and the image decoders what they are, each in a process of its own.
+"""Probe torch and the image decoders, each in a separate process.
 
 An import that hangs or crashes ends that process and not this one: a wheel for another processor ends it by a signal.
 """
@@ -123,7 +123,7 @@ for function in (simplejpeg, pillow, resizer, parts):
 
 @dataclass(frozen=True)
 class Answer:
-    """The values that a process gave; ``failure`` says why it gave none, ``hangs`` that it did not in time."""
+    """The values that a process returned; ``failure``: why it returned none; ``hangs``: it did not finish in time."""
 
     values: dict[str, Any]
     failure: str | None = None
@@ -131,7 +131,7 @@ class Answer:
 
 
 class Probe:
-    """A process at work on a question."""
+    """A running probe."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -154,7 +154,7 @@ class Probe:
 
 @contextmanager
 def started(code: str, *, python: str = sys.executable) -> Iterator[Probe]:
-    """Start a process on ``code``, and end it if it is still there afterwards.
+    """Run ``code`` in a process, and end it if it is still running afterwards.
 
     Args:
         code: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
@@ -197,7 +197,7 @@ def torch_build(answer: Answer) -> Torch:
 
 
 def _line(text: str | None) -> str | None:
-    """The first line that says something, of what may be long."""
+    """Return the first line that is not empty, cut if it is long."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     return lines[0][:300] if lines else None
 

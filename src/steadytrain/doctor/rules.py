@@ -1,4 +1,4 @@
-"""Say what is wrong with a machine for training, or worth knowing: rules, which are pure functions of the facts."""
+"""Rules that find what is wrong with a machine for training, or worth knowing: pure functions of the facts."""
 
 from __future__ import annotations
 
@@ -75,8 +75,10 @@ def gpu_unused(facts: Facts) -> Iterator[Finding]:
     hidden = facts.variables.get("CUDA_VISIBLE_DEVICES")
     oldest = OLDEST_DRIVER.get(int(torch.cuda.partition(".")[0])) if torch.cuda else None
     # The newest major version of CUDA that the driver can do.
-    done = [m for m, least in OLDEST_DRIVER.items() if machine.driver and _version(machine.driver) >= _version(least)]
-    fitting = f"install a build of torch for CUDA {max(done)} ({_WHEELS})" if done else ""
+    supported = [
+        m for m, least in OLDEST_DRIVER.items() if machine.driver and _version(machine.driver) >= _version(least)
+    ]
+    fitting = f"install a build of torch for CUDA {max(supported)} ({_WHEELS})" if supported else ""
     # A container that was given no GPU may well be meant to have none.
     is_kept_out = facts.system.container not in (None, "none", "wsl") and machine.device_files == 0
     if torch.cuda is None:
@@ -262,8 +264,8 @@ def fewer_cores(facts: Facts) -> Iterator[Finding]:
     why = "Decoding and training on the CPU can use only these."
     if cpu.quota is not None and cpu.quota < min(cpu.logical, cpu.allowed or cpu.logical):
         late = load.throttled_share or 0.0
-        held = f", and the process was throttled in {percent(late)} of its periods" if late >= 0.01 else ""
-        what = f"the CPU quota (cgroup) is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
+        throttling = f", and the process was throttled in {percent(late)} of its periods" if late >= 0.01 else ""
+        what = f"the CPU quota (cgroup) is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{throttling}"
         remedy = "raise it (docker run --cpus, Kubernetes' limits.cpu, systemd's CPUQuota)"
         yield Finding("quota", "warn" if late >= 0.05 or cpu.quota < 2 else "note", what, why, remedy)
     if cpu.allowed is not None and cpu.allowed < cpu.logical:
@@ -326,8 +328,8 @@ def memory_short(facts: Facts) -> Iterator[Finding]:
     memory = facts.memory
     most, left = memory.limit_bytes or memory.total_bytes, memory.available_bytes
     if most and left is not None and left < max(0.1 * most, min(2 * GB, 0.5 * most)):
-        whose = "the control group's limit" if memory.limit_bytes else "the machine's memory"
-        what = f"{size(left)} of {whose} ({size(most)}) is available"
+        limit = "the control group's limit" if memory.limit_bytes else "the machine's memory"
+        what = f"{size(left)} of {limit} ({size(most)}) is available"
         why = "The kernel kills processes that need more, without a message of theirs."
         remedy = (
             "stop the processes that use it, or raise the limit"
@@ -449,7 +451,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
     usable, started = facts.processor.usable, facts.torch.threads
     setting = facts.variables.get("OMP_NUM_THREADS")
     first = (setting or "").split(",")[0].strip()  # ``4,2`` is four threads, with two more inside each
-    asked = int(first) if first.isdigit() else None
+    limit = int(first) if first.isdigit() else None
     others = (
         "steady train uses at most one thread for each core; steady evaluate, steady predict and other programs "
         "use more."
@@ -457,14 +459,14 @@ def threads(facts: Facts) -> Iterator[Finding]:
     unset = f"export OMP_NUM_THREADS={usable}, or unset it"
     if usable is None:
         return
-    if setting is not None and not asked:
+    if setting is not None and not limit:
         why = "steady train uses one thread for each core; in other programs it depends on their OpenMP library."
         yield Finding("threads", "note", f"OMP_NUM_THREADS={setting!r} is not a number of threads", why, unset)
-    elif asked and asked > usable:
+    elif limit and limit > usable:
         what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
         yield Finding("threads", "warn", what, f"Threads compete for the cores. {others}", unset)
-    elif asked and asked < usable:
-        what = f"OMP_NUM_THREADS={setting} limits computing to {asked} of {usable} cores"
+    elif limit and limit < usable:
+        what = f"OMP_NUM_THREADS={setting} limits computing to {limit} of {usable} cores"
         why = "It applies to training, evaluation and prediction on a CPU, but not to the threads that decode images."
         remedy = "unset OMP_NUM_THREADS, unless many processes share the machine"
         yield Finding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)

@@ -48,9 +48,9 @@ def lines(facts: Facts, findings: Sequence[Finding], *, width: int) -> list[Line
         rows = [(label, value) for label, value in group(facts) if value]
         lines += title_line(title) if rows else []
         for label, value in rows:
-            first, *rest = wrapped(value, width - LABEL - 2) or [""]
+            first, *continued = wrapped(value, width - LABEL - 2) or [""]
             lines.append(Line(f"  {label:<{LABEL - 1}} {first}".rstrip()))
-            lines += [Line(" " * (LABEL + 2) + text) for text in rest]
+            lines += [Line(" " * (LABEL + 2) + text) for text in continued]
     return lines
 
 
@@ -72,8 +72,8 @@ def title_line(title: str) -> list[Line]:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Wrap to at most ``width`` columns; paths are not broken, nor numbers from their units."""
-    kept = _UNIT.sub(_TIE, text)
-    lines = textwrap.wrap(kept, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    tied = _UNIT.sub(_TIE, text)
+    lines = textwrap.wrap(tied, max(width, 20), break_long_words=False, break_on_hyphens=False)
     return [line.replace(_TIE, " ") for line in lines]
 
 
@@ -112,7 +112,7 @@ def _processor(facts: Facts) -> Iterator[Row]:
         ("memory", load.pressure_memory_share),
         ("disk", load.pressure_io_share),
     )
-    waits = _joined(*(f"{percent(share)} for {what}" for what, share in shares if share is not None))
+    waits = _joined(*(f"{percent(share)} for {resource}" for resource, share in shares if share is not None))
     yield "waiting", f"{waits} (last 10 s)" if waits else None
     yield "withheld", None if load.steal_share is None else f"{percent(load.steal_share)} by the hypervisor"
 
@@ -154,8 +154,8 @@ def _gpus(facts: Facts) -> Iterator[Row]:
             yield "", _joined(f"{process.name or 'process'} ({process.pid})", memory)
         clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
         memory = gpu.memory_mhz and f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
-        held = f"limited by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
-        yield "", _joined(clock, memory, held)
+        throttling = f"limited by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
+        yield "", _joined(clock, memory, throttling)
         watts = None if gpu.power_limit_watts is None else f"limit {gpu.power_limit_watts:.0f} W"
         default = gpu.power_default_watts and f"default {gpu.power_default_watts:.0f} W"
         yield "", _joined(watts, default, None if gpu.temperature is None else f"{gpu.temperature} degrees")
@@ -175,7 +175,9 @@ def _torch(facts: Facts) -> Iterator[Row]:
     yield "version", _joined(of.version, build, of.cudnn and f"cuDNN {of.cudnn}", of.nccl and f"NCCL {of.nccl}")
     yield "built for", " ".join(of.built_for)
     yield "sees", _joined(*(f"{device.name} ({device.capability})" for device in of.devices)) or "no GPU"
-    libraries = [name for name, there in (("oneDNN", of.onednn), ("MKL", of.mkl), ("OpenMP", of.openmp)) if there]
+    libraries = [
+        name for name, available in (("oneDNN", of.onednn), ("MKL", of.mkl), ("OpenMP", of.openmp)) if available
+    ]
     extras = [*of.isa_extras, *libraries]
     yield "on the CPU", _joined(of.isa, *extras)
     inter = None if of.interop_threads is None else f"{of.interop_threads} between operations"
@@ -195,7 +197,7 @@ def _decoders(facts: Facts) -> Iterator[Row]:
     turbo = "no libjpeg-turbo" if of.pillow_turbo == "no" else f"libjpeg-turbo {of.pillow_turbo or UNKNOWN}"
     switches = (("zlib-ng", of.pillow_zlib_ng), ("WebP", of.pillow_webp), ("AVIF", of.pillow_avif))
     more = (*switches, ("JPEG 2000", of.pillow_jpeg2000))
-    parts = [name if there else f"no {name}" for name, there in more if there is not None]
+    parts = [name if available else f"no {name}" for name, available in more if available is not None]
     yield "all else", f"broken: {of.pillow_error}" if of.pillow_error else _joined("Pillow", turbo, *parts)
     scaling = "numpy" if of.resizer == "no" else f"cykooz-resizer {of.resizer or UNKNOWN}"
     yield "scaling", f"numpy (cykooz-resizer is broken: {of.resizer_error})" if of.resizer_error else scaling
@@ -220,8 +222,8 @@ _GROUPS: dict[str, Callable[[Facts], Iterable[Row]]] = {
 }
 
 
-def _of(part: int | None, whole: int | None, word: str) -> str | None:
-    return None if part is None or whole is None else f"{size(part)} of {size(whole)} {word}"
+def _of(amount: int | None, total: int | None, word: str) -> str | None:
+    return None if amount is None or total is None else f"{size(amount)} of {size(total)} {word}"
 
 
 def _joined(*parts: object) -> str:
@@ -229,7 +231,7 @@ def _joined(*parts: object) -> str:
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Say what training would run on, and how many findings there are of each severity.
+    """Describe what training would run on, and count the findings of each severity.
 
     >>> verdict(Facts(), [])
     'the device that training would use is unknown: no problems found'
@@ -256,9 +258,9 @@ def _runs_on(facts: Facts) -> str:
 
 def document(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:
     """Return kind, version, the time, the findings, and each part of the facts under its name."""
-    made = datetime.now(UTC).isoformat(timespec="seconds")
+    created = datetime.now(UTC).isoformat(timespec="seconds")
     parts: dict[str, Any] = plain(facts)
-    return {"kind": DOCUMENT_KIND, "version": VERSION, "made": made, "findings": [*map(plain, findings)], **parts}
+    return {"kind": DOCUMENT_KIND, "version": VERSION, "made": created, "findings": [*map(plain, findings)], **parts}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ ENGINES: dict[str, Engine] = {
 
 
 def missing(engine: str, device: str) -> str:
-    """Say why an engine cannot be had on a device, ``cpu`` or ``cuda``; empty where it can.
+    """Return why an engine cannot be had on a device, ``cpu`` or ``cuda``; empty where it can.
 
     >>> missing("eager", "cpu"), missing("tensorrt", "cpu")
     ('', 'TensorRT needs an NVIDIA GPU')
@@ -135,7 +135,7 @@ class Subject:
 
 
 def is_pretrained(name: str) -> bool:
-    """Tell whether a name asks for pretrained weights of timm, which may have to be fetched.
+    """Return whether a name asks for pretrained weights of timm, which may have to be fetched.
 
     >>> is_pretrained("timm/resnet18.a1_in1k"), is_pretrained("timm/resnet18"), is_pretrained("resnet50")
     (True, False, False)
@@ -313,7 +313,7 @@ def answer_requests(connection: Connection) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """Word what an engine raised: its kind and its first lines up to a reason, in 200 characters at most.
+    """Describe what an engine raised: its kind and its first lines up to a reason, in 200 characters at most.
 
     >>> _sentence(RuntimeError("Exception from infer.cpp:224:\\nno such shape"))
     'Exception from infer.cpp:224: no such shape'

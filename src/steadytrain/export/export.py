@@ -210,7 +210,7 @@ def export_model(
 
 
 def kind_of(output: str | Path) -> Kind:
-    """Say what is to be written by the ending of a name. Raises InputError.
+    """Return what is to be written by the ending of a name. Raises InputError.
 
     >>> kind_of("a.onnx"), kind_of("hub/")
     ('onnx', 'folder')
@@ -348,7 +348,7 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
 
 
 def _why_not(job: _Job, exact: Row, other: Row, speeds: Mapping[str, list[float]], max_loss: float) -> str:
-    """Say why a file with other numbers is not kept; empty where it is."""
+    """Return why a file with other numbers is not kept; empty where it is."""
     ratio = median(b / a for a, b in zip(speeds["fp32"], speeds[job.numbers], strict=True))
     if exact.score is not None and other.score is not None:
         lost, of = 100 * (exact.score - other.score), "mAP" if job.trained.is_multi_label else "top-1"
@@ -648,7 +648,7 @@ def _about(trained: Trained) -> dict[str, Any]:
 
 
 def provenance(trained: Trained) -> dict[str, str]:
-    """Say where weights come from: run, digests of its recipe and of the weights, versions, date. No paths."""
+    """Return where weights come from: run, digests of its recipe and of the weights, versions, date. No paths."""
     about: dict[str, str] = {}
     try:
         run = Run.open(trained.path.parent)

@@ -57,7 +57,7 @@ def parse_prefix(text: str) -> str:
 
 
 def is_allowed(url: str, prefixes: Sequence[str]) -> bool:
-    """Tell whether an address begins with one of the prefixes, by its parts.
+    """Return whether an address begins with one of the prefixes, by its parts.
 
     >>> is_allowed("https://a.org/photos/1.jpg", ["https://a.org/photos"])
     True
@@ -170,14 +170,14 @@ def _origin(parts: SplitResult) -> Origin:
 
 
 def _is_plain(parts: SplitResult) -> bool:
-    """Tell whether an address has no user's name and no path that a server might read as another one."""
+    """Return whether an address has no user's name and no path that a server might read as another one."""
     path = unquote(unquote(parts.path))
     is_odd = "\\" in path or not path.isprintable() or ".." in path.split("/") or not parts.path.isascii()
     return "@" not in parts.netloc and not is_odd
 
 
 def _is_public(address: str) -> bool:
-    """Tell whether an address is a public one.
+    """Return whether an address is a public one.
 
     >>> [_is_public(text) for text in ("93.184.215.14", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "::1")]
     [True, False, False, False, False]

@@ -247,7 +247,7 @@ class Body:
 
 
 def _refusal(status: int, message: str, *, retry_after: int | None = None, is_early: bool = True) -> HTTPException:
-    """Word a refusal; ``is_early``: the request has not been read to its end."""
+    """Format a refusal; ``is_early``: the request has not been read to its end."""
     headers = {"connection": "close"} if is_early else {}
     headers |= {} if retry_after is None else {"retry-after": str(retry_after)}
     return HTTPException(status, message, headers)

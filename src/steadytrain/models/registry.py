@@ -121,7 +121,7 @@ def pretrained_licence(name: str) -> str:
 
 
 def licence_note(licence: str) -> str | None:
-    """Word a line for the user on a licence that restricts, or may restrict, the use of weights; None for a free one.
+    """Return a note on a licence that restricts, or may restrict, the use of weights; None for a free one.
 
     >>> licence_note("apache-2.0")
     >>> licence_note("cc-by-nc-4.0")
@@ -202,7 +202,7 @@ def catalogue(pattern: str = "", *, tags: bool = False) -> list[Entry]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Say whether a full name is meant by a piece of it or by a glob.
+    """Return whether a full name matches a part of it or a glob.
 
     >>> matches("timm/resnet50", "net5"), matches("timm/resnet50", "net5*"), matches("timm/resnet50", "timm/RES*")
     (True, False, True)
@@ -227,7 +227,7 @@ def _near(pattern: str, names: Sequence[str]) -> str:
 
 
 def has_local_weights(name: str) -> bool:
-    """Say whether the weights of one of timm's models were fetched to this machine."""
+    """Return whether the weights of one of timm's models were fetched to this machine."""
     import timm.models
 
     config = timm.models.get_pretrained_cfg(name.removeprefix("timm/"))

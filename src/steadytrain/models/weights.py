@@ -112,14 +112,14 @@ def reset_head(module: nn.Module, head: tuple[str, ...]) -> None:
 
 
 def head_note(before: int | None, now: int) -> str:
-    """Word a note on a classifier that was not taken over; ``before`` is None or 0 where there was none."""
+    """Return a note on a classifier that was not loaded; ``before`` is None or 0 if there was none."""
     if before:
         return f"the classifier of {before:,} classes was replaced by a fresh one for {now:,}"
     return f"no classifier in it: a fresh one for {now:,}"
 
 
 def under(name: str, prefixes: Iterable[str]) -> bool:
-    """Say whether a parameter or module of this name belongs to one of the modules ``prefixes``.
+    """Return whether a parameter or module of this name belongs to one of the modules ``prefixes``.
 
     >>> under("fc.weight", ["fc"]), under("fc2.weight", ["fc"])
     (True, False)

@@ -1,4 +1,4 @@
-"""What a run does with its time: the fold of its events, the ledger of its seconds, the verdict. Needs no torch."""
+"""Where a run's time goes: its history folded from events, the ledger of seconds, the verdict. Needs no torch."""
 
 from __future__ import annotations
 

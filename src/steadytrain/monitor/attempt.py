@@ -1,4 +1,4 @@
-"""One start of a run: its seconds by bucket, at its end and at any moment before."""
+"""One attempt of a run, from the start of its process: seconds by bucket, at its end and at any moment before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN_STAGES: Stages = (0.0, 0.0, 0.0, 0.0, 1.0)
 
 @dataclass
 class Mark:
-    """A moment of an attempt up to which its seconds were accounted for, all counted from the attempt's begin.
+    """An attempt's totals up to a moment, counted from the start of the attempt.
 
     ``time``: seconds since 1970; ``seconds``: by recorded bucket, ``update`` for updates of unknown parts; ``stages``:
     of the input wait; ``update_cpu``: processor time of the updates.
@@ -82,7 +82,7 @@ class InputWait:
             self._settle()
 
     def add_stats(self, stats: FeedStats) -> None:
-        """Take in what the feed has done so far; it comes a moment before or after the mark that it belongs to."""
+        """Add the feed's totals; they come a moment before or after the mark that they belong to."""
         self._newest = stats
         if self._unsettled and self._unsettled[-1][0].step == stats.step:
             self._settle()
@@ -113,10 +113,12 @@ def stage_shares(before: FeedStats | None, after: FeedStats) -> Stages:
     ...                              batch_seconds=0.0, blocked_seconds=0.5, threads=1))
     (0.25, 0.75, 0.0, 0.0, 0.0)
     """
-    done = feed_difference(before, after)
-    busy = [max(0.0, getattr(done, stage)) for stage in STAGES]
+    difference = feed_difference(before, after)
+    busy = [max(0.0, getattr(difference, stage)) for stage in STAGES]
     total = sum(busy)
-    return UNKNOWN_STAGES if total <= 0 or done.blocked_seconds > total else (*(part / total for part in busy), 0.0)
+    return (
+        UNKNOWN_STAGES if total <= 0 or difference.blocked_seconds > total else (*(part / total for part in busy), 0.0)
+    )
 
 
 def _add_scaled(stages: Sequence[float], more: Sequence[float], factor: float) -> Stages:
@@ -125,7 +127,7 @@ def _add_scaled(stages: Sequence[float], more: Sequence[float], factor: float) -
 
 @dataclass
 class Attempt:
-    """One start of a run, absorbed event by event.
+    """One attempt of a run, folded event by event.
 
     ``before``: the run's own seconds before it; ``cut``: its wall seconds that count, since what came after was done
     for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was on disk. ``exchange``:
@@ -177,7 +179,7 @@ class Attempt:
 
     @property
     def updates(self) -> int:
-        """Updates done in this attempt, whatever became of them."""
+        """Updates done in this attempt, those lost later included."""
         return max(0, self.step - self.first_step)
 
     @property
@@ -218,12 +220,12 @@ class Attempt:
                     self._complete(event)
 
     def _explain(self, bucket: str, seconds: float) -> None:
-        """Take measured seconds out of the unexplained ones; a measured duration counts whatever the clock says."""
+        """Move measured seconds from ``other`` to a bucket; a measured duration counts even if the clock disagrees."""
         self._tail[bucket] += seconds
         self._tail["other"] = max(0.0, self._tail["other"] - seconds)
 
     def end(self) -> Mark:
-        """Return where it stands now."""
+        """Return the totals up to the newest event."""
         tail, mark = dict(self._tail), self.marks[-1]
         parts = {name: mark.seconds.get(name, 0.0) for name in PARTS}
         if (total := sum(parts.values())) > 0:  # the parts of updates are those of the updates before
@@ -237,22 +239,22 @@ class Attempt:
         return end
 
     def at_wall(self, wall: float) -> Mark:
-        """Return where it stood after so many seconds."""
+        """Return the totals after so many seconds."""
         return self._at(lambda mark: mark.wall, wall)
 
     def after_first_epoch(self) -> Mark:
-        """Return where it stood after the first pass over the data; its end where it came to no second one."""
+        """Return the totals after the first pass over the data, or at the end if there was no second one."""
         length = self.num_train
         if not length or self.position <= length:
             return self.end()
         return self.at_images(max(0, length - self.first_position))
 
     def at_images(self, images: int) -> Mark:
-        """Return where it stood after so many images."""
+        """Return the totals after so many images."""
         return self._at(lambda mark: mark.images, images)
 
     def lose_after(self, step: int) -> bool:
-        """Cut off what came after this step's checkpoint, from which a later attempt goes on.
+        """Drop what came after this step's checkpoint, from which a later attempt resumed.
 
         Returns:
             Whether that checkpoint was made in this attempt, so that those before lose nothing.
@@ -304,7 +306,7 @@ class Attempt:
         self.saved.update(dict.fromkeys(late, mark.wall))  # a clock that was set forward
 
     def _complete(self, event: Ended) -> None:
-        """Complete the wall time of a log without accounts by what its end says it was."""
+        """Complete the wall time of a log without accounts from the total in its ``Ended`` event."""
         startup = _positive(self.started.startup) if self.started else {}
         missing = startup.get("process", 0.0) + event.seconds - self.wall
         if missing > 0 and not startup:
@@ -317,7 +319,7 @@ class Attempt:
 
 
 def _empty_tail() -> dict[str, float]:
-    """What followed the newest mark, put together from single events: seconds by bucket, ``other`` unexplained."""
+    """Return zero seconds for each bucket that events after the newest mark are added to; ``other``: unexplained."""
     return dict.fromkeys(("input", "update", "evaluation", "checkpoint", "other"), 0.0)
 
 

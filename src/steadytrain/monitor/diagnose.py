@@ -1,4 +1,4 @@
-"""The verdict: what a run's time goes into without need, what to change, and what that saves.
+"""The verdict: what costs a run time without need, what to change, and what that saves.
 
 The causes of :mod:`steadytrain.monitor.rules` are asked one by one and put in order: what costs more before what costs
 less, what follows from another cause behind it, and last what every run has.
@@ -83,18 +83,18 @@ class Ceiling:
 
     @property
     def most(self) -> float:
-        """Images per second that the slower of the two allows."""
+        """Images per second that the slower of computing and feed allows."""
         return min(rate for rate in (self.compute, self.feed, float("inf")) if rate)
 
     @property
     def near(self) -> float:
-        """How much of that the run reaches, 0 to 1."""
+        """Share of :attr:`most` that the run reaches, 0 to 1."""
         return clip(self.images_per_second / self.most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found out about a run.
+    """The verdict on a run: its causes, ledger and ceiling.
 
     Args:
         causes: the dominant one first; ``nothing`` stands there where there is none.
@@ -120,7 +120,7 @@ class Diagnosis:
         }
 
     def __str__(self) -> str:
-        """Word the verdict in a few lines."""
+        """Describe the verdict in a few lines."""
         first, *more = self.causes
         lines = [first.sentence]
         if first.change:
@@ -130,7 +130,7 @@ class Diagnosis:
 
 
 def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
-    """Say what holds a run back, also while it goes on.
+    """Find what holds a run back; the run may still be going on.
 
     Args:
         run: a run, its folder, or what is known of it.
@@ -148,7 +148,7 @@ def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
 
 
 def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Put causes in order of cost, each behind what explains it; unexplained time first, what every run has last."""
+    """Sort causes by cost, each after what explains it; unexplained time first, what every run has last."""
 
     def rank(cause: Cause) -> tuple[bool, bool, float]:
         return cause.is_usual, cause.name != "unexplained", -cause.share
@@ -173,7 +173,7 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 
 
 def ceiling(evidence: Evidence) -> Ceiling | None:
-    """Return how near a run is to what it could do, measured by the probe or estimated from the run itself."""
+    """Return how close a run is to its limits, measured by the probe or estimated from the run itself."""
     now, pace, measured = evidence.ledger.steady_images_per_second, mean_pace(evidence), evidence.measured
     probed, compute, feed = evidence.ceilings, 0.0, None
     if probed is not None:
@@ -197,9 +197,9 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
     if limits is None:
         return Cause(name="nothing", share=0.0, sentence="No training steps yet, so there is no verdict.")
     limit = "computing alone" if limits.limit == "compute" else "the data loader alone"
-    what = "No bottleneck found" + ("" if evidence.machine is not None else " in the log")
+    finding = "No bottleneck found" + ("" if evidence.machine is not None else " in the log")
     sentence = (
-        f"{what}: {number(limits.images_per_second)} images/s in the steady state,"
+        f"{finding}: {number(limits.images_per_second)} images/s in the steady state,"
         f" {percent(limits.near)} of what {limit} would reach."
     )
     how = "measured" if limits.probed else "estimated from the run"

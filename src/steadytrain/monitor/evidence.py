@@ -1,4 +1,4 @@
-"""What is known of a run: the facts that a verdict is found from, a view of its history."""
+"""The facts that a verdict is based on: a view of a run's history."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Evidence:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether more threads compute than there are cores: what they wait for is each other."""
+        """Whether more threads compute than there are cores, so that they wait for each other."""
         return self.on_cpu and self.compute_threads > self.cores
 
     @property
@@ -125,7 +125,7 @@ class Evidence:
 
 
 def evidence(run: Run) -> Evidence:
-    """Return what is known of a run, of all of its ranks, also while it goes on.
+    """Read the evidence of a run, of all of its ranks; the run may still be going on.
 
     Raises:
         RunError: nothing was started in it yet.
@@ -134,7 +134,7 @@ def evidence(run: Run) -> Evidence:
 
 
 def gather_evidence(history: RunHistory) -> Evidence:
-    """Return what a history knows so far. Raises RunError before the run began."""
+    """Collect the evidence in a history. Raises RunError before the run began."""
     started = history.started
     if started is None:
         raise RunError("this run has not started yet: start it, then try again")
@@ -209,11 +209,11 @@ def _ratio(above: float, below: float) -> float | None:
 
 
 def _during_updates(machine: MachineStats | None, used: float | None) -> MachineStats | None:
-    """Return what a machine does during updates, from what it does all the time and the cores that updates use.
+    """Return the machine's figures during updates, given its overall figures and the cores that updates use.
 
     Where the run waits for a disk or a lock between updates, or evaluates, it uses less of its cores then, or more.
     """
     if machine is None or machine.cpu is None or machine.idle is None or used is None:
         return machine
-    there = machine.cpu + machine.idle
-    return replace(machine, cpu=min(used, there), idle=max(0.0, there - used))
+    cores = machine.cpu + machine.idle
+    return replace(machine, cpu=min(used, cores), idle=max(0.0, cores - used))

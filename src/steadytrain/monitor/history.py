@@ -53,7 +53,7 @@ MAX_RATES = 8000
 
 
 class RunHistory:
-    """One run as its events tell it; takes the events of all ranks, each rank's in their order.
+    """One run, folded from the events of all ranks; those of each rank must come in their order.
 
     Args:
         recipe: of the run.
@@ -102,7 +102,7 @@ class RunHistory:
         self.ranks: dict[int, RunHistory] = {rank: self}
 
     def take(self, event: Event) -> None:
-        """Absorb one event; every kind at least moves the clock."""
+        """Fold in one event; every kind at least moves the clock."""
         if isinstance(event, Unreadable):
             self.unreadable += 1
             return
@@ -191,7 +191,7 @@ class RunHistory:
 
     @property
     def started(self) -> Started | None:
-        """How the newest attempt began; None before the first did."""
+        """The ``Started`` event of the newest attempt; None before the first."""
         return next((attempt.started for attempt in reversed(self.attempts) if attempt.started), None)
 
     @property
@@ -206,7 +206,7 @@ class RunHistory:
 
     @property
     def position(self) -> int:
-        """Images that the run has come to, repeated ones counted once."""
+        """Images that the run has reached, repeated ones counted once."""
         return self.attempts[-1].position if self.attempts else 0
 
     @property
@@ -232,7 +232,7 @@ class RunHistory:
         return min(self.started.batches.progress(step) / per_epoch, self.recipe.budget.epochs or math.inf)
 
     def elapsed(self, time: float | None = None) -> float:
-        """Return the run's own seconds at a moment (None: its newest event), pauses between attempts left out.
+        """Return the seconds that the run had taken at a moment (None: its newest event), without pauses in between.
 
         A moment in a pause is the pause's beginning; the newest attempt may go on.
         """
@@ -240,8 +240,8 @@ class RunHistory:
             return 0.0
         newest = self.attempts[-1]
         time = newest.last_time if time is None else time
-        begun = [attempt for attempt in self.attempts if attempt.process_began <= time]
-        attempt = begun[-1] if begun else self.attempts[0]
+        attempts = [attempt for attempt in self.attempts if attempt.process_began <= time]
+        attempt = attempts[-1] if attempts else self.attempts[0]
         until = time if attempt is newest else min(time, attempt.last_time)
         return attempt.before + max(0.0, until - attempt.process_began)
 
@@ -253,7 +253,7 @@ class RunHistory:
         return sum(seconds) / wall if seconds and wall > 0 else None
 
     def ledger(self) -> Ledger:
-        """Return where the seconds went so far; all zeros before the run began."""
+        """Return the ledger so far; all zeros before the run began."""
         total, usual, wall = empty(), self._usual_parts(), 0.0
         for attempt in self.attempts:
             counted = attempt.end() if attempt.cut is None else attempt.at_wall(attempt.cut)
@@ -308,12 +308,12 @@ class RunHistory:
         if weight <= 0:
             seconds["input_other"] = wait
         # The first updates compute, too: their usual part is no warm-up.
-        updates, whole = max(0, mark.step - attempt.first_step), sum(usual.values())
-        usual_warmup = min(seconds["warmup"], min(WARM_UPDATES, updates) * whole)
+        updates, usual_update = max(0, mark.step - attempt.first_step), sum(usual.values())
+        usual_warmup = min(seconds["warmup"], min(WARM_UPDATES, updates) * usual_update)
         if usual_warmup > 0:
             seconds["warmup"] -= usual_warmup
             for name, value in usual.items():
-                seconds[name] += usual_warmup * value / whole
+                seconds[name] += usual_warmup * value / usual_update
         if measured := self.samples.measured:  # what of the passes does not shrink with the batch is the host's
             full = measured.passes.get("full", 0.0)
             part = min(1.0, max(0.0, measured.fixed_seconds / full)) if full > 0 else 0.0
@@ -337,7 +337,7 @@ def _is_sound(event: Event) -> bool:
 
 
 def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -> RunHistory:
-    """Read a run, also while it goes on.
+    """Read a run's history; the run may still be going on.
 
     Args:
         run: to read.
@@ -359,7 +359,7 @@ def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -
 
 
 def ledger(run: Run | str | Path) -> Ledger:
-    """Return where the seconds of a run, or of the run in a folder, went, also while it goes on: of its first rank.
+    """Return the ledger of a run, or of the run in a folder: of its first rank, so far.
 
     Raises:
         RunError: nothing was started in it yet.

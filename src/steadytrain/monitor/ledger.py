@@ -34,12 +34,12 @@ BUCKETS = (
 """Where a second of a run can go. ``lost``: done again after a restart, or for nothing."""
 
 STEADY = (*INPUT, "transfer", "host", *COMPUTE, "communication", "logging")
-"""What is there in every update: the steady state."""
+"""The buckets of every update: the steady state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """Where the seconds of a run went, all of its attempts taken together.
+    """Seconds of a run by bucket, over all of its attempts.
 
     Args:
         wall_seconds: of all attempts, each from the start of its process; pauses between them are not in it.
@@ -83,7 +83,7 @@ class Ledger:
 
 
 def empty() -> dict[str, float]:
-    """Return every bucket with nothing in it."""
+    """Return zero seconds for every bucket."""
     return dict.fromkeys(BUCKETS, 0.0)
 
 
@@ -92,7 +92,7 @@ SHORTEST_SLICE = 1e-6  # seconds: floating-point seconds since 1970 are no finer
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A stretch of a run: from when to when, seconds since 1970, and its seconds by bucket without the empty ones."""
+    """A stretch of a run: its bounds, seconds since 1970, and its seconds by bucket, empty buckets left out."""
 
     began: float
     ended: float
@@ -101,7 +101,7 @@ class Slice:
 
 
 def slices(totals: Sequence[tuple[float, float, Mapping[str, float]]], attempt: int) -> Iterator[Slice]:
-    """Yield what lies between rising totals, oldest first; the first slice begins with the attempt.
+    """Yield the differences of consecutive totals, oldest first; the first slice begins with the attempt.
 
     A total is an attempt's wall seconds up to a moment, when that was, and its seconds in each bucket.
     """

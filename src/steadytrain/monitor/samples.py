@@ -1,4 +1,4 @@
-"""Many samples as few figures: of the feed, the machine, its GPUs, and of how long updates take."""
+"""Streaming summaries of samples: of the feed, the machine, its GPUs and the duration of updates."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Mean(Generic[Sampled]):
         self._processes: dict[tuple[Any, ...], dict[str, float]] = {}
 
     def add(self, sample: Sampled) -> None:
-        """Take in one more sample."""
+        """Add a sample."""
         self._newest = sample
         values = dict(vars(sample))
         if isinstance(pressure := values.pop("pressure", None), Mapping):
@@ -93,21 +93,21 @@ class Mean(Generic[Sampled]):
                 sums["cores"] = sums.get("cores", 0.0) + cores * seconds
             if (moved := process.get("disk_bytes")) is not None:
                 sums["disk_bytes"] = sums.get("disk_bytes", 0.0) + moved * seconds
-            if (held := process.get("memory_bytes")) is not None:
-                sums["memory_bytes"] = max(held, sums.get("memory_bytes", 0))
+            if (memory := process.get("memory_bytes")) is not None:
+                sums["memory_bytes"] = max(memory, sums.get("memory_bytes", 0))
         if len(self._processes) > 2 * MAX_PROCESSES:
             self._processes = dict(self._busiest(MAX_PROCESSES))
 
     def _busiest(self, most: int) -> list[tuple[tuple[Any, ...], dict[str, float]]]:
         """Return those with most cores, most memory and most bytes to and from disks, ``most`` of each."""
         named = dict[tuple[Any, ...], None]()
-        for what in ("cores", "memory_bytes", "disk_bytes"):
-            having = [key for key, sums in self._processes.items() if sums.get(what)]
-            named |= dict.fromkeys(sorted(having, key=lambda key: -self._processes[key][what])[:most])
+        for measure in ("cores", "memory_bytes", "disk_bytes"):
+            having = [key for key, sums in self._processes.items() if sums.get(measure)]
+            named |= dict.fromkeys(sorted(having, key=lambda key: -self._processes[key][measure])[:most])
         return [(key, self._processes[key]) for key in named]
 
     def result(self) -> Sampled | None:
-        """Return all samples as one; None where there was none."""
+        """Return the mean; None without samples."""
         newest = self._newest
         if newest is None:
             return None
@@ -132,7 +132,7 @@ class Mean(Generic[Sampled]):
 
 
 def memory_words(stats: MachineStats | None) -> str:
-    """Word how much memory a process that was killed used last; nothing where it was not recorded.
+    """Describe the memory that a killed process used last; empty if it was not recorded.
 
     >>> memory_words(MachineStats(seconds=1, cores=2, machine_cores=2, memory_bytes=39 * 10**8,
     ...                           memory_limit_bytes=4 * 10**9, available_bytes=10**8))
@@ -179,7 +179,7 @@ class StepTimes:
         self._slowest: list[tuple[float, int]] = []
 
     def add(self, step: int, seconds: float, wait: float) -> None:
-        """Take in one more update."""
+        """Add an update."""
         push = heapq.heappush if len(self._slowest) < MAX_SLOWEST else heapq.heappushpop
         push(self._slowest, (seconds, step))
         if self._count % self._every == 0:
@@ -201,7 +201,7 @@ class StepTimes:
 
     @property
     def fast_update(self) -> float:
-        """Seconds without its wait of an update that a quarter of them undercut; 0 where there was none."""
+        """Lower quartile of an update's seconds without its wait; 0 before there is one."""
         updates = sorted(max(0.0, seconds - wait) for seconds, wait in self._kept)
         return updates[len(updates) // 4] if updates else 0.0
 
@@ -212,7 +212,7 @@ class StepTimes:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
-    """Return the 5th, 50th and 95th percentile, the nearest value that there is; zeros of nothing.
+    """Return the 5th, 50th and 95th percentile, each a value of the sample; zeros for no values.
 
     >>> percentiles([float(value) for value in range(101)])
     (5.0, 50.0, 95.0)
@@ -241,12 +241,12 @@ class Samples:
     _feed: FeedStats | None = None
 
     def begin_attempt(self) -> None:
-        """Forget what belongs to one attempt: its feed and its compiled code."""
+        """Forget what belongs to a single attempt: its feed and its compiled code."""
         self._feed = None
         self.compiled = None
 
     def take(self, event: Event, phase: int) -> None:
-        """Absorb an event that belongs to a phase of the run."""
+        """Fold in an event that belongs to a phase of the run."""
         match event:
             case FeedStats():
                 at = phase if self._feed else START
@@ -288,7 +288,7 @@ class Samples:
 
 
 def server_sum(before: ServerStats | None, event: ServerStats) -> ServerStats:
-    """Add up what was exchanged with the same servers."""
+    """Add what was exchanged with the same servers."""
     if before is None or len(before.servers) != len(event.servers):
         return event
     pushes = before.pushes + event.pushes

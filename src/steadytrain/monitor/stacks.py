@@ -1,4 +1,4 @@
-"""Where the threads of this process are: in words, and whole, in a file.
+"""Stacks of this process's threads: in a few words, or all of them in a file.
 
 Nothing here reads a source file: the disk that they lie on may be the very one that does not answer.
 """
@@ -42,12 +42,12 @@ def package(frame: FrameType) -> str:
 
 
 def is_debugged(thread: int) -> bool:
-    """Tell whether a debugger holds a thread."""
+    """Return whether a debugger holds a thread."""
     return any(package(frame).partition(".")[0] in _DEBUGGERS for frame in frames(thread))
 
 
 def where(thread: int) -> str:
-    """Word the innermost Python frame of a thread that is not in the standard library: function, file and line.
+    """Describe the innermost Python frame of a thread that is not in the standard library: function, file and line.
 
     As in ``read (steadytrain/data/recordio/reader.py:88)``.
     """
@@ -59,14 +59,14 @@ def where(thread: int) -> str:
 
 
 def word_frame(frame: FrameType) -> str:
-    """Word where a frame is: function, file and line."""
+    """Describe a frame: function, file and line."""
     parts = Path(frame.f_code.co_filename).parts
     near = next((at + 1 for at in range(len(parts) - 1, -1, -1) if parts[at] in ("site-packages", "src")), -2)
     return f"{frame.f_code.co_name} ({'/'.join(parts[near:])}:{frame.f_lineno})"
 
 
 def busy(prefix: str) -> dict[str, str]:
-    """Say where each thread is whose name begins so, without those that wait for something to do."""
+    """Describe where each thread is whose name has this prefix, idle ones left out."""
     threads = sorted((thread.name, thread.ident or 0) for thread in threading.enumerate())
     places: dict[str, str] = {}
     for name, ident in threads:
@@ -99,7 +99,7 @@ def dump(folder: Path, head: str, rank: int = 0) -> Path:
 
 
 def children() -> dict[str, str]:
-    """Say what the threads of each child of this process do, by its name (``process 1234``): how many of them what."""
+    """Count the states of the threads of each child of this process, by its name (``process 1234``)."""
     pids = sorted(ProcessTree(os.getpid()).stats().keys() - {os.getpid()})
     lines: dict[str, str] = {}
     for pid in pids:
@@ -109,7 +109,7 @@ def children() -> dict[str, str]:
 
 
 def _state(folder: str) -> str:
-    """What the kernel says that a thread does, by its folder: ``sleeping (pipe_read)``."""
+    """Return the kernel's state of the thread with this folder in /proc: ``sleeping (pipe_read)``."""
     stat = read_stat(folder)
     if stat is None:
         return "state unknown"

@@ -1,4 +1,4 @@
-"""Look at the threads of this process now and then: what the loop's thread does, and whose code it is in.
+"""A sampling profiler of this process: what the loop's thread does, and whose code it is in.
 
 Time of the loop's thread is one of these: it runs, it is queued for a processor, or it waits. The kernel counts the
 first two. What it waits for, and in whose code, is seen at the moment of a look: by the innermost frame of Python, the
@@ -45,7 +45,7 @@ HELD_SECONDS = 0.0005  # a look that waits longer for Python's lock found a thre
 
 @contextmanager
 def looking(log: EventLog, progress: Progress) -> Iterator[LoopWatch]:
-    """Look at this process's threads while the body runs, in whose thread the loop is; write ``ThreadStats``.
+    """Sample this process's threads while the body runs in the loop's thread; write ``ThreadStats``.
 
     ``progress``: of the start. None is written until a loop is attached to what is given; then one after a second,
     whenever the time has grown by a twentieth (1 to 300 s), and at the end. What fails is told in the log, once, and
@@ -84,7 +84,7 @@ def _look(watch: LoopWatch, log: EventLog, ended: threading.Event) -> None:
 
 
 class LoopWatch:
-    """Sums up the looks at the threads of this process; the thread that makes it is the loop's.
+    """Samples of this process's threads, summed up; the thread that creates it is the loop's.
 
     Args:
         progress: of the loop.
@@ -115,7 +115,7 @@ class LoopWatch:
 
     @property
     def pause(self) -> float:
-        """Seconds to the next look: a thousandth of the time so far, and enough to cost little."""
+        """Seconds to the next sample: a thousandth of the time so far, and enough to cost little."""
         cost = self._cost / self._looks if self._looks else 0.0
         return max(min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self.seconds / 1000)), cost / COST)
 
@@ -125,7 +125,7 @@ class LoopWatch:
         self.is_attached = True
 
     def begin(self) -> None:
-        """Begin to look, in the thread that is going to."""
+        """Start, in the thread that samples."""
         self._own = threading.get_native_id()
         self._own_files = ThreadFiles(self._own)
         self._last = self._surveyed = time.perf_counter()
@@ -140,7 +140,7 @@ class LoopWatch:
             files.close()
 
     def look(self, slept: float) -> None:
-        """Take in what the threads do now, after this one had meant to sleep so long (0: it was woken)."""
+        """Sample the threads, after this one had meant to sleep for ``slept`` seconds (0: it was woken)."""
         began = time.thread_time()
         frames = sys._current_frames()
         now, bucket = time.perf_counter(), self.progress.bucket
@@ -148,14 +148,14 @@ class LoopWatch:
         self.seconds += seconds
         self._looks += 1
         self._count_processors(bucket, seconds)
-        own, held = self._own_files.times(), 0.0
-        if own is not None and slept:  # what it is late and was not queued for a processor, it waited for the lock
-            held = max(0.0, seconds - slept - (own[1] - self._own_queued))
-        self._lock_seconds += held
-        self._own_queued = 0.0 if own is None else own[1]
-        what, place = self._classify(frames.get(self._loop), is_held=held > HELD_SECONDS)
-        if len(self._places) < MAX_KEPT or (bucket, what, place) in self._places:
-            self._places[bucket, what, place] += seconds
+        times, lock_seconds = self._own_files.times(), 0.0
+        if times is not None and slept:  # what it is late and was not queued for a processor, it waited for the lock
+            lock_seconds = max(0.0, seconds - slept - (times[1] - self._own_queued))
+        self._lock_seconds += lock_seconds
+        self._own_queued = 0.0 if times is None else times[1]
+        activity, place = self._classify(frames.get(self._loop), is_held=lock_seconds > HELD_SECONDS)
+        if len(self._places) < MAX_KEPT or (bucket, activity, place) in self._places:
+            self._places[bucket, activity, place] += seconds
         for ident, name in self._active.values():
             if (frame := frames.get(ident)) is not None:
                 places = self._others[name]["places"]
@@ -168,7 +168,7 @@ class LoopWatch:
         self._cost += time.thread_time() - began
 
     def _count_processors(self, bucket: str, seconds: float) -> None:
-        """Add what the kernel counted since the last look to the bucket of this one."""
+        """Add what the kernel counted since the last sample to the bucket of this one."""
         totals = self._buckets[bucket]
         totals["seconds"] += seconds
         times, before = self._files.times(), self._times
@@ -185,7 +185,7 @@ class LoopWatch:
             self._computed = [a + b for a, b in zip(self._computed, most, strict=True)]
 
     def _classify(self, frame: FrameType | None, *, is_held: bool) -> tuple[str, str]:
-        """Say what the loop's thread does at this moment, and in whose code: one of ``ThreadStats``' words, a place.
+        """Return what the loop's thread does now, one of ``ThreadStats``' words, and in whose code.
 
         Whoever looks has Python's lock. So a thread that runs Python code has just let go of it: since it was asked to,
         after some milliseconds, or where it called the next operation of torch. Then the look had to wait
@@ -211,7 +211,7 @@ class LoopWatch:
         return ("disk" if call in CALLS_ON_FILES else "waits"), place
 
     def _read_all(self, seconds: float) -> None:
-        """Find the threads that use a processor: those that compute, and Python threads that are not ours."""
+        """Find the threads that use a processor: computing threads, and foreign Python threads."""
         python = {thread.native_id: thread for thread in threading.enumerate()}
         before, self._survey = self._survey, {}
         computing: dict[int, float] = {}
@@ -240,7 +240,7 @@ class LoopWatch:
             self._computing[tid] = self._compute[tid].times() or (0.0, 0.0)
 
     def stats(self) -> ThreadStats:
-        """Return all that was seen so far, as an event."""
+        """Return all samples so far, as an event."""
         ranked = sorted(self._places.items(), key=lambda item: -item[1])[:MAX_TOLD]
         others = sorted(self._others.items(), key=lambda item: -item[1]["ran"])[:3]
         return ThreadStats(
@@ -251,8 +251,8 @@ class LoopWatch:
             lock_seconds=round(self._lock_seconds, 4),
             loop={bucket: _rounded(totals) for bucket, totals in self._buckets.items()},
             places=tuple(
-                {"bucket": bucket, "what": what, "place": place, "seconds": round(seconds, 3)}
-                for (bucket, what, place), seconds in ranked
+                {"bucket": bucket, "what": activity, "place": place, "seconds": round(seconds, 3)}
+                for (bucket, activity, place), seconds in ranked
             ),
             compute={"ran": round(self._computed[0], 3), "queued": round(self._computed[1], 3)}
             if any(self._computed)
@@ -294,7 +294,7 @@ def foreign_frame(frame: FrameType) -> FrameType | None:
 
 
 def _caller_place(frame: FrameType) -> str:
-    """Word the innermost frame that is not of :data:`LIBRARIES` and that our loop has called; empty where none is."""
+    """Describe the innermost frame outside :data:`LIBRARIES` that our loop has called; empty where there is none."""
     at: FrameType | None = frame
     while at is not None and not stacks.package(at).startswith("steadytrain."):
         name = stacks.package(at).partition(".")[0]
@@ -308,7 +308,7 @@ _names: dict[CodeType, dict[int, set[str]]] = {}
 
 
 def calls_others(frame: FrameType) -> bool:
-    """Tell whether the native code that a frame has called is of another package than :data:`LIBRARIES`.
+    """Return whether the native code that a frame calls belongs to a package outside :data:`LIBRARIES`.
 
     It is where the line, or else the whole function, names a module or function of another package (``time``,
     ``numpy``) and none of those. Operators between tensors are named nowhere.
@@ -323,13 +323,13 @@ def calls_others(frame: FrameType) -> bool:
             if line is not None and instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 lines[line].add(str(instruction.argval))
     names = _names[code]
-    here = _owners(frame, names.get(frame.f_lineno or 0, set()))
-    owners = here or _owners(frame, set().union(*names.values()))
+    at_line = _owners(frame, names.get(frame.f_lineno or 0, set()))
+    owners = at_line or _owners(frame, set().union(*names.values()))
     return bool(owners) and not owners & LIBRARIES
 
 
 def _owners(frame: FrameType, names: set[str]) -> set[str]:
-    """Return the packages that some global names come from, without neutral ones and the frame's own."""
+    """Return the packages that define these global names, without neutral ones and the frame's own."""
     owners = set[str]()
     for value in (frame.f_globals.get(name) for name in names):
         owner = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)

@@ -1,4 +1,4 @@
-"""No silent hang: a thread that notices when a run stands still, says what holds it, and ends it if it stays so.
+"""A watchdog: a thread that notices when a run stalls, names the culprit, and ends the run if it stays stalled.
 
 A run stands still when its loop neither changes its bucket nor its step. How long that may be:
 
@@ -53,15 +53,15 @@ _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes
 
 
 class Progress(Protocol):
-    """How far a loop is, to be looked at from another thread at any time."""
+    """Progress of the loop, readable from another thread at any time."""
 
     @property
     def bucket(self) -> str:
-        """What it does, one of :data:`steadytrain.events.BUCKETS`."""
+        """What the loop does, one of :data:`steadytrain.events.BUCKETS`."""
 
     @property
     def since(self) -> float:
-        """Since when, as ``time.perf_counter()`` has it."""
+        """When that began, by ``time.perf_counter()``."""
 
     @property
     def step(self) -> int:
@@ -70,12 +70,12 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a loop may stand still, in seconds."""
+    """How long the loop may stall before it is reported or ended, in seconds."""
 
     update: float = 60.0  # in an update, at least
     updates: float = 20.0  # the same, in medians of the recent updates
     slow: float = 1800.0  # while it starts, evaluates or saves, at least
-    asked: float = 20.0  # in an update, at least, where the run was asked to stop
+    after_request: float = 20.0  # in an update, at least, where the run was asked to stop
     end: float | None = 900.0  # after that was noticed, until the run is ended; None: never
     grace: float = 10.0  # for the loop to end by itself, before it is ended by force
     look: float = 1.0  # between two looks
@@ -83,7 +83,7 @@ class Patience:
 
 
 class Watchdog:
-    """Watches the loop that runs in the thread which enters it, until it leaves.
+    """Watch the loop of the thread that enters this context, until it leaves.
 
     Args:
         progress: of the loop.
@@ -96,7 +96,7 @@ class Watchdog:
         feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.
             By itself it knows the functions that they are in.
         ranks: gives what each other rank of the run was at when it last said so, and since how many seconds.
-        asked: gives the name of the signal that has asked the run to stop; None while none has.
+        stop_signal: gives the name of the signal that has asked the run to stop; None while none has.
         abandon: asked to make the loop raise the error: closes what it waits for, say. None where nobody can.
     """
 
@@ -111,7 +111,7 @@ class Watchdog:
     ) -> None:
         self.feed: Callable[[], Mapping[str, str]] = lambda: stacks.busy("feed-")
         self.ranks: Callable[[], Mapping[int, tuple[str, float]]] = dict
-        self.asked: Callable[[], str | None] = lambda: None
+        self.stop_signal: Callable[[], str | None] = lambda: None
         self.abandon: Callable[[StalledError], None] | None = None
         self._progress, self._log, self._folder = progress, log, folder
         self._patience = patience or Patience()
@@ -137,19 +137,19 @@ class Watchdog:
 
     def _watch(self) -> None:
         stalled: Stalled | None = None
-        begun = 0.0
+        ending_since = 0.0
         try:
             while not self._left.wait(self._patience.look):
                 self._pace.look(self._progress)
                 self._arm_second()
-                standing, end, signal = self._pace.standing, self._patience.end, self.asked()
-                if signal and standing > self._pace.limit(self._patience.asked) and not self._is_held():
+                standing, end, signal = self._pace.standing, self._patience.end, self.stop_signal()
+                if signal and standing > self._pace.limit(self._patience.after_request) and not self._is_held():
                     self._end(f"asked to stop by {signal}, but there was ")
                     return
                 if stalled is None:
                     if standing > self._pace.limit():
                         stalled = self._stalled()
-                        begun = stalled.seconds
+                        ending_since = stalled.seconds
                         self._tell(stalled)
                 elif not standing:
                     message = f"training continues after {duration(stalled.seconds)} or more"
@@ -157,8 +157,8 @@ class Watchdog:
                     self._say("training continues")
                     stalled = None
                 elif self._is_held():
-                    begun = standing  # its holder may let go just now: the time begins anew
-                elif end is not None and standing > begun + end:
+                    ending_since = standing  # its holder may let go just now: the time begins anew
+                elif end is not None and standing > ending_since + end:
                     self._end()
                     return
         finally:
@@ -170,11 +170,11 @@ class Watchdog:
         waits = bucket in ("input", "epoch_gap")
         packages = [stacks.package(frame) for frame in stacks.frames(self._loop)]
         in_feed = waits or any(package.startswith("steadytrain.data.loader") for package in packages)
-        what = "feed" if in_feed else "rank" if bucket == "communication" else "step"
+        stall = "feed" if in_feed else "rank" if bucket == "communication" else "step"
         culprit = f"the loop is at {bucket}, in {place}"
         if self._is_held():
             culprit = f"the code that reads the run's events has not asked for the next event: it is in {place}"
-        elif what == "feed":
+        elif stall == "feed":
             try:
                 words = [f"{name} {doing}" for name, doing in self.feed().items()]
             except Exception as error:  # noqa: BLE001 - it may be broken by what broke the feed
@@ -182,7 +182,7 @@ class Watchdog:
             more = f", and {len(words) - 4} more" if len(words) > 4 else ""
             at_work = ", ".join(words[:4]) + more or "no loader thread is working"
             culprit = f"{'the loop' if waits else bucket} waits for a batch; {at_work}"
-        elif what == "rank":
+        elif stall == "rank":
             ranks = self._in_time(self.ranks)  # what the ranks met at may be gone
             places = {} if ranks is None else {rank: at for rank, at in ranks.items() if "communication" not in at[0]}
             late = [f"rank {rank} is at {at} for {duration(seconds)}" for rank, (at, seconds) in places.items()]
@@ -190,7 +190,7 @@ class Watchdog:
             culprit = f"the loop waits for the other ranks, in {place}" + (f"; {where}" if where else "")
         return Stalled(
             step=self._progress.step,
-            what=what,
+            what=stall,
             seconds=round(self._pace.standing, 3),
             expected_seconds=round(self._pace.usual(), 3),
             culprit=culprit,
@@ -198,7 +198,7 @@ class Watchdog:
         )
 
     def _is_held(self) -> bool:
-        """Whether somebody else has the loop: its caller, between two events, or a debugger."""
+        """Whether the loop is suspended: by its caller, between two events, or by a debugger."""
         inside = any(stacks.package(frame).startswith(self._package) for frame in stacks.frames(self._loop))
         return not inside or stacks.is_debugged(self._loop)
 
@@ -217,7 +217,7 @@ class Watchdog:
         return self._in_time(lambda: stacks.dump(self._folder, head, self._log.rank))
 
     def _end(self, reason: str = "") -> None:
-        """Let the loop raise what is the matter; where it cannot, end the process."""
+        """Make the loop raise the error; where it cannot, end the process."""
         stalled = self._stalled()
         path = self._dump(stalled)
         error = StalledError(
@@ -253,7 +253,7 @@ class Watchdog:
         self._in_time(lambda: self._log.append(event))
 
     def _in_time(self, do: Callable[[], T]) -> T | None:
-        """Do something that may hang as well: it writes to a disk, or waits for a lock that a hanging thread holds.
+        """Call something that may itself hang (a write, a lock that a hanging thread holds), with a time limit.
 
         None where it hangs, or fails.
         """
@@ -269,7 +269,7 @@ class Watchdog:
         return results[0] if results else None
 
     def _arm_second(self) -> None:
-        """Set the watch that needs no lock, to a time well after this one would have noticed."""
+        """Arm ``faulthandler``, which needs no lock, for a time well after this thread would have noticed."""
         now = time.monotonic()
         if self._second is not None and now - self._second < self._patience.lock / 4:
             return
@@ -282,7 +282,7 @@ class Watchdog:
 
 
 class _Pace:
-    """How long the loop has stood, by looks at it, and how long it usually does."""
+    """Seconds since the loop last moved, and how long its updates usually take."""
 
     def __init__(self, patience: Patience) -> None:
         self.standing = 0.0
@@ -297,7 +297,7 @@ class _Pace:
         self._bucket = ""
 
     def look(self, progress: Progress) -> None:
-        """Take in how far the loop is now."""
+        """Record the loop's progress."""
         now = time.perf_counter()
         passed, self._looked = now - self._looked, now
         bucket, step = progress.bucket, progress.step
@@ -315,7 +315,7 @@ class _Pace:
             self._stepped = now, step
 
     def limit(self, update: float | None = None) -> float:
-        """Seconds that it may stand now, in an update ``update`` at least (None: as patience has it)."""
+        """Return the seconds that the loop may stall now; in an update at least ``update`` (None: the default)."""
         patience, longest = self._patience, self._longest.get(self._bucket, 0.0)
         if self._bucket in SLOW and self._renewed >= _RENEWED:
             return max(patience.update, patience.updates * longest)
@@ -327,7 +327,7 @@ class _Pace:
         return max(update or patience.update, patience.updates * median(self._updates))
 
     def usual(self) -> float:
-        """Seconds of an update, or of what it does now and then, as far as that is known; else what it may take."""
+        """Return the usual seconds of what the loop does, or the limit while that is unknown."""
         if self._bucket in SLOW:
             return self._longest.get(self._bucket) or self._patience.slow
         return median(self._updates) if self._updates else self.limit()

@@ -61,13 +61,13 @@ def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
     count = len(values)
     if count <= limit:
         return list(range(count))
-    kept = {0, count - 1}
+    indices = {0, count - 1}
     stretches = max(1, (limit - 2) // 2)
     for k in range(stretches):
         stretch = range(1 + k * (count - 2) // stretches, 1 + (k + 1) * (count - 2) // stretches)
         known = [(value, i) for i in stretch if (value := values[i]) is not None]
-        kept |= {min(known)[1], max(known)[1]} if known else {stretch[0]}
-    return sorted(kept)
+        indices |= {min(known)[1], max(known)[1]} if known else {stretch[0]}
+    return sorted(indices)
 
 
 def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
@@ -92,10 +92,10 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     def curve(role: str, events: Callable[[RunHistory], Sequence[E]], value: Callable[[E], float]) -> list[Trace]:
         traces = []
         for run, history in enumerate(histories):
-            drawn = events(history)
-            values = [value(event) for event in drawn]
-            kept = thin([_six_digits(y) for y in values])
-            traces.append(trace(run, role, [drawn[i] for i in kept], [values[i] for i in kept]))
+            shown = events(history)
+            values = [value(event) for event in shown]
+            indices = thin([_six_digits(y) for y in values])
+            traces.append(trace(run, role, [shown[i] for i in indices], [values[i] for i in indices]))
         return traces
 
     def logged(value: Callable[[Logged], float]) -> list[Trace]:
@@ -197,11 +197,11 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
             before = feed_before
             if before is not None and (before.attempt != event.attempt or before.asked > event.asked):
                 before = None
-            asked = event.asked - (before.asked if before else 0)
-            if asked <= 0:
+            requests = event.asked - (before.asked if before else 0)
+            if requests <= 0:
                 return []
-            ready = (event.ready * event.asked - (before.ready * before.asked if before else 0.0)) / asked
-            starved = (event.starved - (before.starved if before else 0)) / asked
+            ready = (event.ready * event.asked - (before.ready * before.asked if before else 0.0)) / requests
+            starved = (event.starved - (before.starved if before else 0)) / requests
             return [point("feed", max(0.0, ready), event.depth, min(1.0, max(0.0, starved)))]
         case MachineStats():
             cores = [getattr(event, name) for name in CORES]
@@ -221,8 +221,8 @@ def thin_rows(series: str, rows: Sequence[Row], limit: int = MAX_POINTS) -> list
     return [rows[i] for i in thin([row[column] for row in rows], limit)] if len(rows) > limit else list(rows)
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+def _share(part: float | None, total: float | None) -> float | None:
+    return part / total if part is not None and total else None
 
 
 def _six_digits(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Whether two models differ: a test on what both predict for the same images."""
+"""Compare two models by a test on their predictions for the same images."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
     (0.0167, 1.0)
     """
     trials, fewer = only_a + only_b, min(only_a, only_b)
-    whole = math.lgamma(trials + 1) - trials * math.log(2)
-    tail = sum(math.exp(whole - math.lgamma(k + 1) - math.lgamma(trials - k + 1)) for k in range(fewer + 1))
+    log_scale = math.lgamma(trials + 1) - trials * math.log(2)
+    tail = sum(math.exp(log_scale - math.lgamma(k + 1) - math.lgamma(trials - k + 1)) for k in range(fewer + 1))
     return min(1.0, 2 * tail)
 
 
@@ -98,8 +98,8 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
     only_b = sum(right and not first[image] for image, right in second.items())
     # A bootstrap of the images draws these three counts, which are all that the difference depends on.
     shares = [only_a / n, only_b / n, (n - only_a - only_b) / n]
-    drawn = np.random.default_rng(0).multinomial(n, shares, size=RESAMPLES)
-    low, high = np.percentile((drawn[:, 1] - drawn[:, 0]) / n, [2.5, 97.5]).tolist()
+    resampled = np.random.default_rng(0).multinomial(n, shares, size=RESAMPLES)
+    low, high = np.percentile((resampled[:, 1] - resampled[:, 0]) / n, [2.5, 97.5]).tolist()
     return Comparison(
         a=str(a),
         b=str(b),

@@ -38,7 +38,7 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of a run's cost.
+    """The options of ``steady cost``.
 
     Args:
         price: of an hour of each machine; None: what the run recorded.
@@ -61,14 +61,14 @@ class Question:
     wait_minutes: float | None = None
 
     def offers(self) -> list[Offer]:
-        """Return of each instance in each place that was asked about the newest row."""
+        """Return the newest row of each instance in each place that was asked about."""
         newest: dict[tuple[str, str, str, str], Offer] = {}
         for offer in all_offers():
             key = (offer.cloud, offer.region, offer.zone, offer.instance)
-            asked = self.cloud is None or offer.cloud == self.cloud.lower()
-            asked = asked and (self.region is None or self.region in (offer.region, offer.zone))
-            asked = asked and (self.before is None or offer.date <= self.before)
-            if asked and (key not in newest or newest[key].date <= offer.date):
+            matches = self.cloud is None or offer.cloud == self.cloud.lower()
+            matches = matches and (self.region is None or self.region in (offer.region, offer.zone))
+            matches = matches and (self.before is None or offer.date <= self.before)
+            if matches and (key not in newest or newest[key].date <= offer.date):
                 newest[key] = offer
         return list(newest.values())
 
@@ -88,7 +88,7 @@ class RunCost:
     question: Question
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON."""
+        """Return the cost as plain data, ready for JSON."""
         document: dict[str, Any] = {"format": "steadytrain-cost", "version": 1, "run": str(self.run.directory)}
         document |= {"status": self.status, **self.bill.to_dict(), "remaining_seconds": self.left}
         document["attempts"] = [
@@ -113,7 +113,7 @@ class RunCost:
         return result
 
     def target(self, history: RunHistory) -> Reached | None:
-        """Return when the target was reached and what had been spent by then; None: not, or none was asked for."""
+        """Return when the target was reached and what had been spent by then; None if it was not, or there is none."""
         return None if self.question.target is None else reached(history, self.question.target, self.bill)
 
     def best(self, history: RunHistory) -> float | None:
@@ -121,12 +121,12 @@ class RunCost:
         return max((event.score for event in history.evaluated), default=None)
 
     def work(self, history: RunHistory) -> float:
-        """Return the seconds of the whole run without what was lost: what another machine would have to do."""
+        """Return the seconds of the whole run without lost work: what another machine would have to do."""
         ledger = history.ledger()
         return max(0.0, ledger.wall_seconds - ledger.seconds["lost"]) + (self.left or 0.0)
 
     def rates(self, measured: Habits) -> tuple[float, float]:
-        """Return the interruptions an hour and the seconds of waiting to reckon with: as asked, else as measured."""
+        """Return the interruptions per hour and the seconds of waiting to assume: as asked for, else as measured."""
         per_hour, wait = self.question.interruptions, self.question.wait_minutes
         return (
             (measured.per_hour or 0.0) if per_hour is None else per_hour,
@@ -159,7 +159,7 @@ class RunCost:
         return None if per_kwh is None else used.kwh * per_kwh
 
     def to_text(self, width: int) -> str:
-        """Word all of it in lines of at most ``width`` columns."""
+        """Format the cost in lines of at most ``width`` columns."""
         lines = list(self._bill_lines(width))
         if self.history is not None:
             lines += ["", *self._purposes(self.history)]
@@ -188,14 +188,14 @@ class RunCost:
             yield f"on {machines} machines, each at that price"
 
     def _purposes(self, history: RunHistory) -> Iterator[str]:
-        """Yield what it was spent on, a line each."""
+        """Yield the purposes of the spending, a line each."""
         bill, split = self.bill, shares(self.bill, history)
-        whole = bill.so_far or 1.0
+        total = bill.so_far or 1.0
         rows: list[tuple[str, float | None, str]] = [
-            ("set-up and warm-up", split.setup, percent(split.setup / whole)),
-            *([("work done again", split.lost, percent(split.lost / whole))] if split.lost else []),
-            ("evaluations", split.evaluations, percent(split.evaluations / whole)),
-            ("checkpoints", split.checkpoints, percent(split.checkpoints / whole)),
+            ("set-up and warm-up", split.setup, percent(split.setup / total)),
+            *([("work done again", split.lost, percent(split.lost / total))] if split.lost else []),
+            ("evaluations", split.evaluations, percent(split.evaluations / total)),
+            ("checkpoints", split.checkpoints, percent(split.checkpoints / total)),
             ("an epoch", split.per_epoch, "evaluations in it, set-up not"),
         ]
         if self.question.target is not None:
@@ -277,7 +277,7 @@ class RunCost:
 
 
 def bill(run: Run | str | Path, *, price: Price | str | None = None) -> Bill:
-    """Return what a run costs, finished, running or killed: its attempts, their sum, and where it goes on, the end.
+    """Return the bill of a run, finished, running or killed: its attempts, their sum, and an estimate for the end.
 
     Args:
         run: it, or its folder.
@@ -298,7 +298,7 @@ def bill(run: Run | str | Path, *, price: Price | str | None = None) -> Bill:
 
 
 def run_cost(run: Run, question: Question) -> RunCost:
-    """Read a run and add up its cost.
+    """Read a run and compute its cost.
 
     Raises:
         RunError: it has neither events nor a checkpoint.
@@ -328,7 +328,7 @@ def run_cost(run: Run, question: Question) -> RunCost:
 
 
 def price_table(offers: Sequence[Offer], width: int) -> str:
-    """Word offers, under their clouds, with the sources of their prices."""
+    """Format offers, under their clouds, with the sources of their prices."""
     shown = sorted(offers, key=lambda o: (o.cloud, o.accelerator, o.instance, o.region, o.zone, o.date))[:MOST_ROWS]
     cells, clouds = list[list[str]](), set[str]()
     for offer in shown:

@@ -1,4 +1,4 @@
-"""Which runs a path means, and how a report is put on disk."""
+"""Find the runs that a path stands for, and write reports to disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """The runs that were meant, and why some of a folder of runs were left out (a line each)."""
+    """Runs, and why others of a folder were left out (a line each)."""
 
     runs: tuple[Run, ...]
     left_out: tuple[str, ...]
@@ -57,7 +57,7 @@ def find(paths: Iterable[str | Path]) -> Found:
 
 @dataclass(frozen=True)
 class Sources:
-    """What a report is on: runs, and logs of other programs; ``notes``: a line for each log, and what was left out."""
+    """The sources of a report: runs, and other programs' logs; ``notes``: a line for each log and each omission."""
 
     runs: tuple[Run | LogRun, ...]
     notes: tuple[str, ...]
@@ -79,9 +79,9 @@ def find_all(paths: Iterable[str | Path]) -> Sources:
             logs, reasons = _logs_inside(path)
             notes += reasons
         else:
-            found = find([path])
-            notes += found.left_out
-            for run in found.runs:
+            runs = find([path])
+            notes += runs.left_out
+            for run in runs.runs:
                 sources.setdefault(run.directory.resolve(), run)
             continue
         for log in logs:
@@ -117,14 +117,14 @@ def _logs_inside(folder: Path) -> tuple[list[LogRun], list[str]]:
 
 @dataclass(frozen=True)
 class Picked:
-    """The run that was meant; of a folder with several, ``others`` go on as well."""
+    """The run that a path stands for; of a folder with several, ``others`` are going on as well."""
 
     run: Run
     others: tuple[Run, ...] = ()
 
 
 def pick(path: str | Path) -> Picked:
-    """Return the run of a folder, or of a folder of runs the newest that goes on; if none does, the newest.
+    """Return the run of a folder; of a folder of runs, the newest that is going on, else the newest.
 
     Raises:
         RunError: there is no such folder, or no run in it.
@@ -154,7 +154,7 @@ def pick(path: str | Path) -> Picked:
 
 
 def is_run(path: Path) -> bool:
-    """Tell whether a path is to be opened as a run: it is one, or no folder."""
+    """Return whether a path is to be opened as a run: it is one, or it is no folder."""
     return (path / "recipe.json").exists() or not path.is_dir()
 
 
@@ -186,7 +186,7 @@ def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def names(runs: Sequence[Run | LogRun]) -> list[str]:
-    """Name each run by its folder, with as many of the folders above as make equal names differ."""
+    """Name each run by its folder, with as many parent folders as it takes to distinguish equal names."""
     parts = [run.directory.resolve().parts for run in runs]
     counts = [1] * len(runs)
 
@@ -212,7 +212,7 @@ def kind_of(output: Path) -> str:
 
 
 def write(output: Path, text: str, *, force: bool = False) -> None:
-    """Put a report on disk, whole or not at all. An older report is replaced, any other file only with ``force``.
+    """Write a report atomically. An older report is replaced, any other file only with ``force``.
 
     Raises:
         InputError: there is something else of that name, or no such folder.

@@ -1,4 +1,4 @@
-"""The page of a run that is watched: a server for the browsers of this machine, and events as they come.
+"""The live page of a run: a server for browsers on this machine, with server-sent events.
 
 It listens on 127.0.0.1 alone and answers only to that name, so that no page of the network can read it through a
 browser. Nothing is read while nobody looks; each look reads what was written since the one before.
@@ -60,7 +60,7 @@ TYPED = ("--", "steady ", "taskset ", "export ", "numactl ")  # a change that is
 
 @dataclass(frozen=True)
 class View:
-    """What was seen of the run at one time: its points (the first ``count`` of them), and its words as JSON."""
+    """The state of the run at one time: its points (the first ``count`` of them), and its texts as JSON."""
 
     generation: int
     points: Sequence[Point]
@@ -70,7 +70,7 @@ class View:
 
 
 class Viewer:
-    """Looks at a run for all who have its page open: at most once a second, and not at all where there is nobody."""
+    """Read a run for all open pages: at most once a second, and not at all while none is open."""
 
     def __init__(self, run: Run, price: Price | None = None) -> None:
         self.boot = secrets.token_hex(4)  # points are numbered anew by each server
@@ -82,7 +82,7 @@ class Viewer:
         self._account: tuple[object, str] = (None, "")
 
     async def view(self) -> View:
-        """Return the run now, or as it was less than a second ago."""
+        """Return the run's state, at most a second old."""
         async with self._lock:
             if self._last is None or time.monotonic() - self._last[0] >= LOOK_SECONDS * 0.9:
                 view = await asyncio.to_thread(self._look)
@@ -101,7 +101,7 @@ class Viewer:
 
 
 def application(run: Run, *, price: Price | None = None, closing: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """Return the page of a run as an application.
+    """Return the page of a run as an ASGI application.
 
     Args:
         run: to watch.
@@ -143,7 +143,7 @@ def make_server(run: Run, *, price: Price | None = None) -> uvicorn.Server:
 
 
 def serve(run: Run, listener: socket.socket, *, price: Price | None = None, seconds: float | None = None) -> None:
-    """Answer until Ctrl-C, or for so many seconds."""
+    """Serve until Ctrl-C, or for so many seconds."""
     server = make_server(run, price=price)
 
     async def answer() -> None:
@@ -156,7 +156,7 @@ def serve(run: Run, listener: socket.socket, *, price: Price | None = None, seco
 
 
 def listening(port: int | None = None) -> socket.socket:
-    """Open a socket on this machine alone: on ``port``, or on the usual one, or, where that is taken, on a free one.
+    """Open a socket on the loopback interface: on ``port``, else on the usual port, or a free one if that is taken.
 
     Raises:
         InputError: the port that was asked for cannot be had.
@@ -174,7 +174,7 @@ def listening(port: int | None = None) -> socket.socket:
 
 
 async def _stream(viewer: Viewer, after: str, closing: Callable[[], bool]) -> AsyncIterator[str]:
-    """Send ``all`` points once, then those that are new; words where they changed (server-sent events)."""
+    """Send ``all`` points once, then new ones, and texts when they change (server-sent events)."""
     first = asyncio.create_task(viewer.view())
     while not (await asyncio.wait({first}, timeout=0.5))[0]:
         yield _message("reading", _json(viewer.share))
@@ -199,21 +199,21 @@ async def _stream(viewer: Viewer, after: str, closing: Callable[[], bool]) -> As
 
 
 def _new_points(viewer: Viewer, view: View, place: tuple[int, int] | None) -> str:
-    """Return what the browser lacks: everything, thinned, or the rows since the last that it has; '' if it has all."""
+    """Return the points that the browser lacks: all, thinned, or those after its last one; '' if it has all."""
     name = f"{viewer.boot}.{view.generation}.{view.count}"
     rows: dict[str, list[Row]] = {}
     is_new = place is None or place[0] != view.generation or place[1] > view.count
     for point in view.points[0 if is_new or place is None else place[1] : view.count]:
         rows.setdefault(point.series, []).append(point.row)
     if is_new:
-        return _message("all", _json({series: thin_rows(series, held) for series, held in rows.items()}), name)
+        return _message("all", _json({series: thin_rows(series, points) for series, points in rows.items()}), name)
     return _message("more", _json(rows), name) if rows else ""
 
 
 def _place(viewer: Viewer, after: str) -> tuple[int, int] | None:
     """Parse the generation and number of the last point that a browser has; None where it has none of this server."""
-    boot, _, rest = after.partition(".")
-    generation, _, count = rest.partition(".")
+    boot, _, numbers = after.partition(".")
+    generation, _, count = numbers.partition(".")
     if boot != viewer.boot or not (generation.isdecimal() and count.isdecimal()):
         return None
     return int(generation), int(count)
@@ -248,7 +248,7 @@ def _plotly() -> Response:
 
 
 def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:
-    """Answer only who asks for one of these hosts by its name, and say with each answer what a page may do.
+    """Answer only requests whose Host header is one of these, with a strict content security policy.
 
     Args:
         app: what answers.
@@ -275,7 +275,7 @@ def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:
 
 
 def state(now: Snapshot) -> dict[str, Any]:
-    """Word what changes from second to second: how far it is, how fast, how long it will take."""
+    """Format what changes from second to second: progress, speed, time left."""
     share = now.share
     feed, machine = now.feed, now.machine
     cores = memory = ""
@@ -307,7 +307,7 @@ def state(now: Snapshot) -> dict[str, Any]:
 
 
 def account(watch: Watch, now: Snapshot) -> dict[str, Any]:
-    """Word what changes when the run gives account: its ledger, as a table and over time, the verdict, milestones."""
+    """Format what changes at each account: the ledger, as a table and over time, the verdict, milestones."""
     document: dict[str, Any] = {"rows": [], "timeline": None, "verdict": None, "happened": [], "missing": ""}
     ledger, diagnosis = now.ledger, now.diagnosis
     if ledger is not None:
@@ -360,8 +360,8 @@ def _heroes(now: Snapshot) -> list[dict[str, str]]:
         heroes.append(hero("Images per second", rate(rates.steady), steady))
     else:
         heroes.append(hero("Images per second, now", rate(rates.now), steady))
-    each = duration(now.seconds / now.epoch) + " an epoch" if now.epoch >= 1 else ""
-    heroes.append(hero("Wall time", duration(now.seconds) if now.steps else NONE, each))
+    per_epoch = duration(now.seconds / now.epoch) + " an epoch" if now.epoch >= 1 else ""
+    heroes.append(hero("Wall time", duration(now.seconds) if now.steps else NONE, per_epoch))
     if now.signs.status == "running":
         left = now.remaining_seconds
         more = "evaluations and checkpoints included" if left is not None else "available after the first log lines"

@@ -1,4 +1,4 @@
-"""Which classes a run gets right and which it confuses, from what it predicted for each image, with the pictures.
+"""Confusions of a run, from its prediction for each image: by class, as a matrix, and with the pictures.
 
 The pictures are read from the record file that the run was evaluated on, if it still lies where it was.
 """
@@ -40,7 +40,7 @@ Counts = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Mistakes:
-    """Predictions of one run, counted; of the wrong ones those that are shown.
+    """Counts of a run's predictions, and the wrong ones that are shown.
 
     ``classes``: in the data's order. ``examples``: the surest predictions of each of the most confused pairs.
     ``worst``: wrong predictions with the highest loss.
@@ -90,7 +90,7 @@ def read_mistakes(account: Account) -> Mistakes:
 
 
 def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[str, Any]:
-    """Word what a run confuses, for the page; ``why`` there is nothing to show, else empty."""
+    """Format a run's confusions for the page; ``why``: the reason if there is nothing to show."""
     if account.summary.log:
         return {"why": "A log of another program holds no predictions of single images.", "command": ""}
     if not account.summary.num_val:
@@ -192,7 +192,7 @@ def _label_figures(account: Account) -> list[dict[str, Any]]:
 
 
 def label_rows(figures: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Word the figures of labels, those that no image has left out."""
+    """Format the figures of labels, without those that no image has."""
     shares = ("ap", "precision", "recall", "f1")
     return [
         {
@@ -224,7 +224,7 @@ def _class_figures(mistakes: Mistakes) -> list[dict[str, Any]]:
 
 
 def class_rows(figures: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Word what :func:`class_figures` returns."""
+    """Format the figures of :func:`class_figures`."""
     rows = []
     for row in figures:
         interval = wilson(row["top1"], row["n"])
@@ -243,7 +243,7 @@ def class_rows(figures: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _matrix(mistakes: Mistakes) -> dict[str, Any]:
-    """Word the confusion matrix; of many classes those that are most often confused."""
+    """Format the confusion matrix; of many classes only those that are confused most often."""
     totals: Counter[str] = Counter()
     for (true, _), n in mistakes.counts.items():
         totals[true] += n
@@ -331,7 +331,7 @@ def _thumbnail(row: ImageResult, records: Records) -> str:
 
 
 def sections(accounts: Iterable[Account]) -> list[dict[str, Any]]:
-    """Word what each run confuses; pictures of the first :data:`RUNS_WITH_PICTURES` that have any."""
+    """Format each run's confusions, with pictures of the first :data:`RUNS_WITH_PICTURES` that have any."""
     worded, left = [], RUNS_WITH_PICTURES
     for account in accounts:
         section = mistakes_section(account, with_pictures=left > 0)

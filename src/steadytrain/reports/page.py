@@ -1,4 +1,4 @@
-"""One HTML file that holds everything: it needs no network, and nothing but its own script may run in it.
+"""The report as one HTML file: it needs no network, and only its own script may run in it.
 
 The curves are drawn by plotly.js, taken from the installed ``plotly`` package and carried in the page compressed
 (1.9 MB instead of 4.8). The content security policy names the page's two scripts by their digests: nothing that a run's
@@ -68,7 +68,7 @@ def render(template: str, data: object, **values: Any) -> str:
 
 
 def page(accounts: Sequence[Account], *, now: float | None = None, target: float | None = None) -> str:
-    """Return the whole page.
+    """Return the report's page.
 
     Args:
         accounts: one run or several to compare.
@@ -109,11 +109,11 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
     models = sorted({account.summary.model for account in accounts} - {NONE})
     lede = f"{_value([account.summary.name for account in accounts])} · {_value(models)}"
     recipes = [account.settings for account in accounts]
-    begun = "" if first.began is None else f" · begun {when(first.began)}"
+    start = "" if first.began is None else f" · begun {when(first.began)}"
     logs = {bool(account.summary.log) for account in accounts}
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
-        "lede": f"{first.log or first.model} · {first.status}{begun}" if is_alone else lede,
+        "lede": f"{first.log or first.model} · {first.status}{start}" if is_alone else lede,
         "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
         "runs": [_run(i, account) for i, account in enumerate(accounts)],
         "has_log": True in logs,
@@ -133,7 +133,7 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
 
 
 def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[dict[str, Any]]:
-    """Group runs by the images that they were trained and validated on, and rank them within each group alone."""
+    """Rank runs, separately for each data set that they were trained and validated on."""
     by_name = {account.summary.name: account for account in accounts}
     groups: dict[str, list[int]] = {}
     ours = {account.summary.data_set for account in accounts if not account.summary.log}
@@ -144,7 +144,7 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
     for members in groups.values():
         recipes = [accounts[i].settings for i in members]
         settings = [{key: _value(value) for key, value in recipe.items()} for recipe in recipes]
-        keys = [key for key in dict.fromkeys(key for one in settings for key in one) if _differs(key, settings)]
+        keys = [key for key in dict.fromkeys(key for values in settings for key in values) if _differs(key, settings)]
         keys = [key for key in keys if key != "model.name" and not key.startswith(("data.train", "data.val"))]
         of_repeats = {
             name: group for group in find_repeats([accounts[i].summary for i in members]) for name in group.runs
@@ -171,12 +171,12 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
 
 
 def _differs(key: str, runs: Sequence[Mapping[str, str]]) -> bool:
-    """Whether runs that say anything of a key say different things."""
+    """Return whether the runs that have a key differ in its value."""
     return len({run[key] for run in runs if key in run}) > 1
 
 
 def _to_target(accounts: Sequence[Account], target: float | None) -> dict[str, str]:
-    """Word when runs came to an accuracy, in the mean of those that did."""
+    """Describe when runs reached an accuracy: the mean of those that did."""
     hits = []
     if target is not None:
         met = (reached(account.history, target, account.summary.cost) for account in accounts)
@@ -222,7 +222,7 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
 
 
 def _short_value(value: Any) -> str:
-    """Word a value of the recipe in a list of several: of a path its last part, what is a list in brackets.
+    """Format a value of the recipe within a list: of a path the last part, a list in brackets.
 
     >>> _short_value("/data/weights/a.safetensors"), _short_value([0.4, 1.0])
     ('a.safetensors', '(0.4, 1)')
@@ -234,7 +234,7 @@ def _short_value(value: Any) -> str:
 
 
 def _spread_cells(group: Repeats) -> dict[str, Any]:
-    """Word what stands for all repeats in the row of the first; nothing of the accuracy where fewer than two ended."""
+    """Format the cells of repeats in the row of the first; no accuracy unless two or more have finished."""
     cells: dict[str, Any] = {"repeats": group.title}
     if (best := group.best_mean_ap or group.best_top1) is not None:
         interval = f"± {100 * best.std:.2f}, {interval_text(best.mean_95)}"
@@ -281,12 +281,12 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     if best is not None:
         interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
         accuracy, more = percent(best.value, 2), f"{interval}epoch {epoch(best.epoch)}"
-    each = f"{duration(summary.seconds_per_epoch)} an epoch" if summary.seconds_per_epoch else ""
+    per_epoch = f"{duration(summary.seconds_per_epoch)} an epoch" if summary.seconds_per_epoch else ""
     overall = f"steady; {rate(summary.images_per_second_overall)} overall"
     heroes = [
         ("Best mAP" if summary.is_multi_label else "Best top-1 accuracy", accuracy, more),
         ("Images per second", rate(summary.images_per_second), overall),
-        ("Wall time", duration(summary.seconds), each),
+        ("Wall time", duration(summary.seconds), per_epoch),
         ("Epochs", epoch(summary.epochs_done), f"of {epoch(summary.epochs)}"),
     ]
     if (bill := summary.cost) is not None:
@@ -296,7 +296,7 @@ def _heroes(account: Account) -> list[dict[str, str]]:
 
 
 def _places(account: Account) -> dict[str, str]:
-    """Word where and with what the run was trained."""
+    """Describe where and with what the run was trained."""
     started, feed = account.history.started, account.history.newest.get("FeedStats")
     assert started is not None
     words = {f"data: {key}": _counted(key, value) for key, value in started.data.items() if key != "rejected"}
@@ -317,7 +317,7 @@ def _rows(runs: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
 
 
 def _split(runs: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]]]:
-    """Split the rows into those in which runs differ and those that they share; what is set nowhere is left out.
+    """Split the rows into those in which runs differ and those that they share, without what is set nowhere.
 
     What a log of another program says nothing of is no difference.
     """

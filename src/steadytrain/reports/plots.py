@@ -72,7 +72,7 @@ class Dots:
 
 
 def svg(panels: Sequence[Panel | Dots], *, title: str) -> str:
-    """Draw panels one below the other.
+    """Draw panels below each other.
 
     >>> panel = Panel("rate", [0, 1, 2], [[0.0, 1.0, 0.5]], "update")
     >>> svg([panel], title="a schedule").count("<polyline")
@@ -105,7 +105,7 @@ def page(panels: Sequence[Panel | Dots], *, title: str, lede: str) -> str:
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round values between two, about so many.
+    """Return about ``count`` round values from ``low`` to ``high``.
 
     >>> round_ticks(0, 0.1), round_ticks(0, 11)
     ([0.0, 0.02, 0.04, 0.06, 0.08, 0.1], [0.0, 2.0, 4.0, 6.0, 8.0, 10.0])
@@ -146,8 +146,8 @@ def _panel(panel: Panel, colour: str) -> list[str]:
         lines.append(f'<text x="{x_of(x)}" y="{bottom + 18}" text-anchor="middle">{escape(label)}</text>')
     lines.append(f'<text x="{LEFT + across}" y="{bottom + 34}" text-anchor="end">{escape(panel.x_title)}</text>')
     for number, curve in enumerate(panel.curves):
-        kept = thin([y if math.isfinite(y) else None for y in curve], 1600)
-        points = " ".join(f"{x_of(panel.x[i])},{y_of(curve[i])}" for i in kept if math.isfinite(curve[i]))
+        indices = thin([y if math.isfinite(y) else None for y in curve], 1600)
+        points = " ".join(f"{x_of(panel.x[i])},{y_of(curve[i])}" for i in indices if math.isfinite(curve[i]))
         faint = " faint" if len(panel.curves) > 1 and not number else ""
         lines.append(f'<polyline class="curve{faint}" stroke="{colour}" points="{points}"/>')
     for x, word in panel.marks:

@@ -1,4 +1,4 @@
-"""What a recipe's schedule will do: the rate, the momentum and the images of each update."""
+"""Forecast of a recipe's schedule: learning rate, momentum and batch size of each update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAR = 16
 
 @dataclass(frozen=True)
 class Moment:
-    """One update of a run to be: its number from 1 on, the epochs done before it, and what happens there, if that is
+    """One update of a planned run: its number from 1 on, the epochs done before it, and what happens there, if that is
     worth a word.
     """
 
@@ -57,7 +57,7 @@ class Forecast:
 
 
 def forecast(recipe: Recipe, num_train: int) -> Forecast:
-    """Compute what a recipe will do on so many training images; rates that wait for evaluations do not fall.
+    """Compute the schedule of a recipe for so many training images; rates that depend on evaluations do not fall.
 
     Raises:
         RecipeError: the schedule does not fit the run.
@@ -103,7 +103,7 @@ def forecast(recipe: Recipe, num_train: int) -> Forecast:
 
 
 def lines(forecast: Forecast, rows: int = 16) -> list[str]:
-    """Word a forecast as a table: every moment with an event, and about so many others."""
+    """Format a forecast as a table: every update with an event, and about so many others."""
     every = max(1, len(forecast.moments) // rows)
     named = [k for k, moment in enumerate(forecast.moments) if moment.event]
     shown = [
@@ -116,9 +116,9 @@ def lines(forecast: Forecast, rows: int = 16) -> list[str]:
     heads = ("epoch", "update", "rate", *(("momentum",) if has_momentum else ()), "images", "", "")
     table = [heads]
     for moment in shown:
-        held = ("" if moment.momentum is None else f"{moment.momentum:.3g}",) if has_momentum else ()
+        momentum = ("" if moment.momentum is None else f"{moment.momentum:.3g}",) if has_momentum else ()
         bar = "#" * round(BAR * moment.lr / highest)
-        cells = (f"{moment.epoch:.4g}", f"{moment.update:,}", f"{moment.lr:.4g}", *held, f"{moment.batch_size:,}")
+        cells = (f"{moment.epoch:.4g}", f"{moment.update:,}", f"{moment.lr:.4g}", *momentum, f"{moment.batch_size:,}")
         table.append((*cells, bar, moment.event))
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     last = len(heads) - 2
@@ -144,12 +144,12 @@ def panels(forecast: Forecast) -> list[Panel]:
     batches, per_epoch = forecast.batches, forecast.steps_per_epoch
     epochs = round_ticks(0, batches.first / per_epoch, 8)
     ticks = [(max(x[0], min(x[-1], batches.updates(epoch * per_epoch))), f"{epoch:g}") for epoch in epochs]
-    made = [Panel("learning rate", x, [[moment.lr for moment in moments]], "epoch", marks=marks, ticks=ticks)]
+    charts = [Panel("learning rate", x, [[moment.lr for moment in moments]], "epoch", marks=marks, ticks=ticks)]
     if moments[0].momentum is not None:
-        held = [moment.momentum or 0.0 for moment in moments]
-        made.append(Panel("momentum", x, [held], "epoch", from_zero=False, ticks=ticks))
+        momenta = [moment.momentum or 0.0 for moment in moments]
+        charts.append(Panel("momentum", x, [momenta], "epoch", from_zero=False, ticks=ticks))
     title = f"update ({per_epoch:,.1f} an epoch{' at first' if batches.is_growing else ''})"
-    return [*made, Panel("images an update", x, [[moment.batch_size for moment in moments]], title)]
+    return [*charts, Panel("images an update", x, [[moment.batch_size for moment in moments]], title)]
 
 
 def rate_panels(

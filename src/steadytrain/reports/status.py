@@ -1,4 +1,4 @@
-"""What a run is doing and what happened to it: whether it goes on, how it came out, how long it will still take."""
+"""The state of a run: whether it is going on, how it ended, the time left, and what happened on the way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_NOTICED = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """What is known of the life of a run.
+    """Signs of life of a run.
 
     ``status``: ``waiting`` until its first attempt has begun; ``why``: of ``interrupted`` and ``failed``. ``process``:
     the id of the process that holds it, where that is alive on this machine; ``host``: the machine it runs on, where
@@ -45,11 +45,11 @@ class Signs:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be expected, unless someone starts it again."""
+        """Whether it has ended, or no process is left that could go on."""
         return self.status not in ("waiting", "running")
 
     def __str__(self) -> str:
-        """Word whether it goes on.
+        """Describe whether the run is going on.
 
         >>> str(Signs(status="running", process=4711))
         'running, process 4711'
@@ -78,17 +78,17 @@ def signs(run: Run, history: RunHistory, now: float) -> Signs:
 
 
 def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
-    """Return how a run came out, and for ``interrupted`` and ``failed`` what is known of the reason."""
+    """Return the outcome of a run, and for ``interrupted`` and ``failed`` the reason, as far as it is known."""
     ending = history.ended
     if history.finished:
         return "finished", ""
     if isinstance(ending, Failed):
         return "failed", f"{ending.error} at step {ending.step or history.step}: {ending.message}"
     if isinstance(ending, Ended):
-        asked = "preempted" if ending.status == "preempted" else "stopped by the user"
+        cause = "preempted" if ending.status == "preempted" else "stopped by the user"
         if not ending.step:
-            return "interrupted", f"{asked} before the first checkpoint: the same command starts from the beginning"
-        return "interrupted", f"{asked}, saved at step {ending.step}: the same command resumes it"
+            return "interrupted", f"{cause} before the first checkpoint: the same command starts from the beginning"
+        return "interrupted", f"{cause}, saved at step {ending.step}: the same command resumes it"
     if _other_host(history):
         is_alive = time.time() - history.last_time < RECENT_SECONDS
     else:
@@ -108,7 +108,7 @@ def _machine(history: RunHistory) -> MachineStats | None:
 
 
 def is_held(run: Run) -> bool:
-    """Tell whether a process of this machine that held the run's lock last is alive."""
+    """Return whether the process of this machine that held the run's lock last is alive."""
     return _alive(run.holder(), time.time()) is not None
 
 
@@ -119,7 +119,7 @@ def _other_host(history: RunHistory) -> str | None:
 
 
 def _alive(number: int | None, time: float) -> int | None:
-    """Return the number if a process of that number was there at that moment and still is."""
+    """Return the number if a process of that number existed at that moment and still does."""
     import psutil
 
     if number is None:
@@ -127,10 +127,10 @@ def _alive(number: int | None, time: float) -> int | None:
     try:
         process = psutil.Process(number)
         # Neither a later process that was given the same number nor a dead one that nobody has buried is it.
-        there = process.create_time() <= time + 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        is_alive = process.create_time() <= time + 1.0 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return None
-    return number if there else None
+    return number if is_alive else None
 
 
 def remaining_seconds(history: RunHistory) -> float | None:
@@ -146,16 +146,16 @@ def remaining_seconds(history: RunHistory) -> float | None:
     updating = seconds = max(0.0, batches.first - batches.progress(history.step)) * pace
     num_val, evaluated, saved = started.data.get("num_val"), history.evaluated, history.saved
     if isinstance(num_val, int) and num_val and started.steps_per_epoch > 0:
-        each = num_val / max(1, started.batch_size) * pace * FORWARD_SHARE
+        mean_seconds = num_val / max(1, started.batch_size) * pace * FORWARD_SHARE
         if evaluated:
-            each = sum(event.seconds for event in evaluated) / len(evaluated)
+            mean_seconds = sum(event.seconds for event in evaluated) / len(evaluated)
         last, epochs = evaluated[-1].epoch if evaluated else 0.0, history.epoch(started.steps)
-        seconds += each * evaluations_left(every, last, epochs, one_step=1 / started.steps_per_epoch)
+        seconds += mean_seconds * evaluations_left(every, last, epochs, one_step=1 / started.steps_per_epoch)
     if saved and left:
         by_steps = left / every.save_steps if every.save_steps else 0.0
-        each = sum(event.seconds for event in saved) / len(saved)
-        by_time = updating / every.seconds_between_saves(each)
-        seconds += max(1.0, by_steps, by_time) * each
+        mean_seconds = sum(event.seconds for event in saved) / len(saved)
+        by_time = updating / every.seconds_between_saves(mean_seconds)
+        seconds += max(1.0, by_steps, by_time) * mean_seconds
     return seconds
 
 
@@ -212,7 +212,7 @@ def evaluations_left(every: Every, last: float, epochs: float, *, one_step: floa
 
 
 def milestones(history: RunHistory) -> list[dict[str, str]]:
-    """Say what happened besides learning, oldest first: ``when`` (UTC), ``step``, ``what``, ``tone`` (good, warn, bad).
+    """Return the milestones of a run, oldest first: ``when`` (UTC), ``step``, ``what``, ``tone`` (good, warn, bad).
 
     Starts, restarts, notices, checkpoints, failures, ends.
     """
@@ -223,8 +223,8 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             lines.append((attempt.began, attempt.first_step, "started", ""))
             continue
         if before.number not in ended:
-            what = "stopped without a message: killed, or the machine went down"
-            lines.append((before.last_time, before.step, what, "warn"))
+            message = "stopped without a message: killed, or the machine went down"
+            lines.append((before.last_time, before.step, message, "warn"))
         repeated = before.step - attempt.first_step
         again = f", {repeated:,} steps to repeat" if repeated > 0 else ""
         lines.append((attempt.began, attempt.first_step, f"restarted (attempt {attempt.number}){again}", ""))
@@ -232,22 +232,22 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
         spent = duration(sum(event.seconds for event in earlier))
         lines.append((earlier[0].time, earlier[0].step, f"{len(earlier):,} earlier checkpoints, {spent} in all", ""))
     for save in history.saved[-MAX_SAVED:]:
-        what = f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}"
-        lines.append((save.time, save.step, what, ""))
+        message = f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}"
+        lines.append((save.time, save.step, message, ""))
     noticed = history.noticed
     lines += [(notice.time, _step(notice), str(notice.message), "warn") for notice in noticed[:MAX_NOTICED]]
     if (more := len(noticed) - MAX_NOTICED) > 0:
         lines.append((noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", "warn"))
     for stall in history.stalls[-MAX_NOTICED:]:
-        what = f"no progress of {stall.what} for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
-        lines.append((stall.time, stall.step, what, "bad"))
+        message = f"no progress of {stall.what} for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
+        lines.append((stall.time, stall.step, message, "bad"))
     not_finite = [line for line in history.logged if not math.isfinite(line.loss) and not history.is_foreign]
     if not_finite:
-        what = "the training loss is not finite from here on"
-        lines.append((not_finite[0].time, not_finite[0].step, what, "bad"))
+        message = "the training loss is not finite from here on"
+        lines.append((not_finite[0].time, not_finite[0].step, message, "bad"))
     if history.unreadable:
-        what = f"{count(history.unreadable, 'line')} of the event log: damaged, and left out of every figure"
-        lines.append((history.last_time, history.step, what, "warn"))
+        message = f"{count(history.unreadable, 'line')} of the event log: damaged, and left out of every figure"
+        lines.append((history.last_time, history.step, message, "warn"))
     for event in history.endings:
         if isinstance(event, Failed):
             reached = max((a.step for a in history.attempts if a.number == event.attempt), default=0)
@@ -262,10 +262,10 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
         {
             "when": when(time) if has_clock else clock(time),
             "step": f"epoch {epoch(history.epoch(step))}" if history.is_foreign else f"step {step:,}",
-            "what": what,
+            "what": message,
             "tone": tone,
         }
-        for time, step, what, tone in lines
+        for time, step, message, tone in lines
     ]
 
 

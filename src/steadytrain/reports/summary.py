@@ -1,4 +1,4 @@
-"""What came of a run, in figures: its scores, its rates, a row for each epoch."""
+"""Summary of a run in figures: its scores, its rates, a row for each epoch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Spread:
 
 
 def spread(values: Iterable[float], *, are_shares: bool = False) -> Spread | None:
-    """Return mean and spread of a figure over repeats; None for fewer than two finite values, of which nothing follows.
+    """Return mean and spread of a figure over repeats; None for fewer than two finite values.
 
     The interval is Student's: the mean, plus and minus t(0.975, n - 1) std / sqrt(n). It is exact where the figure is
     normally distributed over seeds, and says nothing about other data or another recipe.
@@ -220,7 +220,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """Runs of one recipe on the same images that differ in their seed alone; figures are of those that are finished.
+    """Runs of one recipe on the same images that differ only in their seed; figures are of the finished ones.
 
     ``name``: the folder that holds them, where ``--repeats`` made it, else their own names. ``runs``: their names.
     ``best_mean_ap``, ``last_mean_ap``: where an image may have several labels; top-1 is then exact match.
@@ -239,7 +239,7 @@ class Repeats:
 
     @property
     def title(self) -> str:
-        """Say what the figures are of.
+        """Describe the runs that the figures are of.
 
         >>> group = Repeats(name="a", runs=("a/seed-0", "a/seed-1"), seeds=(0, 1), finished=1, best_top1=None,
         ...                 last_top1=None, last_loss=None, seconds=None)
@@ -251,7 +251,7 @@ class Repeats:
 
 
 def find_repeats(runs: Sequence[Summary]) -> list[Repeats]:
-    """Return each group of two runs or more that differ in their seed alone, in the order of their first runs."""
+    """Return each group of two or more runs that differ only in their seed, in the order of their first runs."""
     groups: dict[tuple[str, str], list[Summary]] = {}
     for run in runs:
         groups.setdefault((run.repeats_digest, run.data_set), []).append(run)
@@ -296,7 +296,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Account:
-    """A run as reports show it; ``settings``: its recipe, or what another program's log says of one, key by key."""
+    """A run as reports show it; ``settings``: its recipe by key, or what another program's log says of one."""
 
     run: Run
     history: RunHistory
@@ -307,7 +307,7 @@ class Account:
 
     @staticmethod
     def of(run: Run, name: str | None = None) -> Account:
-        """Read a run and call it ``name`` (None: as its folder). Raises RunError where nothing was started in it."""
+        """Read a run and name it ``name`` (None: like its folder). Raises RunError if nothing was started in it."""
         log = run.log_path()
         is_long = log.exists() and log.stat().st_size > MOST_BYTES
         history = read_history(run, condensed=is_long, all_ranks=False)
@@ -318,7 +318,7 @@ class Account:
 
     @staticmethod
     def of_log(log: LogRun, name: str | None = None) -> Account:
-        """Fold another program's log and call it ``name`` (None: as its file); what it leaves out is None."""
+        """Fold another program's log and name it ``name`` (None: like its file); what it leaves out is None."""
         run = Run(log.directory, log.recipe)
         history = RunHistory(run.recipe)
         for event in log.events():
@@ -361,7 +361,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Reached:
-    """The first evaluation that came to an accuracy: its epoch, the run's own seconds until then, and what it cost."""
+    """The first evaluation that reached an accuracy: its epoch, the run's seconds until then, and the cost."""
 
     epoch: float
     seconds: float
@@ -369,7 +369,7 @@ class Reached:
 
 
 def reached(history: RunHistory, target: float, bill: Bill | None) -> Reached | None:
-    """Say when a run first came to an accuracy (top-1; of several labels, mAP), a fraction; None: it never did."""
+    """Return when a run first reached an accuracy (top-1; of several labels, mAP), a fraction; None if it never did."""
     first = next((event for event in history.evaluated if event.score >= target), None)
     if first is None:
         return None
@@ -377,7 +377,7 @@ def reached(history: RunHistory, target: float, bill: Bill | None) -> Reached | 
 
 
 def summarise(run: Run) -> Summary:
-    """Return a run in figures, also while it goes on.
+    """Summarise a run; it may still be going on.
 
     Raises:
         RunError: nothing was started in it yet.
@@ -386,7 +386,7 @@ def summarise(run: Run) -> Summary:
 
 
 def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
-    """Return a run in figures, from what happened in it and where its time went."""
+    """Summarise a run from its history and its ledger."""
     started, recipe = history.started, run.recipe
     assert started is not None
     now = time.time()
@@ -402,7 +402,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     newest = max(means, key=lambda event: (event.step, isinstance(event, EpochTrained)), default=None)
     classes = started.data.get("classes")
 
-    def whole(value: object) -> int | None:
+    def int_or_none(value: object) -> int | None:
         return value if isinstance(value, int) else None
 
     return Summary(
@@ -432,9 +432,9 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         repeated_steps=history.repeated_steps,
         batch_size=started.batch_size,
         lr=recipe.optim.scaled_lr(recipe.batch_size),
-        parameters=whole(started.model.get("parameters")),
-        num_train=whole(started.data.get("num_train")),
-        num_val=whole(started.data.get("num_val")),
+        parameters=int_or_none(started.model.get("parameters")),
+        num_train=int_or_none(started.data.get("num_train")),
+        num_val=int_or_none(started.data.get("num_val")),
         num_classes=len(classes) if isinstance(classes, list) else None,
         data_set=data_set(started),
         checkpoints=len(history.saved),
@@ -454,14 +454,14 @@ def _known_score(score: Score | None) -> Score | None:
 
 def _without_nan(row: R) -> R:
     """Replace what is not a number by None, where a field may be None."""
-    kept = ("name", "seconds") if isinstance(row, Summary) else ()
-    values = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in kept}
+    required = ("name", "seconds") if isinstance(row, Summary) else ()
+    values = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in required}
     unknown: dict[str, Any] = {name: None for name, v in values.items() if isinstance(v, float) and math.isnan(v)}
     return replace(row, **unknown)
 
 
 def data_set(started: Started) -> str:
-    """Tell data sets apart: by what was read where that is known, else by what they are called."""
+    """Return an identity of the data: a digest of what was read if that is known, else the names."""
     data = started.data
     names = [data.get(f"{part}_digest") or data.get(part) for part in ("train", "val")]
     return json.dumps([*names, data.get("num_train"), data.get("num_val")], default=str)
@@ -491,7 +491,7 @@ def log_spans(history: RunHistory) -> Iterator[LogSpan]:
 
 
 def epochs(history: RunHistory) -> tuple[Epoch, ...]:
-    """Return a row for each epoch of which anything is known, the last one perhaps in part.
+    """Return a row for each epoch with any figures; the last one may be partial.
 
     A step, and the evaluation after it, belongs to the epoch of its first image. Runs of versions that did not average
     over epochs have means of the log lines, each of which counts towards the epochs of its steps by their number; in
@@ -518,8 +518,8 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
             last = min(span.line.step, updates(index))
             weight = last - max(span.first, updates(index - 1))
             if weight > 0:
-                each = span.images / span.steps, span.seconds / span.steps
-                means_of = (1.0, span.line.loss, span.line.top1, *each)
+                per_step = span.images / span.steps, span.seconds / span.steps
+                means_of = (1.0, span.line.loss, span.line.top1, *per_step)
                 so_far = sums.get(index, [0.0] * len(means_of))
                 sums[index] = [total + weight * value for total, value in zip(so_far, means_of, strict=True)]
     for index, (steps, loss, top1, images, seconds) in sums.items():

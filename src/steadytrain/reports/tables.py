@@ -20,7 +20,7 @@ MARK = "steadytrain-report"
 
 
 def facts(summary: Summary) -> dict[str, str]:
-    """Word a summary, the most asked-for first; there is no top-5 of five classes or fewer."""
+    """Format a summary, the most wanted figures first; there is no top-5 of five classes or fewer."""
     best, last = summary.best, summary.last
     name = score_name(summary.is_multi_label)
     scores: dict[str, str] = {}
@@ -90,7 +90,7 @@ SPREADS: dict[str, Callable[[Repeats], str]] = {
 
 
 def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
-    """Word repeats: the heads, then a line for each group; a figure that no group has is left out, but for top-1."""
+    """Format repeats: the heads, then a line for each group; figures that no group has are left out, except top-1."""
     has_map = [group.best_mean_ap is not None for group in groups]
     heads = [head for head in SPREADS if any(has_map) or not head.endswith("mAP")]
     heads = [head for head in heads if not all(has_map) or not head.endswith("top-1")]
@@ -98,7 +98,7 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
 
 
 def spread_words(value: Spread | None, *, percents: bool = False) -> str:
-    """Word a spread, as percents with two digits or as a number with four.
+    """Format a spread, as percents with two digits or as a number with four.
 
     >>> from steadytrain.reports.summary import spread
     >>> spread_words(spread([0.90, 0.92, 0.91]), percents=True)
@@ -113,7 +113,7 @@ def spread_words(value: Spread | None, *, percents: bool = False) -> str:
 
 
 def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
-    """Word the per-epoch table: its heads, and a list of cells for each row."""
+    """Format the per-epoch table: its heads, and a list of cells for each row."""
     columns = {"epoch": lambda row: str(row.epoch), **_SCORES[account.summary.is_multi_label], **_FIGURES}
     if not tells_top5(account.summary.num_classes):
         columns.pop("val top-5", None)
@@ -298,5 +298,5 @@ def _interval(score: Score | None) -> str:
 
 
 def interval_text(interval: Interval) -> str:
-    """Word a confidence interval, in percent."""
+    """Format a confidence interval, in percent."""
     return f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"

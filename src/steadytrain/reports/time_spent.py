@@ -106,13 +106,13 @@ def rows(ledgers: Sequence[Ledger]) -> list[dict[str, Any]]:
 
 
 def sentence(ledger: Ledger) -> str:
-    """Word a run's ledger for those who cannot see the bar: the largest shares first."""
+    """Describe a run's ledger as text beside the bar: the largest shares first."""
     names = largest_buckets(ledger)[:5]
     return ", ".join(f"{BUCKETS_SHOWN[name].label} {share_of(ledger.share(name))}" for name in names)
 
 
 def rates_in_words(ledger: Ledger) -> str:
-    """Word wall time, pauses, and both rates in a line."""
+    """Format wall time, pauses, and both rates in a line."""
     away = f", and {duration(ledger.away_seconds)} between its starts" if ledger.away_seconds >= 0.05 else ""
     words = f"{duration(ledger.wall_seconds)} of wall time{away}"
     if not ledger.images_per_second:  # a probe makes no updates
@@ -136,7 +136,7 @@ def to_dict(ledger: Ledger) -> dict[str, Any]:
 
 
 def share_of(share: float) -> str:
-    """Word a share in percent with one decimal; one that rounds to nothing is still there.
+    """Format a share in percent with one decimal; ``< 0.1 %`` if it rounds to nothing.
 
     >>> share_of(0.1234), share_of(0.0002), share_of(0.0)
     ('12.3 %', '< 0.1 %', '0.0 %')

@@ -1,4 +1,4 @@
-"""How a recipe was chosen: what was measured, in a table and curves, and the choices with their reasons.
+"""Evidence for a tuned recipe: the measurements, as a table and curves, and the choices with their reasons.
 
 ``steady tune`` writes this evidence into the recipe file, training keeps it with the run, and reports show it.
 """
@@ -72,7 +72,7 @@ class Measurement:
             require(getattr(self, name) >= 1, f"tuning.measurements.{name}", getattr(self, name), "1 or more")
 
     def words(self) -> str:
-        """Word it in a line."""
+        """Describe the measurement in a line."""
         parts = [f"{self.what} of {self.batch_size}", self.precision]
         parts += [] if self.channels_last else ["channels first"]
         parts += [] if self.compile == "none" else ["compiled"]
@@ -117,7 +117,7 @@ class Evidence:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as the recipe was before; None: not measured."""
+        """Speed over that of the recipe before; None: not measured."""
         if not self.default_rate or not self.tuned_rate:
             return None
         return self.tuned_rate / self.default_rate
@@ -152,13 +152,13 @@ def _changed(part: Any) -> dict[str, Any]:
 
 
 def _with_nothing(kind: type[Any], values: Any) -> Any:
-    """Add what TOML has no word for: a choice whose value is nothing."""
+    """Add the null that TOML lacks: a choice without a value is None."""
     names = {field.name for field in fields(kind)}
     return {"value": None, **values} if "value" in names and isinstance(values, Mapping) else values
 
 
 def evidence_of(run: Run) -> Evidence | None:
-    """Return how the recipe of a run was chosen; None where it was not tuned, or the file cannot be read."""
+    """Read the evidence for a run's recipe; None if it was not tuned, or the file cannot be read."""
     try:
         return Evidence.from_dict(json.loads(run.tuning.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # RecipeError is a ValueError
@@ -166,12 +166,12 @@ def evidence_of(run: Run) -> Evidence | None:
 
 
 def keep_evidence(run: Run, evidence: Evidence) -> None:
-    """Keep with a run how its recipe was chosen. Raises StorageError where that cannot be written."""
+    """Write the evidence for a run's recipe into its folder. Raises StorageError."""
     replace_file(run.tuning, json.dumps(plain(evidence), indent=2) + "\n")
 
 
 def gain_words(evidence: Evidence) -> str:
-    """Say how fast the tuned recipe is, and how fast it was before."""
+    """Describe how fast the tuned recipe is, and how fast it was before."""
     if evidence.tuned_rate is None:
         return "Loading and updates were not measured together."
     words = f"{rate(evidence.tuned_rate)} images/s of loading and updates together"
@@ -182,7 +182,7 @@ def gain_words(evidence: Evidence) -> str:
 
 
 def remarks(evidence: Evidence) -> list[str]:
-    """Return the advice, and what the time was too short for."""
+    """Return the advice, and what was left unmeasured for lack of time."""
     if not evidence.missing:
         return list(evidence.advice)
     missing = ", ".join(dict.fromkeys(evidence.missing))
@@ -190,7 +190,7 @@ def remarks(evidence: Evidence) -> list[str]:
 
 
 def measurement_rows(evidence: Evidence) -> list[list[str]]:
-    """Word the measurements: the heads, then a line for each."""
+    """Format the measurements: the heads, then a line for each."""
     rows = [["measured", "batch", "precision", "layout", "compile", "threads", "images/s", "memory", ""]]
     for item in evidence.measurements:
         notes = [item.error] if item.error else []
@@ -219,7 +219,7 @@ FIGURES = (1, 5, 6, 7)
 
 
 def table(evidence: Evidence, width: int) -> str:
-    """Word the evidence in lines of at most ``width`` columns: each measurement, then the :func:`summary`."""
+    """Format the evidence in lines of at most ``width`` columns: each measurement, then the :func:`summary`."""
     rows = measurement_rows(evidence)
     lines = []
     for line, (*_, remark) in zip(aligned([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True):
@@ -230,7 +230,7 @@ def table(evidence: Evidence, width: int) -> str:
 
 
 def summary(evidence: Evidence, width: int) -> list[str]:
-    """Word the choices with their reasons, and what they gain together, in lines of at most ``width`` columns."""
+    """Format the choices with their reasons and what they gain together, in lines of at most ``width`` columns."""
     lines = []
     for choice in evidence.choices:
         lines += wrap(f"{choice.key} = {_value(choice.value)}: {choice.reason}", width, "", "    ")
@@ -289,7 +289,7 @@ def panels(evidence: Evidence) -> list[Panel]:
 
 
 def section(run: Run) -> dict[str, Any] | None:
-    """Word how the recipe of a run was chosen, for a page; None where it was not tuned."""
+    """Format the evidence for a run's recipe for its page; None if it was not tuned."""
     evidence = evidence_of(run)
     if evidence is None:
         return None

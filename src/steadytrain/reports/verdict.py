@@ -26,7 +26,7 @@ _SHORT = {name: name.replace("input_", "waiting for ") for name in INPUT} | {
 
 
 def verdict_line(cause: Cause) -> str:
-    """Word a cause as a ``key=value`` line."""
+    """Format a cause as a ``key=value`` line."""
     values: dict[str, object] = {"cause": cause.name, "share": f"{cause.share:.3f}"}
     if cause.change:
         values |= {"saves": f"{cause.saves:.3f}", "change": clean(cause.change)}
@@ -34,7 +34,7 @@ def verdict_line(cause: Cause) -> str:
 
 
 def verdict_brief(cause: Cause, *, width: int | None = None) -> list[str]:
-    """Word a cause for a person at a terminal, in lines of ``width`` columns at most: what it is, what to change."""
+    """Format a cause for a terminal, in lines of ``width`` columns at most: what it is, what to change."""
     width = _columns(width)
     lines = wrap(f"verdict: {cause.sentence}", width, "", "  ")
     if cause.change:
@@ -43,7 +43,7 @@ def verdict_brief(cause: Cause, *, width: int | None = None) -> list[str]:
 
 
 def verdict_sentences(diagnosis: Diagnosis, more: int = 2) -> list[str]:
-    """Word the dominant cause, what to change, and the next causes, a sentence a line."""
+    """Describe the dominant cause, what to change, and the next causes, a sentence a line."""
     first, *others = diagnosis.causes
     lines = [clean(first.sentence)]
     if first.change:
@@ -52,7 +52,7 @@ def verdict_sentences(diagnosis: Diagnosis, more: int = 2) -> list[str]:
 
 
 def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:
-    """Word all of a verdict, in lines of at most ``width`` columns, by default the terminal's (commands stay whole)."""
+    """Format a verdict in lines of at most ``width`` columns, by default the terminal's; commands stay whole."""
     width = _columns(width)
     lines = [clean(name), ""]
     for index, cause in enumerate(diagnosis.causes[:MAX_CAUSES], 1):
@@ -79,18 +79,18 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
 
 
 def saving(cause: Cause) -> str:
-    """Word what the change saves; nothing where that is not known."""
+    """Describe what the change saves; empty if that is not known."""
     return f"saves about {percent(cause.saves)} of the time" if cause.saves >= LEAST_SHOWN else ""
 
 
 def ceiling_line(diagnosis: Diagnosis) -> str:
-    """Word how near the run is to what it could be; nothing where that is not known."""
+    """Describe how close the run is to its ceiling; empty if that is not known."""
     ceiling = diagnosis.ceiling
     if ceiling is None or ceiling.most == float("inf"):
         return ""
-    what = "computing" if ceiling.limit == "compute" else "the data loader"
+    part = "computing" if ceiling.limit == "compute" else "the data loader"
     how = "measured" if ceiling.probed else "estimated from the run"
-    return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {what} alone would allow ({how})"
+    return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {part} alone would allow ({how})"
 
 
 def _columns(width: int | None) -> int:
@@ -116,12 +116,12 @@ def _cause(index: int, cause: Cause, width: int) -> Iterator[str]:
 
 
 def _ledger(ledger: Ledger) -> str:
-    """Word the largest buckets, and what is left as the rest."""
+    """Describe the largest buckets, and the rest."""
     shares = sorted(ledger.shares.items(), key=lambda item: -item[1])
     shown = [(name, share) for name, share in shares[:MAX_BUCKETS] if share >= LEAST / 3]
     parts = [f"{_called(name)} {percent(share)}" for name, share in shown]
-    rest = 1 - sum(share for _, share in shown)
-    return ", ".join(parts + ([f"the rest {percent(rest)}"] if rest >= LEAST / 6 and parts else []))
+    remainder = 1 - sum(share for _, share in shown)
+    return ", ".join(parts + ([f"the rest {percent(remainder)}"] if remainder >= LEAST / 6 and parts else []))
 
 
 def _called(name: str) -> str:

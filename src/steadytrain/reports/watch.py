@@ -1,4 +1,4 @@
-"""A run that is watched: its events as they come, and its figures at one moment. It reads, and holds nothing.
+"""Follow a run: its events as they come, and its figures at one moment. It only reads.
 
 >>> import tempfile
 >>> from steadytrain.config import Budget, Data, Model, Recipe
@@ -35,7 +35,7 @@ NOW_SECONDS = 10.0
 
 
 class Watch:
-    """Follows a run's event logs and keeps what is shown of it.
+    """Follow a run's event logs, and hold what is shown of it.
 
     Args:
         run: it may go on, be over, or not have begun.
@@ -54,7 +54,7 @@ class Watch:
         self._restart()
 
     def _restart(self, keep: int | None = None) -> None:
-        """Forget what was read; all logs are read again but rank ``keep``'s, which is being read."""
+        """Start over; all logs are read again except rank ``keep``'s, which is being read."""
         self.generation += 1
         self._readers = {rank: reader for rank, reader in self._readers.items() if rank == keep}
         self.history = RunHistory(self.run.recipe)
@@ -63,11 +63,11 @@ class Watch:
         self._verdict: tuple[int, Diagnosis] | None = None
 
     def read(self) -> bool:
-        """Take in what was written since the last time; return whether that was anything."""
+        """Read the new events; return whether there were any."""
         return sum(1 for _ in self.read_in_parts()) > 0
 
     def read_in_parts(self) -> Iterator[float]:
-        """Do the same in parts and yield the share of the log that was read after each: a long run takes seconds."""
+        """Read the new events in parts and yield the share of the log read after each: a long run takes seconds."""
         for rank in self.run.ranks():
             reader = self._readers.setdefault(rank, LogReader(self.run.log_path(rank)))
             generation = reader.generation
@@ -89,9 +89,11 @@ class Watch:
         if event.rank or not history.attempts:
             return
         if isinstance(event, Started):
-            kept = [p for p in self.points if p.series not in ("train", "val", "rate") or (p.row[2] or 0) <= event.step]
-            if len(kept) < len(self.points):
-                self.points = kept
+            still_valid = [
+                p for p in self.points if p.series not in ("train", "val", "rate") or (p.row[2] or 0) <= event.step
+            ]
+            if len(still_valid) < len(self.points):
+                self.points = still_valid
                 self.generation += 1
         try:
             new = points(event, history, feed if isinstance(feed, FeedStats) else None)
@@ -102,7 +104,7 @@ class Watch:
 
     @property
     def signs(self) -> Signs:
-        """Whether the run goes on, now."""
+        """The run's signs of life, now."""
         return signs(self.run, self.history, time.time())
 
     @property
@@ -195,7 +197,7 @@ class Snapshot:
         return {"format": "steadytrain-watch", "version": 1, **finite(document)}
 
     def alarms(self) -> Iterator[str]:
-        """Yield what must not be overlooked, a line each: nothing moves, no sign of life, a failure; often nothing."""
+        """Yield alarms, a line each: no progress, no sign of life, a failure; often none."""
         seen, stalled = self.signs, self.stalled
         if stalled is not None and seen.status == "running":
             usual = f"usually {duration(stalled.expected_seconds)}"

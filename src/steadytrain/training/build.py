@@ -311,7 +311,7 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
 
 
 def rare_class_remark(data: DataSets) -> Iterator[str]:
-    """Word which classes are rare: those with less than :data:`RARE_SHARE` of the images of a usual (median) class."""
+    """Describe the rare classes: those with less than :data:`RARE_SHARE` of the images of a median class."""
     counts = data.class_counts
     usual = float(np.median(counts[counts > 0]))
     rare = [k for k in np.argsort(counts, kind="stable").tolist() if 0 < counts[k] < RARE_SHARE * usual]
@@ -326,7 +326,7 @@ def rare_class_remark(data: DataSets) -> Iterator[str]:
 
 
 def scaling_remark(built: Built, input: Input, mean: str, std: str) -> str:
-    """Word that a weights file has no mean and standard deviation; ``mean`` and ``std``: whose are used instead."""
+    """Return a remark on weights without mean and standard deviation; ``mean``, ``std``: whose are used instead."""
     values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
     return (
         f"{built.weights} does not say how its images were scaled: {mean} mean ({values[0]}) and {std} std"

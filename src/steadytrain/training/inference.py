@@ -258,7 +258,7 @@ def find_pretrained(place: str | Path) -> str | None:
 
 
 def is_mxnet(place: str | Path) -> bool:
-    """Say whether ``place`` names an MXNet checkpoint.
+    """Return whether ``place`` names an MXNet checkpoint.
 
     >>> is_mxnet("mxnet:resnet-18"), is_mxnet("model-0003.params"), is_mxnet("model-symbol.json"), is_mxnet("runs/a")
     (True, True, True, False)
@@ -581,7 +581,7 @@ def _match(
 
 
 def _unmatched(trained: Trained, data: str, matches: Sequence[Match], num_classes: int) -> str:
-    """Word the refusal of classes that the model has not."""
+    """Return the error for classes that the model does not have."""
     listed = [
         match.name
         if not match.candidates
@@ -627,7 +627,7 @@ def _run_of(path: Path, about: Mapping[str, Any]) -> Run | None:
 
 
 def _chosen(run: Run, path: Path) -> str:
-    """Word which of a run's weights a file holds."""
+    """Describe which of a run's weights a file holds."""
     best = run.progress().best
     if path.name == "best.safetensors" and best is not None:
         return f"best by validation {score_name(best.mean_ap is not None)}, epoch {epoch(best.epoch)}"

@@ -417,7 +417,7 @@ def _start_monitors(
 
     dog.feed, dog.abandon = doing, abandon
     if isinstance(stop, StopRequest):
-        dog.asked = lambda: stop.heard
+        dog.stop_signal = lambda: stop.heard
     with ExitStack() as stack:
         if group is not None:  # the other ranks are told where this one is, and this one ends with them
             pulse = group.heartbeat
@@ -528,7 +528,7 @@ def _epochs(session: Session) -> Iterator[EpochTrained]:
 
 
 def _resumed(session: Session, before: Progress) -> Iterator[Event]:
-    """Say what it costs that an attempt before this one ended, and what of its log is lost."""
+    """Report the cost of an earlier attempt's end, and what of its log is lost."""
     if session.is_first and before.is_open:
         session.notices.put(_killed_words(before, session.machine))
     if session.is_first and before.unreadable:
@@ -545,7 +545,7 @@ def _resumed(session: Session, before: Progress) -> Iterator[Event]:
 
 
 def _killed_words(before: Progress, machine: Mapping[str, Any]) -> str:
-    """Word that the attempt before was killed, and what is known of the reason."""
+    """Return a sentence saying that the previous attempt was killed, and why, if known."""
     words = f"the attempt before (attempt {before.attempt}) was killed, or the machine went down"
     started = before.started.machine if before.started else {}
     then, now = started.get("out_of_memory_kills"), machine["out_of_memory_kills"]

@@ -106,7 +106,7 @@ class Share:
         return self.count * self.size
 
     def times(self, n: int) -> int:
-        """Say how many batches of this size an update is made of, in which ``n`` images are this rank's."""
+        """Return how many batches of this size an update is made of, in which ``n`` images are this rank's."""
         return max(1, n // self.images)
 
     def positions(self, start: int, n: int) -> NDArray[np.int64]:

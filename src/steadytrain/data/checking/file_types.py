@@ -145,7 +145,7 @@ def _recognise_text(start: bytes) -> FileType | None:
 
 
 def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> str:
-    """Say why the header of an image file could not be read.
+    """Return why the header of an image file could not be read.
 
     Args:
         data: all of the file.

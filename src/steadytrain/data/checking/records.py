@@ -465,7 +465,7 @@ def _class_name(names: Sequence[str], label: float) -> str:
 
 
 def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Findings) -> _Labels:
-    """Say what the labels are, and add what does not go with that; nothing where no record holds an image."""
+    """Return what the labels are, and add what does not go with that; nothing where no record holds an image."""
     headers = scan.headers
     bad = findings.counts["no-header"] + findings.counts["label-overrun"] + findings.counts["no-image"]
     if bad >= len(headers):

@@ -469,7 +469,7 @@ def _retry_after(headers: Message) -> float | None:
 
 
 def _passing(error: BaseException) -> Exception:
-    """Word a fault of the connection: one that may pass, unless it was refused or is about a certificate."""
+    """Return the error for a fault of the connection; it may pass, unless it is a refusal or about a certificate."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, _GiveUpError):
         return reason
@@ -481,7 +481,7 @@ def _passing(error: BaseException) -> Exception:
 
 
 def _wrong(path: Path, file: RemoteFile) -> str:
-    """Say by which checksum a file is another one; empty where it is right."""
+    """Return the checksum by which a file differs; empty if it is right."""
     expected = {name: value for name in ("md5", "sha256") if (value := getattr(file, name))}
     digests: dict[str, Any] = {name: hashlib.new(name, usedforsecurity=False) for name in expected}
     with path.open("rb") as whole:

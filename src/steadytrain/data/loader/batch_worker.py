@@ -293,7 +293,7 @@ class BatchWorker:
         )
 
     def batches_per_job(self, n: int) -> int:
-        """Say how many batches of ``n`` images to make together now: several small ones that need no decoding."""
+        """Return how many batches of ``n`` images to make together now: several small ones that need no decoding."""
         if self._shifted_images() is None or (self.device_cache is not None and not self.device_cache.is_settled):
             return 1
         if self._is_on_device:
@@ -519,7 +519,7 @@ class BatchWorker:
         return np.array([head.size for head in heads]).reshape(-1, 2) if all(map(self._is_exact, heads)) else None
 
     def _is_exact(self, head: Encoded) -> bool:
-        """Tell whether an image that is decoded as a whole gives the same bytes as one that is decoded for a square."""
+        """Return whether decoding a whole image gives the same bytes as decoding it for a square."""
         return head.head is None or self._crops[min(self._crops)].never_shrinks(*head.size)
 
     # -- reading -------------------------------------------------------------------------------------------------------

@@ -128,12 +128,12 @@ class Crop:
         return replace(self, kind="none", flip=False)
 
     def only_shifts(self, height: int, width: int) -> bool:
-        """Tell whether images of this size are only shifted, never resized."""
+        """Return whether images of this size are only shifted, never resized."""
         side = {"resized-crop": 0, "pad-crop": self.size, "none": self._evaluated_side}[self.kind]
         return min(height, width) == side
 
     def never_shrinks(self, height: int, width: int) -> bool:
-        """Tell whether a JPEG of this size is decoded at its full size, whatever is drawn."""
+        """Return whether a JPEG of this size is decoded at its full size, whatever is drawn."""
         room = 2 * SHRINK_MARGIN
         if self.kind == "resized-crop":
             few = max(height, width) < room * self.size
@@ -181,12 +181,12 @@ class Crop:
         return np.concatenate((first, np.maximum(last, first + 1)), axis=1)
 
     def flips(self, draws: Floats, n: int) -> NDArray[np.bool_]:
-        """Say which of ``n`` samples are mirrored, bool[n]."""
+        """Return which of ``n`` samples are mirrored, bool[n]."""
         flips: NDArray[np.bool_] = draws[:, _FLIP] < 0.5 if self.flip else np.zeros(n, dtype=np.bool_)
         return flips
 
     def corners(self, resized: Ints, draws: Floats) -> Ints:
-        """Say at which row and column squares begin in images resized to ``resized`` (int64[n, 2], or [1, 2] for all).
+        """Return row and column of the squares in images resized to ``resized`` (int64[n, 2], or [1, 2] for all).
 
         They are negative where the square begins in the padding.
         """

@@ -146,7 +146,7 @@ class ImageCache:
             self.images, self.given_up = None, True
 
     def has(self, sample: int) -> bool:
-        """Tell whether a sample is kept. Raises BadImageError where it is known to be bad."""
+        """Return whether a sample is kept. Raises BadImageError where it is known to be bad."""
         images = self.images
         if images is None or not images.filled[sample]:
             return False
@@ -171,7 +171,7 @@ class ImageCache:
         return np.concatenate((missing, np.array(unheard, dtype=np.int64)))
 
     def room_for(self, shape: tuple[int, int, int]) -> bool:
-        """Tell whether images of this shape (H, W, C) are kept; if not, none is from now on."""
+        """Return whether images of this shape (H, W, C) are kept; if not, none is from now on."""
         with self._lock:
             if self.images is None and not self.given_up:
                 self.images = self._allocate(shape)
@@ -293,7 +293,7 @@ class Shifts:
 
 
 def shifts_of(crop: Crop, height: int, width: int, samples: Ints, draws: Floats) -> Shifts:
-    """Say where the squares of samples lie, all of them images of one size that ``crop`` only shifts.
+    """Return where the squares of samples lie, all of them images of one size that ``crop`` only shifts.
 
     >>> crop = Crop(kind="pad-crop", size=32, pad=4)
     >>> shifts = shifts_of(crop, 32, 32, np.array([7]), np.array([[0.0, 0.0, 0.99]]))

@@ -194,7 +194,7 @@ def _open(path: Path, flags: int = 0) -> int:
 
 
 def _lock_alone(file: int) -> bool:
-    """Tell whether nobody uses a file; the caller then has the lock, and must not hold it otherwise."""
+    """Return whether nobody uses a file; the caller then has the lock, and must not hold it otherwise."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,7 +209,7 @@ def _unlink(path: Path, file: int) -> None:
 
 
 def _has_name(path: Path, file: int) -> bool:
-    """Tell whether an open file is still found under this name."""
+    """Return whether an open file is still found under this name."""
     with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file))
     return False

@@ -119,7 +119,7 @@ class Readahead:
 
     @staticmethod
     def can_read(source: object) -> TypeGuard[LocatedSource]:
-        """Tell whether the source and the system can."""
+        """Return whether the source and the system support it."""
         return isinstance(source, LocatedSource) and hasattr(os, "posix_fadvise")
 
     def reach(self, first: int, end: int) -> None:

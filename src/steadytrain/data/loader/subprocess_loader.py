@@ -110,7 +110,7 @@ class SharedBatches:
         self._unused = [self._references(slot) for slot in range(count)]
 
     def is_free(self, slot: int) -> bool:
-        """Tell whether nobody else refers to a slot's batch and its arrays, nor to any view or tensor of them."""
+        """Return whether nobody else refers to a slot's batch and its arrays, nor to any view or tensor of them."""
         return self._references(slot) == self._unused[slot]
 
     def _references(self, slot: int) -> int:
@@ -347,7 +347,7 @@ class LoaderProcess:
         return message
 
     def _receive(self) -> None:
-        """Take in what is in the pipe, or will be."""
+        """Read what is in the pipe, or will be."""
         with self._reading:
             if not self._end.alive:
                 raise self._closed()

@@ -538,7 +538,7 @@ class Records:
         return sum((remote.disk.traffic() - remote.began for remote in remotes), start=Traffic()) if remotes else None
 
     def new_faults(self) -> str:
-        """Word which requests to a store were repeated since it was last asked; empty where none was."""
+        """Describe which requests to a store were repeated since it was last asked; empty where none was."""
         before, self._told = self._told, self.traffic() or Traffic()
         words = faults_words((self._told - before).faults)
         return f"{self.name}: {words}" if words else ""

@@ -367,7 +367,7 @@ class _Source:
 
 
 def _say_repeated(files: Files, root: Path, say: Say) -> None:
-    """Say which members an archive holds more than once; the last one counts, as it does when they are unpacked."""
+    """Return the members that an archive holds more than once; the last one counts, as when unpacking."""
     again = [
         files.names[row]
         for row, before in repeated(files.names, normpath)

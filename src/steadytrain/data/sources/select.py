@@ -351,7 +351,7 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def without_loose(listings: Sequence[Listing], say: Say) -> list[Listing]:
-    """Say which images lie beside the folders of classes, in none of them, and drop them from what is passed over."""
+    """Return the images that lie beside the folders of classes, and drop them from what is passed over."""
     kept = []
     for listing in listings:
         if loose := [name for name in listing.passed_over if is_image(name)]:
@@ -363,7 +363,7 @@ def without_loose(listings: Sequence[Listing], say: Say) -> list[Listing]:
 
 
 def remark(listings: Sequence[Listing], say: Say) -> None:
-    """Say what is well known, or odd, about classes: clutter, names alike, names that stand for no label."""
+    """Return remarks on classes: clutter, similar names, names that stand for no label."""
     classes, labels = listings[0].classes, listings[0].labels
     alike: dict[str, str] = {}
     for name in classes:

@@ -214,7 +214,7 @@ class Columns:
         return name, labels[0], split
 
     def remark(self, path: Path, say: Say) -> None:
-        """Say what of a table was guessed, or goes unused."""
+        """Return what of a table was guessed, or goes unused."""
         if self.is_guess:
             say(f"{path}: the first line is read as column names ({', '.join(self.names[:5])}), not as an image")
         if not self.labels:

@@ -210,7 +210,7 @@ def boxes(height: int, width: int, areas: Floats, ratios: Floats, places: Floats
 
 
 def inside(height: int, width: int, corners: NDArray[np.int64], like: Tensor) -> Tensor:
-    """Say which pixels lie in each image's box: bool[n, H, W, 1]."""
+    """Return which pixels lie in each image's box: bool[n, H, W, 1]."""
     top, left, bottom, right = to_device(corners, like).unbind(1)
     rows, columns = (torch.arange(side, device=like.device) for side in (height, width))
     in_rows = (rows >= top[:, None]) & (rows < bottom[:, None])

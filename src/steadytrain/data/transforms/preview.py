@@ -113,7 +113,7 @@ def _picture(image: NDArray[np.uint8], factor: int) -> Image.Image:
 
 
 def _caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[str]) -> str:
-    """Word a label, or the two largest shares of a mixed one: ``cat 70 %, dog 30 %``."""
+    """Format a label, or the two largest shares of a mixed one: ``cat 70 %, dog 30 %``."""
 
     def name(number: int) -> str:
         return classes[number] if number < len(classes) else str(number)
@@ -125,7 +125,7 @@ def _caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[
 
 
 def _labels(target: NDArray[np.float32], classes: Sequence[str]) -> str:
-    """Word the labels of an image that may have several, with their shares where it is mixed."""
+    """Describe the labels of an image that may have several, with their shares where it is mixed."""
     names = [classes[number] if number < len(classes) else str(number) for number in range(len(target))]
     shares = zip(names, target.tolist(), strict=True)
     words = [name if share > 0.995 else f"{name} {share:.0%}" for name, share in shares if share >= 0.005]

@@ -276,7 +276,7 @@ class LogRun:
 
 
 def _data(settings: Mapping[str, Any], steps_per_epoch: float | None, batch_size: int | None) -> dict[str, Any]:
-    """Word the data as a :class:`Started` event has it, as far as a log names them."""
+    """Describe the data as a :class:`Started` event has it, as far as a log names them."""
     data = {name: str(settings[f"data.{name}"]) for name in ("train", "val") if settings.get(f"data.{name}")}
     if steps_per_epoch and batch_size:
         return {**data, "num_train": round(steps_per_epoch * batch_size)}
@@ -303,7 +303,7 @@ def _logged(points: list[LogPoint], number: int, each: float, span: Span) -> Ite
 
 
 def _trained(facts: LogEpoch, points: list[LogPoint], step: int, n: int, span: Span) -> Event:
-    """Say what an epoch's training came to, by its means or, where there are none, by those of its log lines."""
+    """Return what an epoch's training came to, by its means or, where there are none, by those of its log lines."""
     rate = _mean_of(NAN, [point.images_per_second for point in points])
     return EpochTrained(
         time=span.ended,

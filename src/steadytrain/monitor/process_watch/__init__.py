@@ -1,4 +1,4 @@
-"""Watch a training process from outside, torch or not: samples of it, their rhythm, and the cause that fits."""
+"""Watch a training process from outside, whatever it is written in: samples, their rhythm, and the likely cause."""
 
 from __future__ import annotations
 

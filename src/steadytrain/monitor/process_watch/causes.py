@@ -28,7 +28,7 @@ _OUTSIDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What was seen, the causes that fit, the likeliest first and never none, and what is not measurable here."""
+    """A watch's summary, the causes that fit it (at least one, the likeliest first), and what is not measurable."""
 
     seen: WatchSummary | None
     causes: tuple[Cause, ...]
@@ -36,7 +36,7 @@ class Reading:
 
     @property
     def rhythm(self) -> Rhythm | None:
-        """The oscillation, if there is one."""
+        """The oscillation of the load, if there is one."""
         return None if self.seen is None else self.seen.rhythm
 
 
@@ -81,7 +81,7 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
     """Find memory and processors that are short: held back by a control group, taken by others, or by each other."""
     pressure, swapped = seen.machine.pressure.get("memory", 0.0), seen.machine.swap_in_bytes or 0.0
     if pressure >= 0.1 or (swapped > 1e6 and seen.swapped_bytes > 0):
-        left, whole = seen.machine.available_bytes, seen.machine.memory_bytes
+        available, total = seen.machine.available_bytes, seen.machine.memory_bytes
         yield Cause(
             name="memory",
             share=max(pressure, seen.idle if swapped > 1e6 else 0.0),
@@ -90,7 +90,11 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
             evidence=(
                 f"{seen.swapped_bytes / 1e9:.1f} GB of the watched processes are in swap",
                 f"{seen.major_faults:.0f} page faults per second read from disk",
-                *([f"{left / 1e9:.1f} of {whole / 1e9:.0f} GB available"] if left is not None and whole else []),
+                *(
+                    [f"{available / 1e9:.1f} of {total / 1e9:.0f} GB available"]
+                    if available is not None and total
+                    else []
+                ),
             ),
             change="fewer or smaller workers (each holds its own copy of the data it touches), a smaller batch, or "
             "more memory",
@@ -152,7 +156,7 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
 
 
 def gpu(seen: WatchSummary) -> Iterator[Cause]:
-    """Find kernels that wait for other ranks (all load, little power, nothing else moves), and a GPU that is shared."""
+    """Find kernels that wait for other ranks (full load, little power, nothing else moves), and a shared GPU."""
     power = [gpu.power_watts / gpu.power_limit_watts for gpu in seen.gpus if gpu.power_watts and gpu.power_limit_watts]
     moves = (seen.disk_read_bytes or 0) > 0 or any(actor.active for actor in (*seen.workers, *seen.helpers))
     if power and seen.working >= 0.99 and max(power) <= 0.35 and not moves:
@@ -175,7 +179,7 @@ def gpu(seen: WatchSummary) -> Iterator[Cause]:
 
 
 def feeding(seen: WatchSummary) -> Iterator[Cause]:
-    """Find what makes batches too slow: it waits for files, it burns all cores, or there is too little of it."""
+    """Find why batches come too slowly: workers wait for files, all cores are busy, or there are too few workers."""
     feeders = seen.feeders
     busy, disk = _mean_shares(feeders or (seen.main,))
     waited = seen.idle if feeders else disk
@@ -229,11 +233,11 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
 
 
 def main_thread(seen: WatchSummary) -> Iterator[Cause]:
-    """Find one thread that burns one core while nothing else works, or several that share one core's worth of time."""
-    beside, free = (*seen.workers, *seen.helpers), f"{seen.free_cores:.1f} {_of_cores(seen)}"
+    """Find a thread that keeps a core busy while nothing else works, or several that share one core's worth."""
+    others, free = (*seen.workers, *seen.helpers), f"{seen.free_cores:.1f} {_of_cores(seen)}"
     burns = f"main thread on a processor {seen.main.cpu:.0%} of the time"
     is_idle = not seen.gpus or seen.idle >= _IDLE
-    is_alone = seen.main.busy >= _ONE_CORE and sum(actor.busy for actor in beside) <= 0.6 and seen.free_cores >= 0.5
+    is_alone = seen.main.busy >= _ONE_CORE and sum(actor.busy for actor in others) <= 0.6 and seen.free_cores >= 0.5
     if is_alone and is_idle and not (seen.gpus and seen.rhythm is None):
         makes = "also makes the batches (no workers)" if seen.gpus else "does all the work"
         change = "workers for the input"
@@ -259,7 +263,7 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
             evidence=(*_feeders(seen), *_waits(*active[:2])),
             change="use worker processes instead of threads, or code that releases the GIL",
         )
-    is_hard = sum(actor.busy >= 0.5 for actor in beside) > 1
+    is_hard = sum(actor.busy >= 0.5 for actor in others) > 1
     if seen.gpus and seen.rhythm is None and seen.idle >= _IDLE and seen.main.busy >= _ONE_CORE and not is_hard:
         yield Cause(
             name="launch",
@@ -273,7 +277,7 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
 
 
 def waiting(seen: WatchSummary) -> Iterator[Cause]:
-    """Find waits for workers that are started anew again and again, and waits while nobody seen works or reads."""
+    """Find waits for workers that are started again each epoch, and waits while no process in sight works or reads."""
     if seen.renewals >= 2:
         yield Cause(
             name="epoch_gap",
@@ -308,7 +312,7 @@ def waiting(seen: WatchSummary) -> Iterator[Cause]:
 
 
 def compute(seen: WatchSummary) -> Iterator[Cause]:
-    """Find that what computes works nearly all the time."""
+    """Find a device, or processors, that compute nearly all the time."""
     if seen.idle >= _IDLE:
         return
     name = "compute"
@@ -336,7 +340,7 @@ def compute(seen: WatchSummary) -> Iterator[Cause]:
 
 
 def _subject(seen: WatchSummary) -> str:
-    """What computes."""
+    """Name the device that computes."""
     if not seen.gpus:
         return "the training process" if seen.trainers == 1 else f"each of the {seen.trainers} training processes"
     return "the GPU" if len(seen.gpus) == 1 else f"each of the {len(seen.gpus)} GPUs"
@@ -360,7 +364,7 @@ def _crowd(actors: tuple[Activity, ...], seen: WatchSummary) -> str:
 
 
 def _waits(*actors: Activity) -> tuple[str, ...]:
-    """What each actor sleeps in, where it does so for a tenth of the time."""
+    """Return the system call that each actor sleeps in, if it does so for a tenth of the time."""
     lines = []
     for actor in actors:
         calls = sorted(actor.waits.items(), key=lambda pair: -pair[1])
@@ -370,7 +374,7 @@ def _waits(*actors: Activity) -> tuple[str, ...]:
 
 
 def _feeders(seen: WatchSummary) -> tuple[str, ...]:
-    """What those that make batches do: on a processor, waiting for files, asleep; and in either half of the rhythm."""
+    """Describe what the makers of batches do: computing, waiting for files, asleep; in each half of the rhythm."""
     if not (feeders := seen.feeders):
         return ()
     busy, disk = _mean_shares(feeders)
@@ -382,6 +386,6 @@ def _feeders(seen: WatchSummary) -> tuple[str, ...]:
 
 
 def _mean_shares(actors: tuple[Activity, ...]) -> tuple[float, float]:
-    """How busy actors are, and how much of their time they wait for files."""
+    """Return the actors' mean busy share and their mean share of waiting for files."""
     num = max(1, len(actors))
     return sum(actor.busy for actor in actors) / num, sum(actor.disk for actor in actors) / num

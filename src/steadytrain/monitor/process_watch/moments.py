@@ -1,4 +1,4 @@
-"""What one look at a watched process tells: everything is the change since the look before, as a rate."""
+"""One sample of a watched process: changes since the sample before, as rates."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class ProcessLoad:
 
     @property
     def waits_in(self) -> str:
-        """What its main thread sleeps in."""
+        """The system call that its main thread sleeps in."""
         return self.threads[0].waits_in if self.threads else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLoad:
-    """The processors that the watched process may use, in cores, and what waits for what.
+    """The processors that the watched process may use, in cores, and the machine's pressure.
 
     ``processors``: by affinity alone; ``quota``: of its control groups; ``cores``: the less of the two. ``others``:
     used by processes outside the tree; ``throttled``: share of the quota's periods in which it was used up.

@@ -1,4 +1,4 @@
-"""Whether a utilisation oscillates, with which period, and for which part of it the load is high.
+"""Detect oscillation of a utilisation: its period, and the part of it for which the load is high.
 
 The period is the first high hill of the autocorrelation, refined at its multiples (hills of the autocorrelation are
 what M. Vlachos, P. Yu and V. Castelli, "On periodicity detection and structural similarity", SDM 2005, confirm a period
@@ -82,7 +82,7 @@ def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: flo
 
 
 def even(times: Sequence[float], values: Sequence[float], interval_seconds: float) -> list[float]:
-    """Turn means over intervals that came at any pace into evenly spaced ones.
+    """Resample means over uneven intervals at even spacing.
 
     Args:
         times: seconds at which each interval ended, ascending; the first began one typical interval before.
@@ -123,8 +123,8 @@ def levels(values: Sequence[float]) -> tuple[float, float]:
         return ordered[0], ordered[0]
 
     def between(cut: int) -> float:
-        apart = sums[cut - 1] / cut - (sums[-1] - sums[cut - 1]) / (num - cut)
-        return cut * (num - cut) * apart * apart
+        distance = sums[cut - 1] / cut - (sums[-1] - sums[cut - 1]) / (num - cut)
+        return cut * (num - cut) * distance * distance
 
     cut = max(range(1, num), key=between)
     return ordered[(cut - 1) // 4], ordered[cut + (num - cut - 1) * 3 // 4]

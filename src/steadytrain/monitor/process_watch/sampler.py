@@ -1,4 +1,4 @@
-"""Look at a process and all that it started, some times a second; each look is a :class:`Moment`.
+"""Sample a process and its descendants several times a second; each sample is a :class:`Moment`.
 
 It never touches what it watches: everything is read from ``/proc``. A look lasts as long as there are threads to read;
 :attr:`Sampler.pause` grows with it, so that watching takes at most a fiftieth of one processor.
@@ -88,13 +88,13 @@ class Sampler:
 
     @property
     def command(self) -> str:
-        """Its command line, or the name of its program where that is closed to us."""
+        """Its command line, or its program's name where permission is lacking."""
         stat = read_stat(f"/proc/{self.pid}")
         return command_line(self.pid) or ("" if stat is None else stat.name)
 
     @property
     def lives(self) -> bool:
-        """Whether the process that was given still runs."""
+        """Whether the watched process still runs."""
         stat = read_stat(f"/proc/{self.pid}")
         return stat is not None and stat.started == self._started and stat.state not in _ENDED
 
@@ -115,13 +115,13 @@ class Sampler:
         every = self._count % _STATES_EVERY == 0
         loads = tuple(self._known[pid].read(stat, seconds, every=every) for pid, stat in stats.items())
         machine = self._machine.read(sum(load.cpu for load in loads))
-        held = [known.devices for known in self._known.values()]
-        devices = {name for names in held for name in names or ()}
+        devices_of = [known.devices for known in self._known.values()]
+        devices = {name for names in devices_of for name in names or ()}
         if devices and self._gpus.missing:
             self._missing[f"what the GPU does ({self._gpus.missing})"] = None
         if "kfd" in devices:
             self._missing["what the GPU does (it is an AMD GPU; only NVIDIA's are supported)"] = None
-        gpus = self._gpus.read(set(stats), None if None in held else devices)
+        gpus = self._gpus.read(set(stats), None if None in devices_of else devices)
         self._cost += (time.process_time() - worked - self._cost) / min(self._count, _MEAN_OF)
         self.pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._cost / _COST))
         if machine is None or not loads:
@@ -174,7 +174,7 @@ def queued_seconds(before: ThreadCounters, now: ThreadCounters, seconds: float) 
 
 
 class _ProcessReader:
-    """Reads one process and its threads again and again; what is not readable here becomes a key of ``missing``."""
+    """Sample one process and its threads; what is not readable here becomes a key of ``missing``."""
 
     def __init__(self, pid: int, missing: dict[str, None]) -> None:
         self.devices: tuple[str, ...] | None = ()
@@ -188,7 +188,7 @@ class _ProcessReader:
         self._switch_rate: float | None = None
 
     def read_slowly(self) -> None:
-        """Take in what changes seldom; about once a second."""
+        """Read what changes seldom; about once a second."""
         self._command = command_line(self._pid)
         status = parse_table(read(f"/proc/{self._pid}/status"))
         swapped = status.get("VmSwap", "").split()
@@ -269,7 +269,7 @@ class _ProcessReader:
 
 
 class _MachineReader:
-    """Reads the machine around a watched process: its processors, who else uses them, quota, pressure, swapping."""
+    """Sample the machine around a watched process: processors and who uses them, quota, pressure, swapping."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float, dict[int, ProcessorSeconds], dict[str, float]] | None = None
@@ -284,7 +284,7 @@ class _MachineReader:
         self._busiest: tuple[Mapping[str, Any], ...] = ()
 
     def read_slowly(self, pid: int, pids: Iterable[int], strangers: Mapping[int, ProcessStat]) -> None:
-        """Take in what changes seldom or is told in steps of a tenth of a second and more; about once a second."""
+        """Read what changes seldom, or in steps of a tenth of a second or more; about once a second."""
         self._allowed = frozenset().union(*map(cgroups.allowed, pids))
         self._quota = cgroups.quota(pid=pid)
         self._memory = read_counters("/proc/meminfo")

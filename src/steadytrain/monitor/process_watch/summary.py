@@ -1,4 +1,4 @@
-"""Sum up a watch: who trains, who makes batches, what each of them does with its time, and what else goes on."""
+"""Summary of a watch: which processes train, which make batches, how each spends its time, and what else runs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Activity:
 
     @property
     def active(self) -> bool:
-        """Whether it does anything worth a word."""
+        """Whether it does anything worth mentioning."""
         return self.busy + self.disk >= _ACTIVE
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSummary:
-    """What the moments say together. Shares are of the time, processor time is in cores, bytes are per second.
+    """Means over a watch. Shares are of the time, processor time is in cores, bytes are per second.
 
     ``working``: share of the time in which what computes is at work: the ``gpus`` that are used; without any, the
     training process. ``trainer``: that process, or all of them together; ``main``: its main thread; ``helpers``: its
@@ -83,7 +83,7 @@ class WatchSummary:
 
     @property
     def feeders(self) -> tuple[Activity, ...]:
-        """The workers, which make batches; without any, the threads beside the main one: some of them may."""
+        """The workers, which make batches; without any, the threads beside the main one, some of which may."""
         return tuple(actor for actor in (self.workers or self.helpers) if actor.active)
 
     @property
@@ -93,7 +93,7 @@ class WatchSummary:
 
     @property
     def free_cores(self) -> float:
-        """Cores that nobody uses and that the watched processes may use."""
+        """Idle cores that the watched processes may use."""
         unused = (self.machine.idle or 0.0) + (self.machine.iowait or 0.0)
         return max(0.0, unused if self.machine.quota is None else min(unused, self.machine.quota - self.cpu))
 
@@ -129,8 +129,10 @@ def summarise(moments: Sequence[Moment]) -> WatchSummary:
         else:  # waiting for a processor counts as computing
             load.append(_mean(min(1.0, max(process.cpu, process.busy)) for process in training_now) or 0.0)
         crew = [process.cpu for process in moment.processes if process.pid in workers]
-        beside = [thread.cpu for process in training_now for thread in process.threads if thread.tid != process.pid]
-        feeding.append(sum(crew if workers else beside))
+        helper_loads = [
+            thread.cpu for process in training_now for thread in process.threads if thread.tid != process.pid
+        ]
+        feeding.append(sum(crew if workers else helper_loads))
     interval = max(0.1, seconds / len(moments))
     beat = rhythm(even([moment.at for moment in moments], load, interval), interval_seconds=interval)
     is_high = [beat is not None and now >= beat.threshold for now in load]
@@ -211,26 +213,26 @@ def find_roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
         parent = newest[newest[worker].parent]
         heads.add(parent.parent if _SERVER in parent.command else parent.pid)
     heads = ranks | (heads & newest.keys() - workers)
-    rest = [pid for pid, process in newest.items() if pid not in workers and _SERVER not in process.command]
-    if not rest:
+    candidates = [pid for pid, process in newest.items() if pid not in workers and _SERVER not in process.command]
+    if not candidates:
         return set(newest), set()
-    most = max(used[pid] for pid in rest)
-    busy = {pid for pid in rest if used[pid] >= max(0.25 * most, 1e-9)}
-    return heads or busy or {max(rest, key=lambda pid: newest[pid].memory_bytes or 0)}, workers
+    most = max(used[pid] for pid in candidates)
+    busy = {pid for pid in candidates if used[pid] >= max(0.25 * most, 1e-9)}
+    return heads or busy or {max(candidates, key=lambda pid: newest[pid].memory_bytes or 0)}, workers
 
 
 def group_workers(moments: Sequence[Moment], workers: set[int]) -> list[list[tuple[ProcessLoad, float]]]:
-    """Group the workers as many as there are at a time, though each epoch may start others.
+    """Group workers by their place in the pool, since each epoch may start new ones.
 
     Each worker comes with the seconds of its look.
     """
-    each = [
+    workers_at = [
         sorted((load for load in moment.processes if load.pid in workers), key=lambda load: (load.parent, load.pid))
         for moment in moments
     ]
-    num = median_low([len(present) for present in each if present] or [0])
+    num = median_low([len(present) for present in workers_at if present] or [0])
     return [
-        [(present[n], moment.seconds) for present, moment in zip(each, moments, strict=True) if n < len(present)]
+        [(present[n], moment.seconds) for present, moment in zip(workers_at, moments, strict=True) if n < len(present)]
         for n in range(num)
     ]
 

@@ -14,7 +14,7 @@ TRUSTED = 0.07  # two measured passes count as different where they differ by mo
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """One thing that a run's time goes into without need.
+    """One cause of lost time.
 
     Args:
         name: a stable word, such as ``decode``.
@@ -42,7 +42,7 @@ class Cause:
 
 
 def name_process(process: Mapping[str, Any]) -> str:
-    """Word who a process is, as a sample names it.
+    """Describe a process of a sample: its name, number and user.
 
     >>> name_process({"pid": 4242, "name": "python3", "user": "ann", "cores": 1.6})
     'python3 (pid 4242, user ann)'
@@ -52,5 +52,5 @@ def name_process(process: Mapping[str, Any]) -> str:
 
 
 def clip(share: float) -> float:
-    """Limit a share that a model gave to 0 to 1."""
+    """Clip a computed share to 0 to 1."""
     return min(1.0, max(0.0, share))

@@ -56,8 +56,8 @@ def gpu(evidence: Evidence) -> Iterator[Cause]:
         who = count(others, "other process runs", "other processes run")
         figures = [] if busy is None else [f"the GPU was busy {percent(busy)} of the time, for all processes together"]
         for process in device.other_processes:
-            held = process.get("memory_bytes")
-            figures.append(name_process(process) + ("" if held is None else f" holds {size(held)} of its memory"))
+            memory = process.get("memory_bytes")
+            figures.append(name_process(process) + ("" if memory is None else f" holds {size(memory)} of its memory"))
         yield Cause(
             name="device_shared",
             share=share,

@@ -61,7 +61,7 @@ class LoopTime:
 
     @property
     def foreign(self) -> float:
-        """What is not torch's: code of others, and the wait for a lock that others hold."""
+        """Share of foreign code, and of waits for a lock that it holds."""
         return sum(self.waits.values()) + sum(self.runs.values()) + self.lock
 
 
@@ -92,28 +92,28 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
     runs: defaultdict[str, float] = defaultdict(float)
     optimizer, is_kept = 0.0, busy_thread(evidence) is not None
     for seen in threads.places:
-        bucket, what, place, seconds = seen["bucket"], seen["what"], seen["place"], float(seen["seconds"])
-        if bucket in BATCHES and what not in ("computes", "runs"):
+        bucket, activity, place, seconds = seen["bucket"], seen["what"], seen["place"], float(seen["seconds"])
+        if bucket in BATCHES and activity not in ("computes", "runs"):
             by_what["batches"] += seconds
         elif bucket in COMPUTING:
-            if what == "holds" and not place and bucket == "backward":
+            if activity == "holds" and not place and bucket == "backward":
                 # It runs without the lock there, and another of our threads may have had it for a moment.
                 often = seconds - USUALLY_HELD * threads.loop[bucket]["seconds"]
                 is_hook = not is_kept and often > HELD_BY_HOOKS * threads.loop[bucket]["seconds"]
-                what, place = ("holds", "a hook or a backward() in Python") if is_hook else ("computes", "")
+                activity, place = ("holds", "a hook or a backward() in Python") if is_hook else ("computes", "")
                 seconds = often if is_hook else seconds
-            if what == "holds":
+            if activity == "holds":
                 # Whoever is queued in the midst of a line keeps the lock meanwhile: that time is the neighbours'.
                 seconds *= 1 - min(1.0, queued / max(total, 1e-9))
-                what, place = ("python", "") if is_kept else ("runs", place or f"Python code of the {bucket} part")
-            by_what[what] += seconds
-            kind = {"python": python, "runs": runs}.get(what, waits if what in KNOWN[:3] else None)
+                activity, place = ("python", "") if is_kept else ("runs", place or f"Python code of the {bucket} part")
+            by_what[activity] += seconds
+            kind = {"python": python, "runs": runs}.get(activity, waits if activity in KNOWN[:3] else None)
             if kind is not None:
                 kind[place] += seconds
                 optimizer += seconds if place and bucket == "optimizer" else 0.0
     scale, is_counted = passes / computing, ran > 0 or queued > 0
     blocked = max(0.0, total - ran - queued - by_what["batches"]) if is_counted else 0.0
-    locked = max(0.0, blocked - sum(by_what[what] for what in KNOWN))
+    locked = max(0.0, blocked - sum(by_what[activity] for activity in KNOWN))
     if (machine := evidence.machine) is not None and (machine.throttled_seconds or 0.0) > THROTTLED * machine.seconds:
         locked = 0.0  # a quota stops threads, and the kernel counts that nowhere
     part = min(1.0, locked / by_what["python"]) if by_what["python"] > 0 else 0.0
@@ -124,8 +124,12 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
     # A pass waits for the last of its threads: it is late where one or the other is queued, each by itself.
     late = threads.compute["queued"] / computing if threads.compute is not None else 0.0
     queueing = 1 - (1 - min(1.0, queued / computing)) * (1 - min(1.0, late))
-    own = sum(threads.loop[bucket].get("ran", 0.0) for bucket in COMPUTING if bucket in threads.loop)
-    least = min(own, threads.compute["ran"]) if threads.compute is not None and threads.compute["ran"] > 0 else own
+    on_processor = sum(threads.loop[bucket].get("ran", 0.0) for bucket in COMPUTING if bucket in threads.loop)
+    least = (
+        min(on_processor, threads.compute["ran"])
+        if threads.compute is not None and threads.compute["ran"] > 0
+        else on_processor
+    )
     lock = by_what["python"] * part * scale if is_kept else 0.0
     for bucket in ("evaluation", "logging", "checkpoint", "startup") if is_kept else ():
         lock += _locked(evidence, bucket)
@@ -144,7 +148,7 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
 
 
 def disturbed(evidence: Evidence) -> float:
-    """Return the part of an update in which its threads wait for a core: what single passes then take proves little."""
+    """Return the share of an update in which its threads wait for a core: single passes' timings prove little then."""
     loop = loop_time(evidence)
     return 0.0 if loop is None else loop.queued / loop.passes
 
@@ -169,7 +173,7 @@ def rivals(evidence: Evidence) -> dict[str, float]:
 
 
 def host_code(evidence: Evidence) -> Iterator[Cause]:
-    """Find code that is neither ours nor torch's and holds the loop up: it sleeps, runs, or keeps Python's lock."""
+    """Find foreign code that holds the loop up: it sleeps, runs, or holds Python's lock."""
     loop = loop_time(evidence)
     if loop is None or evidence.threads is None:
         return
@@ -201,8 +205,8 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
         )
     thread = busy_thread(evidence)
     if thread is not None:
-        taken = rivals(evidence)
-        share = clip(loop.lock + loop.queued * taken["thread"] / max(taken["thread"] + taken["others"], 1e-9))
+        busy = rivals(evidence)
+        share = clip(loop.lock + loop.queued * busy["thread"] / max(busy["thread"] + busy["others"], 1e-9))
         lock = evidence.threads.lock_seconds / max(1, evidence.threads.looks)
         at = f", in {thread['place']}," if thread["place"] else ""
         yield Cause(
@@ -221,7 +225,7 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
 
 
 def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
-    """Find time of updates that no cause explains: more than the same passes need alone, or a wait for the unknown."""
+    """Find time in updates that no cause explains: more than the same passes take alone, or unknown waits."""
     loop, mean = loop_time(evidence), evidence.mean_seconds(*PASSES, "optimizer")
     references = dict(_references(evidence))
     name = min(references, key=lambda name: references[name], default="")
@@ -264,7 +268,7 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def _references(evidence: Evidence) -> Iterator[tuple[str, float]]:
-    """Yield how long an update would take without its wait, by what was measured: words, seconds."""
+    """Yield reference times of an update without its wait: how each was measured, seconds."""
     optimizer, machine = evidence.mean_seconds("optimizer"), evidence.started.machine
     if evidence.measured is not None and evidence.measured.passes.get("full", 0.0) > 0:
         yield "measured alone", evidence.measured.passes["full"] + optimizer

@@ -40,8 +40,8 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
         figures = [f"{count(num, 'evaluation')} of {duration(seconds / max(num, 1))}, one {often}"]
         if num_val := evidence.started.data.get("num_val"):
             figures.append(f"{num_val:,} images each")
-        rest = share / (1 - share) if share < 1 else 1e6
-        rarer = max(1, math.ceil(every.evaluate_epochs * rest * (1 - WANTED) / WANTED - 1e-9))  # whole epochs
+        ratio = share / (1 - share) if share < 1 else 1e6
+        rarer = max(1, math.ceil(every.evaluate_epochs * ratio * (1 - WANTED) / WANTED - 1e-9))  # whole epochs
         fewer = max(1, math.floor(num * every.evaluate_epochs / rarer))  # one always ends the run
         is_short = num <= 1 or fewer >= num
         images = float(evidence.started.data.get("num_val") or 0) * num
@@ -125,24 +125,24 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
     share, seconds = ledger.share("lost"), ledger.seconds["lost"]
     if share >= LEAST:
         num, written = evidence.checkpoints
-        each = written / num if num else 1.0
+        seconds_per_save = written / num if num else 1.0
         restarts = max(evidence.attempts - 1, 1)
         # Young's interval (J. W. Young, Comm. ACM 17, 1974, 530-531): what is written and what is lost cost the same.
-        apart = math.sqrt(2 * each * ledger.wall_seconds / max(evidence.attempts, 1))
-        left = min(1.0, apart * restarts / seconds)  # half of it is lost, and half of it written
+        interval = math.sqrt(2 * seconds_per_save * ledger.wall_seconds / max(evidence.attempts, 1))
+        left = min(1.0, interval * restarts / seconds)  # half of it is lost, and half of it written
         change, saves = "", 0.0
         if left <= 0.9 and pace is not None:
             saves = share * (1 - left)
-            change = f"--set every.save_minutes={apart / 60:.0f}"
-            if apart < 120:
-                change = f"--set every.save_steps={max(1, round(apart / pace.step))}"
+            change = f"--set every.save_minutes={interval / 60:.0f}"
+            if interval < 120:
+                change = f"--set every.save_steps={max(1, round(interval / pace.step))}"
         yield Cause(
             name="restart",
             share=share,
             sentence=f"{percent(share)} of the time was lost: work after the last checkpoint before an interruption.",
             evidence=(
                 f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",
-                f"a checkpoint takes {duration(each)} to write",
+                f"a checkpoint takes {duration(seconds_per_save)} to write",
             ),
             change=change,
             saves=saves,
@@ -152,7 +152,7 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _starting(evidence: Evidence) -> Iterator[Cause]:
-    """Find a start that waited: for storage or something else; that ran code of others; or that took long at all."""
+    """Find a slow start: one that waited for storage or something else, ran foreign code, or was long in itself."""
     ledger, started = evidence.ledger, evidence.started
     share, seconds, wall = ledger.share("startup"), ledger.seconds["startup"], ledger.wall_seconds
     if share < LEAST:
@@ -203,7 +203,7 @@ def _starting(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _foreign_seconds(evidence: Evidence, bucket: str) -> dict[str, float]:
-    """Return place -> seconds of code that is neither ours nor torch's, as looks at the training thread saw it."""
+    """Return place -> seconds of foreign code, by samples of the training thread."""
     places: dict[str, float] = {}
     for look in _looks(evidence, bucket):
         if look["place"]:
@@ -212,7 +212,7 @@ def _foreign_seconds(evidence: Evidence, bucket: str) -> dict[str, float]:
 
 
 def add_disk_waits(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
-    """Add to the cause that names storage what the run's code and files waited for the same disk.
+    """Add to the storage cause the other waits for the same disk: of code, checkpoints and files.
 
     Libraries are read where they are first used, in the middle of updates as well. What another cause said of these
     seconds (a checkpoint, a warm-up) is then said.
@@ -224,7 +224,7 @@ def add_disk_waits(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
         return list(causes)
     first, more = max(stored, key=lambda cause: cause.share), clip(waited / wall)
     parts = ", ".join(f"{bucket} {duration(took)}" for bucket, took in waits.items() if took >= LEAST_SHOWN)
-    whole = replace(
+    merged = replace(
         first,
         share=clip(first.share + more),
         saves=clip(first.saves + more) if first.saves else 0.0,
@@ -234,14 +234,14 @@ def add_disk_waits(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
     )
     explained = {"checkpoint": waits.get("checkpoint", 0.0), "warmup": sum(waits.get(part, 0.0) for part in UPDATE)}
     return [
-        whole if cause is first else cause
+        merged if cause is first else cause
         for cause in causes
         if cause is first or explained.get(cause.name, 0.0) < cause.share * wall / 2
     ]
 
 
 def _disk_seconds(evidence: Evidence, bucket: str) -> float:
-    """Return the seconds of a bucket that waited for a disk; of measuring, those that imported code as well."""
+    """Return the seconds of a bucket that waited for a disk; of ``measuring`` also those that imported code."""
     return sum(
         float(look["seconds"])
         for look in _looks(evidence, bucket)
@@ -250,12 +250,12 @@ def _disk_seconds(evidence: Evidence, bucket: str) -> float:
 
 
 def _looks(evidence: Evidence, bucket: str) -> list[Mapping[str, Any]]:
-    """Return what looks at the training thread saw in a bucket."""
+    """Return the samples of the training thread in a bucket."""
     return [] if evidence.threads is None else [look for look in evidence.threads.places if look["bucket"] == bucket]
 
 
 def compilation(evidence: Evidence) -> Iterator[Cause]:
-    """Find compiled code that earns its time in no run as short as this, or is made anew, and a long warm-up."""
+    """Find compilation that does not pay in so short a run, recompilation, and a long warm-up."""
     compiled, started, ledger = evidence.compiled, evidence.started, evidence.ledger
     if compiled is None:
         share, seconds = ledger.share("warmup"), ledger.seconds["warmup"]

@@ -34,7 +34,7 @@ FIRST_ONLY = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """What one stretch of the run loses to one thing: its ``name``, share of the wall time, and the change."""
+    """One cause of input waits in a stretch of the run: its ``name``, share of the wall time, and the change."""
 
     name: str
     pace: Pace
@@ -44,7 +44,7 @@ class Blame:
 
 
 def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
-    """Yield what waiting for batches in one stretch comes from: stages that wait, too few threads, slow stages."""
+    """Yield the causes of input waits in a stretch: stages that wait, too few threads, slow stages."""
     asleep, more, left = list[Blame](), list[Blame](), pace.exposed
     enough = pace.enough_threads()
     threads_save = pace.saved(pace.with_threads(enough))
@@ -134,7 +134,7 @@ def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
 
 
 def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cause:
-    """Word reading that holds the loop up in every pass over the data, or in the first alone."""
+    """Describe reading that holds the loop up in every pass over the data, or only in the first."""
     pace, share, data = blame.pace, blame.share, str(evidence.recipe.data.train)
     feed, machine = pace.feed, pace.machine
     assert feed is not None
@@ -151,9 +151,9 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
             figures.append(f"{machine.iowait:.1f} cores wait for a disk")
         if (pressure := machine.pressure.get("io", 0.0)) >= LEAST:
             figures.append(f"processes wait for a disk {percent(pressure)} of the time (pressure)")
-    beside, own = _disk_neighbours(machine)
-    figures += [f"{name} reads and writes {size(moved)} per second" for name, moved in beside]
-    most = [name for name, moved in beside if moved >= NAMED * (own + sum(moved for _, moved in beside))]
+    neighbours, own_rate = _disk_neighbours(machine)
+    figures += [f"{name} reads and writes {size(moved)} per second" for name, moved in neighbours]
+    most = [name for name, moved in neighbours if moved >= NAMED * (own_rate + sum(moved for _, moved in neighbours))]
     also = f" {', '.join(most)} {'use' if len(most) > 1 else 'uses'} the disks of this machine as well." if most else ""
     waits = [(stretch, stretch.without(stretch.waits("read"))) for stretch in stretches]
     lost = [stretch.saved(step) / stretch.loop if stretch.loop > 0 else 0.0 for stretch, step in waits]
@@ -172,14 +172,14 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
     change, saves = nearer_words(data), share
     if blame.change and not pace.is_from_disk:  # each image is far away, and several can be on their way at once
         change, saves = blame.change, min(share, blame.saves)
-    if most and sum(moved for _, moved in beside) >= own:
+    if most and sum(moved for _, moved in neighbours) >= own_rate:
         change = f"stop the other processes that use the disk, or {change}"
     sentence = f"The loop waits for storage {percent(share)} of the time, in every epoch.{also}"
     return Cause(name="storage", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
 
 
 def nearer_words(data: str) -> str:
-    """Advise to have data on a faster disk; or, of an object in a store, all of it on this machine.
+    """Advise a faster disk, or a local copy of an object in a store.
 
     >>> nearer_words("photos/")
     'copy the images to a faster disk: cp -r photos/ FOLDER, and train on FOLDER'
@@ -200,9 +200,9 @@ def _disk_neighbours(machine: MachineStats | None) -> tuple[list[tuple[str, floa
     """Return other processes that use disks, with the bytes per second of each, and the bytes per second of the run."""
     if machine is None:
         return [], 0.0
-    beside = [(name_process(process), process.get("disk_bytes", 0.0)) for process in machine.other_processes]
-    own = (machine.disk_read_bytes or 0.0) + (machine.disk_write_bytes or 0.0)
-    return [(name, moved) for name, moved in beside if moved > 0], own
+    rates = [(name_process(process), process.get("disk_bytes", 0.0)) for process in machine.other_processes]
+    own_rate = (machine.disk_read_bytes or 0.0) + (machine.disk_write_bytes or 0.0)
+    return [(name, moved) for name, moved in rates if moved > 0], own_rate
 
 
 def epoch_gap(evidence: Evidence) -> Iterator[Cause]:
@@ -215,7 +215,7 @@ def epoch_gap(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
-    """Return what the one change saves that helps a slow stage, and the change; nothing where there is none."""
+    """Return what the change that helps a slow stage saves, and the change; 0 and "" where there is none."""
     feed, data = pace.feed, evidence.recipe.data.train
     if feed is None or stage not in ("decode", "augment"):
         return 0.0, ""
@@ -223,26 +223,26 @@ def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
     if stage == "decode" and usual < FAR_FROM_USUAL:
         return pace.saved(pace.without_stages({"decode": usual})), "steady doctor"
     # Pack anew: smaller images, or bare pixels where they are small already.
-    seen, each = _model_side(evidence), feed.bytes / max(feed.images, 1)
+    seen, bytes_per_image = _model_side(evidence), feed.bytes / max(feed.images, 1)
     side = max(256, math.ceil(seen * 8 / 14) * 2)
-    factor = side * side * 4 / 3 / max(each / BYTES_PER_PIXEL, 1e-12)
+    factor = side * side * 4 / 3 / max(bytes_per_image / BYTES_PER_PIXEL, 1e-12)
     if factor < 0.7:
         step = pace.without_stages({"read": factor, "decode": factor, "augment": max(factor, 0.5)})
         return pace.saved(step), f"steady pack {data} smaller --shorter-side {side}"
-    if each <= 3 * seen * seen and seen <= 64 and evidence.num_train * seen * seen * 3 <= MOST_RAW_BYTES:
+    if bytes_per_image <= 3 * seen * seen and seen <= 64 and evidence.num_train * seen * seen * 3 <= MOST_RAW_BYTES:
         return pace.saved(pace.without_stages({"decode": 0.05})), f"steady pack {data} pixels --encoding raw"
     return 0.0, ""
 
 
 def _usual_part(evidence: Evidence, pace: Pace, stage: str) -> float:
-    """Return what a stage usually takes of a core, as a part of what it takes here."""
+    """Return a stage's usual time on one core, as a share of its time here."""
     feed = pace.feed
     if feed is None or feed.images <= 0 or stage not in ("decode", "augment"):
         return 1.0
     took = pace.stage(stage) * pace.on_processor / pace.batch_size
-    each = feed.bytes / feed.images if stage == "decode" else _model_side(evidence) ** 2
+    amount = feed.bytes / feed.images if stage == "decode" else _model_side(evidence) ** 2
     fixed, growing = USUAL_DECODE if stage == "decode" else USUAL_AUGMENT
-    return (fixed + growing * each) / max(took, 1e-12)
+    return (fixed + growing * amount) / max(took, 1e-12)
 
 
 def _model_side(evidence: Evidence) -> int:

@@ -1,4 +1,4 @@
-"""The pace of the loop: what an update takes, what the feed and the processors need for one, and what bounds it.
+"""The pace of the loop: the time of an update, what the feed and the processors need for one, and what bounds it.
 
 An update takes as long as the slowest of three: the feed's threads making a batch, the update itself, and the
 processors doing what both ask of them. Where the processors compute the update too, it takes longer by what the feed
@@ -111,7 +111,7 @@ class Pace:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the cores have nothing left to give."""
+        """Whether all cores are busy."""
         return self.idle is not None and self.idle <= IDLE * self.cores
 
     @property
@@ -125,7 +125,7 @@ class Pace:
 
     @property
     def is_from_disk(self) -> bool:
-        """Whether what the feed reads comes from a disk, and not from the system's memory."""
+        """Whether the feed reads from a disk, and not from the page cache."""
         machine, feed = self.machine, self.feed
         if machine is None or feed is None or feed.images <= 0 or self.step <= 0:
             return False
@@ -134,7 +134,7 @@ class Pace:
 
     @property
     def is_unexplained(self) -> bool:
-        """Whether the loop waits for something else than its feed: no thread of it is busy most of the time."""
+        """Whether the loop's waits are not explained by the feed: its threads are idle most of the time."""
         is_fed_slowly = self.is_by_loop or self.busy / self.threads >= 0.6 * self.step
         return self.busy <= 0 or not (is_fed_slowly or self.is_saturated)
 
@@ -177,12 +177,12 @@ class Pace:
 
     @property
     def beside_feed(self) -> float:
-        """Seconds of processors in an update that the feed's threads do not take."""
+        """Processor seconds of an update that the feed's threads do not take."""
         return max(0.0, self.step * self.used - self.busy * self.on_processor)
 
     @property
     def spun(self) -> float:
-        """Seconds of processors in an update that its threads spin, while they wait for the one that runs least."""
+        """Processor seconds of an update that its threads spin while they wait for the one that runs least."""
         if self.compute_threads < 2 or not self.used:
             return 0.0
         needed = self.ran * self.update * min(self.compute_threads, self.granted)
@@ -200,7 +200,7 @@ class Pace:
         return min(self.step, max(self.busy / threads, self.update, self.processors))
 
     def without(self, seconds: float, on_processor: float = 0.0) -> float:
-        """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
+        """Seconds of an update if the feed's threads were busy ``seconds`` less a batch, a share of it computing."""
         if self.is_by_loop:
             return max(self.step - seconds, self.update)
         computing = seconds * on_processor
@@ -215,12 +215,12 @@ class Pace:
         return min(self.step, max(paced, bound, self.step - seconds))
 
     def without_stages(self, factors: Mapping[str, float]) -> float:
-        """Seconds of an update where stages of the feed take these factors of their time."""
+        """Seconds of an update if stages of the feed took these factors of their time."""
         seconds = sum(self.stage(name) * (1 - factor) for name, factor in factors.items())
         return self.without(seconds, self.on_processor)
 
     def saved(self, step: float) -> float:
-        """Share of the wall time that is saved where an update takes ``step`` seconds instead."""
+        """Share of the wall time that is saved if an update takes ``step`` seconds."""
         return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
 
     def waits(self, stage: str) -> float:
@@ -248,12 +248,12 @@ class Pace:
 
 
 def is_throttled(machine: MachineStats) -> bool:
-    """Tell whether a control group's quota held the process back."""
+    """Return whether a control group's quota throttled the process."""
     return (machine.throttled_seconds or 0.0) > THROTTLED * machine.seconds
 
 
 def is_limited_by_quota(machine: MachineStats) -> bool:
-    """Tell whether a quota, and not affinity, leaves fewer cores than there are: more are in sight."""
+    """Return whether a quota, and not affinity, limits the cores."""
     uses = (machine.cpu, machine.ranks, machine.others, machine.idle, machine.iowait, machine.steal)
     seen = sum(cores for cores in uses if cores is not None)
     return is_throttled(machine) or (machine.cores < machine.machine_cores and seen >= machine.cores + 0.5)
@@ -270,12 +270,12 @@ def paces(evidence: Evidence) -> tuple[Pace, ...]:
     first, later = (sum(shares.get(b, 0.0) for b in INPUT) for shares in (evidence.first_epoch, evidence.later))
     loop, gap = evidence.ledger.share(*STEADY), gap_share(evidence)
     images = min(1.0, evidence.num_train / evidence.position) if evidence.position else 0.5
-    begin, rest = loop * evidence.first_part, max(0.0, loop * (1 - evidence.first_part) - gap)
+    begin, later_loop = loop * evidence.first_part, max(0.0, loop * (1 - evidence.first_part) - gap)
     update = both.step / (loop - gap)  # seconds of one, for each share of the wall time
-    waiting = max(0.0, loop * (1 - evidence.first_part) * later - gap) / max(rest, 1e-9)
+    waiting = max(0.0, loop * (1 - evidence.first_part) * later - gap) / max(later_loop, 1e-9)
     return (
         _pace(evidence, begin, update * begin / max(images, 1e-9), first, is_first=True),
-        _pace(evidence, rest, update * rest / max(1 - images, 1e-9), min(1.0, waiting)),
+        _pace(evidence, later_loop, update * later_loop / max(1 - images, 1e-9), min(1.0, waiting)),
     )
 
 

@@ -63,15 +63,15 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
     if by_quota or machine.cpu is None or pace.idle is None:
         return
     steal, is_full = machine.steal or 0.0, pace.idle <= 2 * IDLE * pace.cores
-    taken = steal + (machine.others or 0.0)
-    part = taken / max(taken + machine.cpu + machine.ranks, 1e-9)  # all ranks here are hindered
+    stolen = steal + (machine.others or 0.0)
+    part = stolen / max(stolen + machine.cpu + machine.ranks, 1e-9)  # all ranks here are hindered
     loop = loop_time(evidence)
     if loop is None or evidence.threads is None:
         share = clip(bound * part) if is_full else 0.0
     else:  # no more than the run's own threads waited for a core
         spare = max(0.0, 1 - pace.cores / max(pace.compute_threads, pace.cores))  # threads that take turns
-        own = pace.feed_cores + rivals(evidence)["thread"] + spare * machine.cpu
-        queued = loop.queued * taken / max(taken + own, 1e-9)
+        used = pace.feed_cores + rivals(evidence)["thread"] + spare * machine.cpu
+        queued = loop.queued * stolen / max(stolen + used, 1e-9)
         for bucket in ("startup", "warmup", "evaluation"):
             if (at := evidence.threads.loop.get(bucket)) and at["seconds"] > 0:
                 queued += evidence.ledger.share(bucket) * min(1.0, at.get("queued", 0.0) / at["seconds"])
@@ -80,14 +80,14 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
         share = clip(queued + (stolen + pace.exposed * fed * part if is_full else 0.0))
         figures += (f"the training thread waited for a core {percent(loop.queued)} of the time",)
-    sentence = f"take {count(taken, 'core')} that this run needs: that costs {percent(share)} of the time."
-    if steal > taken / 2:
+    sentence = f"take {count(stolen, 'core')} that this run needs: that costs {percent(share)} of the time."
+    if steal > stolen / 2:
         sentence = f"Other virtual machines on this host {sentence}"
         change = "choose a machine type with dedicated cores, or another host"
     else:
         busy = [process for process in machine.other_processes if process.get("cores", 0.0) >= 0.05]
         named = [(name_process(process), process["cores"]) for process in busy]
-        most = ", ".join(name for name, cores in named if cores >= NAMED * taken)
+        most = ", ".join(name for name, cores in named if cores >= NAMED * stolen)
         sentence = f"Other processes{f', mostly {most},' if most else ''} {sentence}"
         figures += tuple(f"{name} used {cores:.1f} of {count(machine.cores, 'core')}" for name, cores in named)
         change = "stop the other processes, wait until they end, or move this run to another machine"
@@ -181,8 +181,8 @@ def memory(evidence: Evidence) -> Iterator[Cause]:
     faults = machine.minor_faults or 0.0
     if not evidence.on_cpu or machine.system_share is None or faults < MINOR_FAULTS:
         return
-    each = TOUCHED * max(0.0, machine.system_share - USUAL_KERNEL)
-    share = clip(evidence.ledger.share(*PASSES, "optimizer") * each)
+    kernel_share = TOUCHED * max(0.0, machine.system_share - USUAL_KERNEL)
+    share = clip(evidence.ledger.share(*PASSES, "optimizer") * kernel_share)
     yield Cause(
         name="allocator",
         share=share,

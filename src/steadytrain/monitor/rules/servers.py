@@ -57,7 +57,7 @@ def servers(evidence: Evidence) -> Iterator[Cause]:
 
 
 def rates(stats: ServerStats) -> tuple[str, ...]:
-    """Word how often a worker pushes, how much, and how stale that is."""
+    """Describe how often a worker pushes, how much, and how stale that is."""
     pushed, pulled = (sum(server[name] for server in stats.servers) for name in ("pushed_bytes", "pulled_bytes"))
     seconds = max(stats.seconds, 1e-9)
     return (

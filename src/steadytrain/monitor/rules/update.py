@@ -35,11 +35,11 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
         calling = max(0.0, calling - loop.foreign + loop.optimizer) * (1 - loop.queued / loop.passes)
     host, is_small = calling, False
     if measured is not None and measured.passes.get("full", 0.0) > 0 and host >= LEAST:
-        each = (measured.passes["full"] - measured.fixed_seconds) / max(measured.batch_size, 1)
-        is_small = measured.batch_size < ENOUGH and measured.fixed_seconds <= each * ENOUGH
+        per_image = (measured.passes["full"] - measured.fixed_seconds) / max(measured.batch_size, 1)
+        is_small = measured.batch_size < ENOUGH and measured.fixed_seconds <= per_image * ENOUGH
         figures = [f"{duration(measured.fixed_seconds)} of a pass over {batch} images do not shrink with the batch"]
         if is_small:
-            host += _idle_cores(evidence, each)
+            host += _idle_cores(evidence, per_image)
         share = clip(host + optimizing if is_small and optimizing <= host else host)
         if measured.operations:
             figures.append(f"a step has {count(measured.operations, 'tensor operation')}")
@@ -90,21 +90,21 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
     )
     computing = evidence.ledger.share(*PASSES)
     passes = measured.passes if measured is not None and measured.passes.get("full", 0.0) > 0 else {}
-    tried = {other: passes[other] for other in ("fp32", "bf16", "fp16") if other in passes and other != name}
-    if tried:
-        best = min(tried, key=lambda name: tried[name])
+    candidates = {other: passes[other] for other in ("fp32", "bf16", "fp16") if other in passes and other != name}
+    if candidates:
+        best = min(candidates, key=lambda name: candidates[name])
         # Where more threads compute than there are cores, both were tried with as many: what is left is compared.
         turns = min((seconds for other, seconds in passes.items() if other.startswith("threads=")), default=None)
         full = passes["full"] if turns is None else turns
-        rest = 1.0 if turns is None else min(1.0, turns / max(evidence.mean_seconds(*PASSES), 1e-9))
-        left = tried[best] / full
-        share = clip(computing * rest * (1 - left))
+        unqueued = 1.0 if turns is None else min(1.0, turns / max(evidence.mean_seconds(*PASSES), 1e-9))
+        left = candidates[best] / full
+        share = clip(computing * unqueued * (1 - left))
         if left > 1 - TRUSTED - disturbed(evidence):
             return
         sentence = f"{name} is slower here than {best}, which would save {percent(share)} of the time."
         if name != "fp32":
             sentence = f"{name} is slower here: {best} would save {percent(share)} of the time."
-        figure = f"a pass takes {duration(full)} in {name} and {duration(tried[best])} in {best}"
+        figure = f"a pass takes {duration(full)} in {name} and {duration(candidates[best])} in {best}"
     elif name != "fp32" and evidence.on_cpu and isa in WITHOUT_16_BITS:
         best, share = "fp32", clip(computing * EMULATION)
         sentence = f"{name} is emulated on this processor: fp32 would save about {percent(share)} of the time."
@@ -145,18 +145,18 @@ def sync(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _idle_cores(evidence: Evidence, each: float) -> float:
+def _idle_cores(evidence: Evidence, per_image: float) -> float:
     """Return the share of the time that a larger batch saves since more threads than this one's can compute it.
 
     ``each``: seconds that an image adds to a pass with the threads of the run, which are the fastest for its batch.
     """
     measured = evidence.measured
-    if measured is None or "threads_seconds" not in evidence.started.machine or each <= 0:
+    if measured is None or "threads_seconds" not in evidence.started.machine or per_image <= 0:
         return 0.0
     for name, seconds in measured.passes.items():
         if name.startswith("other threads="):
             then = max(0.0, seconds - measured.fixed_seconds) / measured.other_batch_size
-            return evidence.ledger.share("forward", "backward") * clip(1 - then / each)
+            return evidence.ledger.share("forward", "backward") * clip(1 - then / per_image)
     return 0.0
 
 
@@ -167,13 +167,13 @@ def _larger_batch(evidence: Evidence, fixed: float, pace: Pace) -> tuple[int, st
     """
     batch, most = evidence.recipe.batch_size, float(LARGEST_BATCH)
     times = fixed / max(pace.loop - fixed, 1e-3) * (1 - FIXED_LEFT) / FIXED_LEFT
-    wanted = int(batch * 2 ** max(1, math.ceil(math.log2(max(2.0, times)))))
+    ideal = int(batch * 2 ** max(1, math.ceil(math.log2(max(2.0, times)))))
     if evidence.num_train:
         most = min(most, evidence.num_train / FEWEST_UPDATES)
     for device in evidence.devices:
         if device.memory_bytes and device.memory_total_bytes:
             most = min(most, batch * 0.9 * device.memory_total_bytes / device.memory_bytes)
-    larger = 1 << math.floor(math.log2(max(1.0, min(most, wanted))))
+    larger = 1 << math.floor(math.log2(max(1.0, min(most, ideal))))
     if larger <= batch:
         return batch, ""
     return larger, f"--batch-size {larger}, with a learning rate to match (--lr)"

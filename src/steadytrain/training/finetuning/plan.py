@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def words(self) -> str:
-        """Say what was chosen and why, in a sentence."""
+        """Return what was chosen and why, in a sentence."""
         chosen = next(option for option in self.options if option.verdict == "chosen")
         rates = f"{rate(self.rates.features)} images/s through the frozen network, {rate(self.rates.full)} in updates"
         if chosen.epochs:
