@@ -112,12 +112,12 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     'the disk is full at a/b: free some space or choose another folder and run the same command again'
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = f"the disk is full at {path}: free some space or choose another folder"
+        problem = f"the disk is full at {path}: free some space or choose another folder"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        what = f"{path} is not writable ({error.strerror}): choose another folder or change its permissions"
+        problem = f"{path} is not writable ({error.strerror}): choose another folder or change its permissions"
     else:
-        what = f"cannot write {path} ({error.strerror or error}): fix that"
-    return StorageError(f"{what} and run the same command again")
+        problem = f"cannot write {path} ({error.strerror or error}): fix that"
+    return StorageError(f"{problem} and run the same command again")
 
 
 def first_line(error: BaseException) -> str:

@@ -70,12 +70,12 @@ def duration(seconds: float | None) -> str:
         return f"{seconds * 1000:.{2 if seconds < 0.001 else 1}f} ms" if seconds else "0 s"
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
         return f"{days} d {hours:02} h"
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds_left:02} s"
 
 
 def money(amount: float) -> str:
@@ -106,9 +106,9 @@ def clock(seconds: float) -> str:
     >>> clock(130), clock(3725), clock(90000)
     ('2:10', '1:02:05', '25:00:00')
     """
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"
 
 
 def size(num_bytes: float) -> str:

@@ -241,12 +241,12 @@ class Run:
         """What the recipe says of the data, with paths that lead there from here (see :meth:`locate`)."""
         data = self.recipe.data
         named = {name: getattr(data, name) for name in ("train", "val", "root", "labels", "classes")}
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: path if "://" in str(path) else str(self.locate(path))  # an object in a store is the same everywhere
             for name, path in named.items()
             if path is not None
         }
-        return replace(data, **found)
+        return replace(data, **values)
 
     @property
     def checkpoints(self) -> Path:

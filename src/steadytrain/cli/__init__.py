@@ -240,12 +240,12 @@ def _help_of(verb: str) -> AbstractContextManager[None]:
     return help_of(verb)
 
 
-def _print_recipe_help(rest: Sequence[str]) -> int:
+def _print_recipe_help(words: Sequence[str]) -> int:
     """Print the keys of the recipe, or of the part that ``rest`` begins with, in the terminal's width."""
     from steadytrain.config.reference import recipe_keys
 
     width = max(40, min(120, shutil.get_terminal_size().columns))
-    for row in recipe_keys(rest[0] if rest and not rest[0].startswith("-") else ""):
+    for row in recipe_keys(words[0] if words and not words[0].startswith("-") else ""):
         print(textwrap.fill(f"{row.key}: {row.type}", width, subsequent_indent=" " * 8))
         usual = row.train if row.train == row.finetune else f"{row.train} (train), {row.finetune} (finetune)"
         for text in (row.meaning, f"Default: {usual}. Example: {row.example}"):
@@ -327,7 +327,7 @@ def _no_memory(error: ImportError | MemoryError) -> str:
     from steadytrain.format import size
     from steadytrain.machine import facts
 
-    what = "memory ran out" if isinstance(error, MemoryError) else f"no memory to load a library ({error})"
+    problem = "memory ran out" if isinstance(error, MemoryError) else f"no memory to load a library ({error})"
     limit, remedy = f"{size(facts.memory_bytes())} of memory may be used here", "use a machine, or a job, with more"
     try:
         import resource
@@ -340,7 +340,7 @@ def _no_memory(error: ImportError | MemoryError) -> str:
             f"{limit}, and {size(most)} of address space (ulimit -v)",
             "raise the limit (ulimit -v unlimited)",
         )
-    return f"{what}: {limit}; {remedy}"
+    return f"{problem}: {limit}; {remedy}"
 
 
 def _silence_output() -> None:

@@ -62,27 +62,27 @@ def read_augmentation(words: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> read_augmentation(["photos", "--reprob", "0.25", "--remode", "const", "--mixup=0.2", "--hflip", "0.5"])
     (['photos', '--transforms', 'erase:0.25,mixup:0.2', '--set', 'data.flip=true'], [])
     """
-    reading, left, rest, given = Reading(), list[str](), list(words), None
-    while rest:
-        word, equals, value = rest.pop(0).partition("=")
+    reading, left, waiting, transforms = Reading(), list[str](), list(words), None
+    while waiting:
+        word, equals, value = waiting.pop(0).partition("=")
         name = word.lstrip("-").replace("_", "-").lower()
         if word == "--transforms":
-            given = value if equals else rest.pop(0) if rest else ""
+            transforms = value if equals else waiting.pop(0) if waiting else ""
         elif not word.startswith("--") or (read := READERS.get(name)) is None:
             left.append(word + equals + value)
         else:
             values = [value] if equals else []
             most = MOST_VALUES.get(name, 1)
-            while rest and len(values) < most and not (rest[0].startswith("-") and not _is_number(rest[0])):
-                if values and not _is_number(rest[0]):
+            while waiting and len(values) < most and not (waiting[0].startswith("-") and not _is_number(waiting[0])):
+                if values and not _is_number(waiting[0]):
                     break
-                values.append(rest.pop(0))
+                values.append(waiting.pop(0))
             if not values and most:
                 raise InputError(f"{word} needs a value: {word} VALUE")
             read(reading, word, values)
     if reading.erased and reading.noise:
         reading.notes.append(f"{reading.erased} is read as --transforms {reading.transforms['erase']}: {_PIXELS}")
-    return left + reading.words(given), reading.notes
+    return left + reading.words(transforms), reading.notes
 
 
 def _is_number(word: str) -> bool:
@@ -228,18 +228,18 @@ def _policy(reading: Reading, word: str, values: list[str]) -> None:
 
 def _timm_policy(name: str, parts: list[str], text: str) -> str:
     """Translate timm's ``rand`` or ``augmix`` with its sections, such as ``m9``, ``mstd0.5``, ``n2``, ``p0.5``."""
-    found: dict[str, str] = {}
+    parsed: dict[str, str] = {}
     for part in parts:
         match = re.fullmatch(r"([a-z]+)([0-9.]+)", part)
         if match is None or match[1] not in ("m", "mstd", "n", "p", "inc", "w", "d"):
             raise InputError(
                 f"the part {part!r} of {text!r} has no counterpart here: leave it out (docs: augmentation)"
             )
-        found[match[1]] = match[2]
+        parsed[match[1]] = match[2]
     if name == "augmix":
-        return f"augmix:{found.get('m', '3')},{found.get('w', '3')},{found.get('d', '3')}"
-    magnitude, deviation = 3 * float(found.get("m", "10")), 3 * float(found.get("mstd", "0"))
-    return f"randaugment:{found.get('n', '2')},{min(magnitude, 30):g},{min(deviation, 10):g},{found.get('p', '0.5')}"
+        return f"augmix:{parsed.get('m', '3')},{parsed.get('w', '3')},{parsed.get('d', '3')}"
+    magnitude, deviation = 3 * float(parsed.get("m", "10")), 3 * float(parsed.get("mstd", "0"))
+    return f"randaugment:{parsed.get('n', '2')},{min(magnitude, 30):g},{min(deviation, 10):g},{parsed.get('p', '0.5')}"
 
 
 _HUE = "--transforms color:0.4,0.4,0.4,0.1 changes brightness, contrast, saturation and hue by up to these shares"

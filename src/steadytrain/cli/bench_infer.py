@@ -224,10 +224,10 @@ def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
     if speed.error:
         yield from wrap(f"{speed.title}: {speed.error}", width, "", "  ")
         return
-    what = {"images": "images", "tokens": "tokens", "noise": "code"}[speed.kind]
+    content = {"images": "images", "tokens": "tokens", "noise": "code"}[speed.kind]
     shape = " x ".join(map(str, speed.shape))
     where = count(speed.threads, "thread") if speed.device == "cpu" else speed.device
-    head = f"{speed.title}: {speed.parameters / 1e6:.1f} M parameters, {what} {shape}, {where}"
+    head = f"{speed.title}: {speed.parameters / 1e6:.1f} M parameters, {content} {shape}, {where}"
     head += f", weights of {speed.weights}" if speed.weights else ", drawn weights"
     yield from wrap(f"{head}; {speed.remark}" if speed.remark else head, width, "", "  ")
     measured = [engine for engine in speed.engines if engine.batches]
@@ -302,18 +302,18 @@ def _milliseconds(seconds: float) -> str:
 
 def _fit(columns: Mapping[str, tuple[int, list[str]]], width: int) -> tuple[list[str], list[str]]:
     """Lay columns out, without the least important ones that do not fit; their heads come second."""
-    kept, left_out = dict(columns), list[str]()
+    shown, left_out = dict(columns), list[str]()
     widths = {head: max(map(len, (head, *cells))) for head, (_, cells) in columns.items()}
-    while sum(widths[head] + 2 for head in kept) - 2 > width and any(rank for rank, _ in kept.values()):
-        least = max(kept, key=lambda head: kept[head][0])
+    while sum(widths[head] + 2 for head in shown) - 2 > width and any(rank for rank, _ in shown.values()):
+        least = max(shown, key=lambda head: shown[head][0])
         left_out.insert(0, least)
-        del kept[least]
+        del shown[least]
     names = {"engine", "numbers", "network", "fastest", "at 1", "at most"}
     lines = []
-    for cells in zip(*([head, *cells] for head, (_, cells) in kept.items()), strict=True):
+    for cells in zip(*([head, *cells] for head, (_, cells) in shown.items()), strict=True):
         texts = [
             cell.ljust(widths[head]) if head in names else cell.rjust(widths[head])
-            for head, cell in zip(kept, cells, strict=True)
+            for head, cell in zip(shown, cells, strict=True)
         ]
         lines.append("  ".join(texts).rstrip())
     return lines, left_out
@@ -359,8 +359,8 @@ def panels(speeds: Sequence[NetworkSpeed]) -> list[Dots]:
     def values(take: Callable[[EngineSpeed], float]) -> dict[str, list[float | None]]:
         series: dict[str, list[float | None]] = {}
         for engine, numbers in pairs:
-            found = [speed.speed(engine, numbers) for speed in shown]
-            series[f"{engine} {numbers}"] = [None if one is None else take(one) for one in found]
+            speeds = [speed.speed(engine, numbers) for speed in shown]
+            series[f"{engine} {numbers}"] = [None if speed is None else take(speed) for speed in speeds]
         return series
 
     names = [speed.title for speed in shown]

@@ -141,8 +141,8 @@ def _reports(
     elif writes:
         raise InputError(f"--index and --salvage are for a .rec, and {names[0]} is none: drop them")
     else:
-        what = Path(names[0]).name or names[0] if len(names) == 1 else f"{len(names)} sources"
-        with progress_once_known(f"checking {what}") as advance:
+        subject = Path(names[0]).name or names[0] if len(names) == 1 else f"{len(names)} sources"
+        with progress_once_known(f"checking {subject}") as advance:
             report = examine_source(names, val=val, progress=advance, say=note, **{**places, **options})
         yield report, None
 
@@ -174,17 +174,17 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
     if salvage is not None:
         out = record_path(salvage, examined.path)
         with progress("salvaging", 0) as advance:
-            done = salvage_records(examined, out, force=force, workers=workers, progress=advance)
-        rest = "; not in it:" if done.lost else ", all there were"
-        note(f"wrote {done.path}: {count(done.card.num_images, 'record')}{rest}")
-        for lost in done.lost[:MAX_LOST]:
+            salvaged = salvage_records(examined, out, force=force, workers=workers, progress=advance)
+        omissions = "; not in it:" if salvaged.lost else ", all there were"
+        note(f"wrote {salvaged.path}: {count(salvaged.card.num_images, 'record')}{omissions}")
+        for lost in salvaged.lost[:MAX_LOST]:
             note(f"  {lost.name}: {lost.reason}")
-        if len(done.lost) > MAX_LOST:
-            note(f"  and {len(done.lost) - MAX_LOST:,} more; {done.path.with_suffix('.json')} names them all")
+        if len(salvaged.lost) > MAX_LOST:
+            note(f"  and {len(salvaged.lost) - MAX_LOST:,} more; {salvaged.path.with_suffix('.json')} names them all")
         written["salvaged"] = {
-            "path": str(done.path),
-            "n": done.card.num_images,
-            "lost": [lost._asdict() for lost in done.lost],
+            "path": str(salvaged.path),
+            "n": salvaged.card.num_images,
+            "lost": [lost._asdict() for lost in salvaged.lost],
         }
     return written
 
@@ -192,15 +192,15 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
 def report_text(report: Report, *, width: int = 80) -> str:
     """Format a report in lines of at most ``width`` columns; paths and commands are not broken."""
     images = report.num_images
-    what = report.what
+    subject = report.what
     if images:
-        what = f"{what}, {count(images, 'image')}" if report.of_files else f"{images:,} {what}"
+        subject = f"{subject}, {count(images, 'image')}" if report.of_files else f"{images:,} {subject}"
     errors, warnings = report.findings.num("error"), report.findings.num("warning")
     kinds = ", ".join(count(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n)
     verdict = f"{count(errors + warnings, 'finding')} ({kinds})" if kinds else "fine"
-    lines = [f"{verdict}: {clean(report.path)}: {what}", *_facts(report, width)]
-    for kind, n, kept in report.findings.by_kind():
-        lines += ["", *_kind(kind, n, kept[:MAX_SHOWN], width, files=report.of_files)]
+    lines = [f"{verdict}: {clean(report.path)}: {subject}", *_facts(report, width)]
+    for kind, n, findings in report.findings.by_kind():
+        lines += ["", *_kind(kind, n, findings[:MAX_SHOWN], width, files=report.of_files)]
     if report.remedies:
         lines += ["", "to do"]
     for command, why in report.remedies:
@@ -230,7 +230,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         yield from wrap(fact, width, "  ")
 
 
-def _kind(kind: str, n: int, kept: list[Finding], width: int, *, files: bool) -> Iterator[str]:
+def _kind(kind: str, n: int, findings: list[Finding], width: int, *, files: bool) -> Iterator[str]:
     """Yield one kind of finding: a heading, what becomes of it, and a line for each."""
     from steadytrain.data.checking.findings import KINDS
 
@@ -238,21 +238,21 @@ def _kind(kind: str, n: int, kept: list[Finding], width: int, *, files: bool) ->
     times = f" ({n:,})" if n > 1 else ""
     yield from wrap(f"{about.severity}: {about.title}{times}", width, "", "    ")
     yield from wrap(about.packed if files and about.packed else about.then, width, "  ")
-    if any(finding.offset is not None for finding in kept):
-        yield from _table(kept, width)
+    if any(finding.offset is not None for finding in findings):
+        yield from _table(findings, width)
     else:
-        for finding in kept:
+        for finding in findings:
             yield from wrap(
                 ": ".join(part for part in (finding.name or "", finding.detail) if part), width, "    ", "      "
             )
-    if n > len(kept):
-        yield f"    and {n - len(kept):,} more; --json names them all"
+    if n > len(findings):
+        yield f"    and {n - len(findings):,} more; --json names them all"
 
 
-def _table(kept: list[Finding], width: int) -> Iterator[str]:
+def _table(findings: list[Finding], width: int) -> Iterator[str]:
     """Yield findings by byte, record and id, right-aligned, with what is known of each behind."""
     rows = [("byte", "record", "id", "")]
-    for finding in kept:
+    for finding in findings:
         byte, record = ("-" if n is None else f"{n:,}" for n in (finding.offset, finding.record))
         detail = ": ".join(part for part in (finding.name, finding.detail) if part)
         rows.append((byte, record, "-" if finding.id is None else str(finding.id), detail))

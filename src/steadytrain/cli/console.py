@@ -284,9 +284,9 @@ class _Count:
 
     def bar(self, width: int, ascii_only: bool) -> Text:
         share = self.done / self.total if self.total else None
-        done = f"{self.done:,}" if share is None else f"{share:4.0%}"
+        progress = f"{self.done:,}" if share is None else f"{share:4.0%}"
         left = "" if self.eta is None else f"  {clock(self.eta)} left"
-        return bar_line(self.what, share, f"{done}  {self.rate:,.0f} {self.unit}/s{left}", width, ascii_only)
+        return bar_line(self.what, share, f"{progress}  {self.rate:,.0f} {self.unit}/s{left}", width, ascii_only)
 
     def line(self, *, ended: bool = False) -> str:
         values: dict[str, object] = {"done": self.done, "total": self.total or self.done}
@@ -396,9 +396,9 @@ class Console:
         if started is None or first is None or step is None or step.step <= first.step:
             return None
         batches = started.batches
-        done = batches.progress(step.step)
-        pace = max(0.0, step.time - first.time - self._excess) / (done - batches.progress(first.step))
-        left = pace * (batches.first - done) - min(pace, max(0.0, time.time() - step.time))
+        trained = batches.progress(step.step)
+        pace = max(0.0, step.time - first.time - self._excess) / (trained - batches.progress(first.step))
+        left = pace * (batches.first - trained) - min(pace, max(0.0, time.time() - step.time))
         return max(0.0, left)  # after the last update there is an evaluation, which takes its time
 
     def _write(self, line: str | None) -> None:
@@ -415,14 +415,14 @@ class Console:
         started, logged = self._started, self._logged
         if started is None:
             return [Text("starting", style="bright_black")]
-        done = self._step.step if self._step else started.step
+        step = self._step.step if self._step else started.step
         seconds = self._seconds_left()
         left = "" if seconds is None else f"{clock(seconds)} left"
-        share = started.batches.progress(done) / started.batches.first if started.steps else 0.0
-        whole = self._epochs or (started.steps / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0)
-        passes = whole * share
-        top = bar_line(f"epoch {passes:.2f}/{epoch(whole)}", share, f"{share:4.0%}  {left}", width, ascii_only)
-        parts = [f"step {done:,}/{started.steps:,}"]
+        share = started.batches.progress(step) / started.batches.first if started.steps else 0.0
+        epochs = self._epochs or (started.steps / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0)
+        passes = epochs * share
+        top = bar_line(f"epoch {passes:.2f}/{epoch(epochs)}", share, f"{share:4.0%}  {left}", width, ascii_only)
+        parts = [f"step {step:,}/{started.steps:,}"]
         if logged is not None:
             right = "exact match" if self._is_multi_label else "top1"
             parts += [f"loss {logged.loss:.4f}", f"train {right} {logged.top1:.3f}", f"lr {logged.lr:.3g}"]

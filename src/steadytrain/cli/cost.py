@@ -68,8 +68,8 @@ def cost(
         steady cost prices --refresh aws/vms.csv
     """
     if runs[:1] == ("prices",):
-        asked = {"--price": price, "--instance": instance, "--target": target, "--what-if": what_if or None}
-        if about_run := [name for name, value in asked.items() if value is not None]:
+        run_options = {"--price": price, "--instance": instance, "--target": target, "--what-if": what_if or None}
+        if about_run := [name for name, value in run_options.items() if value is not None]:
             raise InputError(
                 f"{about_run[0]} asks about a run, and steady cost prices lists prices: leave one of them out"
             )
@@ -140,12 +140,13 @@ def _prices(words: Sequence[str], *, refresh: str | None, cloud: str | None, reg
     if refresh is not None:
         if words:
             raise InputError(f"--refresh takes one catalogue; {' '.join(words)} selects rows, for which leave it out")
-        kept = keep(refresh, cloud=cloud)
-        left_out = f"; {count(kept.left_out, 'line')} without a whole price left out" if kept.left_out else ""
+        stored = keep(refresh, cloud=cloud)
+        left_out = f"; {count(stored.left_out, 'line')} without a whole price left out" if stored.left_out else ""
         if json:
-            print_json({**plain(kept), "path": str(kept.path)})
+            print_json({**plain(stored), "path": str(stored.path)})
         else:
-            print_text(f"kept {count(kept.rows, 'price')} of {kept.cloud}, of {kept.date}, in {kept.path}{left_out}")
+            prices = count(stored.rows, "price")
+            print_text(f"kept {prices} of {stored.cloud}, of {stored.date}, in {stored.path}{left_out}")
         return
     offers = [offer for offer in all_offers() if cloud is None or offer.cloud == cloud.lower()]
     offers = [offer for offer in offers if region in (None, offer.region, offer.zone)]
@@ -155,5 +156,5 @@ def _prices(words: Sequence[str], *, refresh: str | None, cloud: str | None, reg
     elif offers:
         print_text(price_table(offers, min(100, shutil.get_terminal_size().columns)))
     else:
-        asked = " ".join(filter(None, (*words, cloud, region)))
-        raise InputError(f"no price matches {asked!r}; steady cost prices lists all")
+        filters = " ".join(filter(None, (*words, cloud, region)))
+        raise InputError(f"no price matches {filters!r}; steady cost prices lists all")

@@ -135,9 +135,9 @@ def evaluate(
         from steadytrain.training import calibrate as calibrate_on
 
         with progress("evaluating", 0) as advance:
-            found = calibrate_on(trained, opened, batch_size=batch_size, threads=threads, progress=advance)
+            fitted = calibrate_on(trained, opened, batch_size=batch_size, threads=threads, progress=advance)
         document = {
-            **vars(found),
+            **vars(fitted),
             "score_name": score_name(trained.is_multi_label),
             "is_validation_data": data is None,
             "weights": str(trained.path),
@@ -209,23 +209,23 @@ def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> di
     """Return the figures of an evaluation where an image may have several labels."""
     from steadytrain.training.metrics import calibration, label_metrics
 
-    told = label_metrics(result, threshold=threshold, temperature=trained.temperature)
+    metrics = label_metrics(result, threshold=threshold, temperature=trained.temperature)
     calibrated = calibration(result, temperature=trained.temperature)
     return {
         "n": result.n,
-        "mean_ap": told.mean_ap,
+        "mean_ap": metrics.mean_ap,
         "threshold": threshold,
-        **{f"micro_{name}": value for name, value in vars(told.micro).items()},
-        **{f"macro_{name}": value for name, value in vars(told.macro).items()},
-        "exact_match": told.exact_match,
-        "hamming_loss": told.hamming_loss,
+        **{f"micro_{name}": value for name, value in vars(metrics.micro).items()},
+        **{f"macro_{name}": value for name, value in vars(metrics.macro).items()},
+        "exact_match": metrics.exact_match,
+        "hamming_loss": metrics.hamming_loss,
         "loss": result.loss,
         "ece": calibrated.ece,
         "confidence": calibrated.confidence,
         "calibration": [
             {("share" if key == "top1" else key): value for key, value in vars(row).items()} for row in calibrated.bins
         ],
-        "labels": [{"label": name, **vars(score)} for name, score in zip(trained.classes, told.labels, strict=True)],
+        "labels": [{"label": name, **vars(score)} for name, score in zip(trained.classes, metrics.labels, strict=True)],
     }
 
 
@@ -311,8 +311,8 @@ def predict(
                     cells = [cell for name, probability in pairs for cell in (name, f"{probability:.6g}")]
                     write([result.path, result.error or "", *cells])
                     continue
-                found = [{"class": name, "probability": probability} for name, probability in pairs]
-                document = {"image": str(result.path), "classes": found, "error": result.error}
+                ranked = [{"class": name, "probability": probability} for name, probability in pairs]
+                document = {"image": str(result.path), "classes": ranked, "error": result.error}
                 if json:
                     documents.append(document)
                     continue
@@ -437,9 +437,9 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
     among = []
     if len(rows) < outputs:
-        what = f"the data's {count(len(rows), 'class', 'classes')}" if document["restricted"] else f"all {outputs:,}"
+        subset = f"the data's {count(len(rows), 'class', 'classes')}" if document["restricted"] else f"all {outputs:,}"
         has = "" if document["restricted"] else f"; the data has {len(rows):,} of them"
-        among = [f"       chosen among {what}{has}"]
+        among = [f"       chosen among {subset}{has}"]
     means = [percent(document[f"macro_{name}"], 2) for name in ("precision", "recall", "f1")]
     return "\n".join(
         [

@@ -128,10 +128,13 @@ def _print_catalogue(*, json: bool) -> None:
 
     sets = list(catalogue().values())
     if json:
-        print_json([{**vars(one), "files": [vars(file) for file in one.files], "bytes": one.bytes} for one in sets])
+        print_json(
+            [{**vars(entry), "files": [vars(file) for file in entry.files], "bytes": entry.bytes} for entry in sets]
+        )
         return
     rows = [
-        [one.name, size(one.bytes), number(one.images), number(one.classes), one.licence, one.source] for one in sets
+        [entry.name, size(entry.bytes), number(entry.images), number(entry.classes), entry.licence, entry.source]
+        for entry in sets
     ]
     rows.append(
         ["imagenet", "154.7 GB", number(1_331_167), number(1000), "its own; --from FOLDER", "https://image-net.org"]

@@ -228,8 +228,9 @@ def _augmentation(
     has_mean = card is not None and len(card.mean) == crop.channels
     fill = card.mean if card is not None and has_mean else (0.5,) * crop.channels
     shape = crop.size, crop.size, crop.channels
-    own = make_own(transforms, measuring_device() if on_gpu else None, shape, allow_import=True)  # a flag names them
-    return Augmentation(transforms, 0, fill, classes, group, own)
+    device = measuring_device() if on_gpu else None
+    imported = make_own(transforms, device, shape, allow_import=True)  # a flag names them
+    return Augmentation(transforms, 0, fill, classes, group, imported)
 
 
 def _write_grid(
@@ -435,14 +436,14 @@ def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> 
     """Measure one combination in a process of its own; what could not be measured has an ``error``."""
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in setting.items() if value is not None]
     command = [*command, *(word for flag in flags for word in flag)]
-    done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        row: dict[str, Any] = json_module.loads(done.stdout)["rows"][0]
-    elif done.returncode == -9:
+    process = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
+    if process.returncode == 0:
+        row: dict[str, Any] = json_module.loads(process.stdout)["rows"][0]
+    elif process.returncode == -9:
         row = {"error": "killed by the system: not enough memory"}
     else:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"exited with code {done.returncode}"}
+        lines = [line for line in process.stderr.splitlines() if line.strip()]
+        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"exited with code {process.returncode}"}
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 
@@ -612,8 +613,8 @@ def bandwidth(
         if backend == "nccl" and procs > gpus:
             raise InputError(f"--backend nccl needs a GPU for each of {procs} ranks, but there are {gpus}: use gloo")
         words = ["bandwidth", "--model", model, "--backend", backend, "--seconds", str(seconds)]
-        told = {"--step-seconds": step_seconds, "--batch-size": batch_size, "--size": size}
-        words += [word for flag, value in told.items() if value is not None for word in (flag, str(value))]
+        options = {"--step-seconds": step_seconds, "--batch-size": batch_size, "--size": size}
+        words += [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
         command = [sys.executable, "-m", "steadytrain", *words, *(["--json"] if json else [])]
         return keep_ranks(command, procs, restarts=0, say=note)
     if procs is not None:

@@ -181,10 +181,10 @@ class TrainingOptions:
 
     def changes(self) -> dict[str, Any]:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
-        given = {key: getattr(self, flag) for flag, key in FLAGS.items()}
+        flag_values = {key: getattr(self, flag) for flag, key in FLAGS.items()}
         if self.workers is not None:
-            given["parallel.procs" if self._has_workers else "parallel.threads"] = self.workers
-        values = {key: value for key, value in given.items() if value is not None and key not in self.measured}
+            flag_values["parallel.procs" if self._has_workers else "parallel.threads"] = self.workers
+        values = {key: value for key, value in flag_values.items() if value is not None and key not in self.measured}
         values |= {f"parallel.{name}": True for name in ("deterministic", "graph", "recompute") if getattr(self, name)}
         if self.transforms is not None:
             values["data.transforms"] = list(split_transforms(self.transforms))
@@ -321,12 +321,12 @@ def own_defaults(verb: str, text: str) -> str:
 @contextmanager
 def help_of(verb: str) -> Iterator[None]:
     """Have the parser show the defaults of this verb; it takes the texts from the docstring of the options."""
-    whole = TrainingOptions.__doc__
-    TrainingOptions.__doc__ = own_defaults(verb, whole or "")
+    docstring = TrainingOptions.__doc__
+    TrainingOptions.__doc__ = own_defaults(verb, docstring or "")
     try:
         yield
     finally:
-        TrainingOptions.__doc__ = whole
+        TrainingOptions.__doc__ = docstring
 
 
 def flag_of(key: str) -> str:
@@ -341,9 +341,9 @@ def translate(words: Sequence[str]) -> list[str]:
     >>> translate(["photos", "--wd", "0.1", "--momentum=0.8"])
     ['photos', '--weight-decay', '0.1', '--set', 'optim.momentum=0.8']
     """
-    translated, rest = [], list(words)
-    while rest:
-        word, equals, value = rest.pop(0).partition("=")
+    translated, waiting = [], list(words)
+    while waiting:
+        word, equals, value = waiting.pop(0).partition("=")
         is_theirs = word.startswith("--") and word != "--workers"  # that one is ours as well: of --engine async
         key = synonym(word) if is_theirs else ""
         if not key:
@@ -351,9 +351,9 @@ def translate(words: Sequence[str]) -> list[str]:
         elif flag := flag_of(key):
             translated.append(flag + equals + value)
         else:
-            if not equals and not rest:
+            if not equals and not waiting:
                 raise InputError(f"{word} needs a value: {word} VALUE, which is --set {key}=VALUE")
-            translated += ["--set", f"{key}={value if equals else rest.pop(0)}"]
+            translated += ["--set", f"{key}={value if equals else waiting.pop(0)}"]
     return translated
 
 

@@ -120,8 +120,8 @@ def pack(
         sources = list(places)
     if not sources:
         raise InputError(f"one name only, {out}: name the images, then the output (steady pack {out} OUT)")
-    if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
-        raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
+    if len(sources) > 1 and not Path(sources[0]).exists() and Path(joined := " ".join(sources)).exists():
+        raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{joined}')")
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
     selection: dict[str, Any] = {"only": only, "exclude": exclude}
     selection |= {
@@ -166,9 +166,9 @@ def pack(
         elif plan is not None:
             print_text("\n".join(clean(line) for line in _plan_summary(plan)))
         return 0
-    what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+    subject = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
     options = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
-    with progress_once_known(f"packing {what}", resumes=True) as advance:
+    with progress_once_known(f"packing {subject}", resumes=True) as advance:
         from steadytrain.data.packing.pack import pack as pack_records
         from steadytrain.data.storage.store import Place, is_uri
 
@@ -272,7 +272,7 @@ def _print_estimate(
     from steadytrain.data.storage.sources import local_sources
     from steadytrain.machine import facts
 
-    what, asked = " ".join(sources), PackSettings(**settings)
+    subject, chosen = " ".join(sources), PackSettings(**settings)
     classes = None if lookup["classes"] is None else read_classes(lookup["classes"])
     with (
         tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch,
@@ -283,8 +283,8 @@ def _print_estimate(
         sampled = trial.draw_sample(Selection(**selection).of(listings, note))
         shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224
-        crop = crop_for(Data(train=what), size=size, channels=1 if asked.grey else 3, largest=largest)
-        ways = trial.alternatives(asked, shorter=shorter, largest=largest)
+        crop = crop_for(Data(train=subject), size=size, channels=1 if chosen.grey else 3, largest=largest)
+        ways = trial.alternatives(chosen, shorter=shorter, largest=largest)
         estimates = trial.estimate(sampled, ways, crop, progress=advance)
     cores = workers or facts.cores()
     if json:
@@ -297,7 +297,7 @@ def _print_estimate(
         return
     columns = shutil.get_terminal_size().columns
     work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core that decodes each image anew"
-    print_text(f"{what}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
+    print_text(f"{subject}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
     print(textwrap.fill(f"from {len(sampled.places)} of them; {work}", columns) + "\n")
     print_text("\n".join(_estimate_table(estimates, sampled, cores, columns)))
     if bad := max(way.left_out for way in estimates):
@@ -316,11 +316,11 @@ def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, 
         words = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
         flags.append(" ".join(words) or "as they are")
         used = sampled.num_images * (1 - way.left_out / len(sampled.places))
-        each = f"{way.num_bytes / used / 1000:.1f}" if used else ""
+        per_image = f"{way.num_bytes / used / 1000:.1f}" if used else ""
         rate = "" if way.images_per_cpu_second is None else f"{way.images_per_cpu_second:,.0f}"
         error = f"{1.96 * way.error / way.num_bytes:.0%}" if way.num_bytes else ""
         total = f"{bytes_text(round(way.num_bytes))} ±{error}" if error else ""
-        figures.append(f"{each:>9}{total:>15}{clock(way.pack_seconds / cores):>9}{rate:>8}")
+        figures.append(f"{per_image:>9}{total:>15}{clock(way.pack_seconds / cores):>9}{rate:>8}")
     head = f"{'kB/image':>9}{'all':>15}{'to pack':>9}{'feed':>8}"
     wide = max(map(len, flags))
     if wide + len(head) > columns:

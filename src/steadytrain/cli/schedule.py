@@ -104,20 +104,20 @@ def _find_rate(
     from steadytrain.training.profile.rate_finder import find_rate
 
     with progress("finding a rate", updates, unit="updates") as advance:
-        found = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)
-    flag = float(f"{found.suggestion * recipe.optim.lr / recipe.optim.scaled_lr(recipe.batch_size):.2g}")
-    end = "it did not diverge" if found.diverged is None else f"it diverged at {found.diverged:.2g}"
+        curve = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)
+    flag = float(f"{curve.suggestion * recipe.optim.lr / recipe.optim.scaled_lr(recipe.batch_size):.2g}")
+    end = "it did not diverge" if curve.diverged is None else f"it diverged at {curve.diverged:.2g}"
     why = (
-        f"the loss falls fastest at {found.steepest:.2g} and slows down at {found.slowed:.2g}; {end}"
-        f" ({count(len(found.losses), 'update')})"
+        f"the loss falls fastest at {curve.steepest:.2g} and slows down at {curve.slowed:.2g}; {end}"
+        f" ({count(len(curve.losses), 'update')})"
     )
     if output is not None:
         title = f"Learning rates for {recipe.model.name}"
-        draw(output, rate_panels(found.rates, found.losses, found.smoothed, found.suggestion), title, why, force=force)
+        draw(output, rate_panels(curve.rates, curve.losses, curve.smoothed, curve.suggestion), title, why, force=force)
     if options.json:
-        print_json({"lr": flag, **asdict(found)})
+        print_json({"lr": flag, **asdict(curve)})
         return
-    scaled = "" if flag == found.suggestion else f", which is {found.suggestion:g} for batches of {recipe.batch_size}"
+    scaled = "" if flag == curve.suggestion else f", which is {curve.suggestion:g} for batches of {recipe.batch_size}"
     print_text(f"--lr {flag:g}{scaled}\n{why}; the recipe has --lr {recipe.optim.lr:g}")
 
 

@@ -146,7 +146,7 @@ def serve(
 
 def _flags(settings: Settings, more: Mapping[str, object]) -> list[str]:
     """Return the flags that a container's server is started with: all that are not as usual, but for the token."""
-    usual = {each.name: each.default for each in fields(settings)}
+    usual = {field.name: field.default for field in fields(settings)}
     words = [word for flag, value in more.items() if value is not None for word in (flag, str(value))]
     for name, value in vars(settings).items():
         flag = f"--{name.replace('_', '-')}"

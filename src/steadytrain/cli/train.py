@@ -221,8 +221,8 @@ def _train_with_servers(
         if getattr(options, name) is not None:
             raise InputError(f"--{name.replace('_', '-')} does not go with --engine async: use --engine ddp")
     if options.probe or options.measured:
-        what = "--probe measures" if options.probe else f"auto ({', '.join(sorted(options.measured))}) measures"
-        raise InputError(f"{what} one process, which --engine async has not: leave it out")
+        flag = "--probe measures" if options.probe else f"auto ({', '.join(sorted(options.measured))}) measures"
+        raise InputError(f"{flag} one process, which --engine async has not: leave it out")
     from steadytrain.launch.workers import join_run, keep_workers
 
     servers, staleness, address = (_parallel(data, options, name) for name in ("servers", "staleness", "ray_address"))
@@ -384,8 +384,8 @@ def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None)
         return recipe
     if options.run is not None and (Path(options.run) / "recipe.json").exists():
         before, keys = Run.open(options.run).recipe, {*options.measured, "optim.lr"}
-        kept = {key: value for key, value in leaves(before.to_dict()) if key in keys}
-        return recipe.with_(kept if "batch_size" in options.measured else {k: kept[k] for k in options.measured})
+        tuned = {key: value for key, value in leaves(before.to_dict()) if key in keys}
+        return recipe.with_(tuned if "batch_size" in options.measured else {k: tuned[k] for k in options.measured})
     if group is None:
         return recipe.with_(_choose_automatically(recipe, options))
     from steadytrain.training import build
@@ -702,8 +702,8 @@ def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     source = "held out" if data["held_out"] else Path(data["val"] or "").name
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
     is_multi_label = data.get("multi_label") is True
-    what = "labels, several for each image" if is_multi_label else "classes"
-    yield "data", f"{data['num_train']:,} to train on, {val}, {len(data['classes']):,} {what}"
+    noun = "labels, several for each image" if is_multi_label else "classes"
+    yield "data", f"{data['num_train']:,} to train on, {val}, {len(data['classes']):,} {noun}"
     frozen = model["parameters"] - model["trainable"]
     pretrained = ", pretrained" if recipe.model.pretrained else ", from a weights file" if recipe.model.weights else ""
     yield (
@@ -727,12 +727,12 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
     epochs = f"{passes:.4g} {'epoch' if passes == 1 else 'epochs'}"
-    each, grown = f" of {started.steps_per_epoch:.4g} updates", ""
+    per_epoch, grown = f" of {started.steps_per_epoch:.4g} updates", ""
     if started.growth:
         growths = zip(parse_growth(optim.grow_batch), started.batches.stages[1:], strict=False)
         stages = [f", {stage.images:,} from epoch {growth.epoch:g}" for growth, stage in growths]
-        each, grown = "", f"{''.join(stages)} (in micro-batches of the first size)"
-    yield "updates", f"{started.steps:,} of {started.batch_size} images{parts}{grown}: {epochs}{each}"
+        per_epoch, grown = "", f"{''.join(stages)} (in micro-batches of the first size)"
+    yield "updates", f"{started.steps:,} of {started.batch_size} images{parts}{grown}: {epochs}{per_epoch}"
     constants = {
         "sgd": f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}",
         "nag": f"momentum {optim.momentum:g}",

@@ -40,8 +40,8 @@ class ProcessHistory:
     """The last two minutes of a watched process, the newest reading, and for how long which cause came first."""
 
     def __init__(self, pid: int, command: str, *, settles: bool) -> None:
-        program, space, rest = command.partition(" ")
-        self.name = f"{pid} ({PurePath(program).name}{space}{rest})"
+        program, space, arguments = command.partition(" ")
+        self.name = f"{pid} ({PurePath(program).name}{space}{arguments})"
         self.reading: Reading | None = None
         self.by_cause: dict[str, float] = defaultdict(float)
         self.moments: tuple[Moment, ...] = ()  # replaced, never changed: another thread draws it
@@ -58,7 +58,7 @@ class ProcessHistory:
         moment = sampler.look()
         if moment is None:
             return
-        self.moments = (*(kept for kept in self.moments if moment.at - kept.at <= KEPT_SECONDS), moment)
+        self.moments = (*(earlier for earlier in self.moments if moment.at - earlier.at <= KEPT_SECONDS), moment)
         if moment.at - self._read_at >= _READ_SECONDS:
             self.reading = self.read(moment.at - _RECENT_SECONDS)
             if self.reading.seen is not None:

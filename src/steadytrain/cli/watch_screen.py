@@ -179,13 +179,13 @@ def sparkline(values: Sequence[float | None], columns: int, *, low: float, high:
     """
     blocks = ASCII_BLOCKS if ascii_only else BLOCKS
     columns = min(columns, len(values))
-    drawn = []
+    cells = []
     for k in range(columns):
         part = values[k * len(values) // columns : (k + 1) * len(values) // columns]
         known = [value for value in part if value is not None]
         share = (sum(known) / len(known) - low) / (high - low) if known and high > low else 0.0
-        drawn.append(blocks[max(0, min(7, round(share * 7)))] if known else " ")
-    return "".join(drawn)
+        cells.append(blocks[max(0, min(7, round(share * 7)))] if known else " ")
+    return "".join(cells)
 
 
 def process_lines(
@@ -249,6 +249,6 @@ def _process_table(newest: Sequence[Moment]) -> Iterator[Text]:
         state, place = (process.threads[0].state, process.threads[0].waits_in) if process.threads else ("?", "")
         figures = f"{process.pid:>7}  {used[process.pid]:5.2f}  {disk:>9}  {process.num_threads:>7}"
         yield Text(f"{figures}  {state} {clean(process.name)}  {clean(place)}")
-    if rest := busiest[_PROCESS_ROWS:]:
-        cores = sum(used[process.pid] for process in rest)
-        yield Text(f"  and {len(rest)} more with {cores:.1f} cores", style="bright_black")
+    if hidden := busiest[_PROCESS_ROWS:]:
+        cores = sum(used[process.pid] for process in hidden)
+        yield Text(f"  and {len(hidden)} more with {cores:.1f} cores", style="bright_black")

@@ -97,10 +97,10 @@ def build(
         raise RecipeError(f"{', '.join(prefix + name for name in missing)} must be given")
     arguments = {}
     for name, value in values.items():
-        wanted = hints[name]
-        if isinstance(wanted, type) and is_dataclass(wanted):
-            value = build(wanted, value, prefix + name, hint=hint)
-        elif isinstance(value, list) and any(get_origin(option) is tuple for option in (wanted, *get_args(wanted))):
+        annotation = hints[name]
+        if isinstance(annotation, type) and is_dataclass(annotation):
+            value = build(annotation, value, prefix + name, hint=hint)
+        elif isinstance(value, list) and any(get_origin(kind) is tuple for kind in (annotation, *get_args(annotation))):
             value = tuple(value)
         arguments[name] = value
     return kind(**arguments)
@@ -164,11 +164,11 @@ def type_words(hint: Any) -> str:
 
 
 def _as_float(value: Any, hint: Any) -> Any:
-    wanted = {hint, *get_args(hint)}
+    hints = {hint, *get_args(hint)}
     if isinstance(value, tuple):
-        inner = next((h for h in wanted if get_origin(h) is tuple), None)
+        inner = next((h for h in hints if get_origin(h) is tuple), None)
         return tuple(_as_float(v, get_args(inner)[0]) for v in value) if inner else value
-    if float in wanted and int not in wanted and isinstance(value, int | float):
+    if float in hints and int not in hints and isinstance(value, int | float):
         return float(value) + 0.0  # -0.0 becomes 0.0
     return value
 

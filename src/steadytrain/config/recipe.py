@@ -849,15 +849,15 @@ class Recipe:
 
     def _data_from_file(self, data: Data, changes: Mapping[str, object]) -> bool:
         """Return whether the transforms of ``data``, made by ``changes``, are a file's."""
-        if isinstance(given := changes.get("data"), Data):
-            return given.from_file
+        if isinstance(new_data := changes.get("data"), Data):
+            return new_data.from_file
         return "data.transforms" not in changes and (self.data.from_file or data.transforms != self.data.transforms)
 
     def _optim_from_file(self, optim: Optim, changes: Mapping[str, object]) -> frozenset[str]:
         """Return the keys of ``optim``, made by ``changes``, that may name code and whose values are a file's."""
-        given = changes.get("optim")
-        if isinstance(given, Optim):
-            return given.from_file
+        new_optim = changes.get("optim")
+        if isinstance(new_optim, Optim):
+            return new_optim.from_file
         return frozenset(
             key
             for key in CODE_KEYS
@@ -901,18 +901,18 @@ class Recipe:
 
     def differences(self, other: Recipe) -> list[str]:
         """Return what a change of recipe comes down to, a line each: ``optim.lr: 0.1 -> 0.2``."""
-        mine, theirs = dict(leaves(self.to_dict())), dict(leaves(other.to_dict()))
-        keys = sorted(mine.keys() | theirs.keys())
-        return [f"{k}: {mine.get(k)!r} -> {theirs.get(k)!r}" for k in keys if mine.get(k) != theirs.get(k)]
+        values, others = dict(leaves(self.to_dict())), dict(leaves(other.to_dict()))
+        keys = sorted(values.keys() | others.keys())
+        return [f"{k}: {values.get(k)!r} -> {others.get(k)!r}" for k in keys if values.get(k) != others.get(k)]
 
 
 def _key_hint(key: str, known: Iterable[str]) -> str:
     """Return what an unknown key is called here, what there is instead, or which known one is near."""
     last = key.rpartition(".")[2]
     known = list(dict.fromkeys(known))
-    whole = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr
-    if whole or (nearest := synonym(last)):
-        return f" Did you mean {' or '.join(whole) or nearest}?"
+    matches = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr
+    if matches or (nearest := synonym(last)):
+        return f" Did you mean {' or '.join(matches) or nearest}?"
     return advice(last) or did_you_mean(key.partition(".")[0], [name for name in known if "." not in name])
 
 

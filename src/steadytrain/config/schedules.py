@@ -215,16 +215,16 @@ def spans(spec: Optim, *, steps: float, steps_per_epoch: float) -> tuple[Span, .
     """
     stages = parse_schedule(spec.schedule)
     begin = spec.warmup_epochs * steps_per_epoch
-    given = sum(stage.epochs or 0.0 for stage in stages) * steps_per_epoch
-    if given and begin + given > steps + steps_per_epoch * 1e-6 + 1:
+    staged = sum(stage.epochs or 0.0 for stage in stages) * steps_per_epoch
+    if staged and begin + staged > steps + steps_per_epoch * 1e-6 + 1:
         warmup = f" and the warm-up's {spec.warmup_epochs:g}" if begin else ""
         raise RecipeError(
-            f"optim.schedule is {spec.schedule!r}, whose {given / steps_per_epoch:g} epochs{warmup} are more than the"
+            f"optim.schedule is {spec.schedule!r}, whose {staged / steps_per_epoch:g} epochs{warmup} are more than the"
             f" {steps / steps_per_epoch:.4g} of the run: shorten a stage, or train longer (--epochs)"
         )
     level, placed = 1.0, []
     for number, stage in enumerate(stages):
-        length = stage.epochs * steps_per_epoch if stage.epochs else max(steps - begin - given, 0.0)
+        length = stage.epochs * steps_per_epoch if stage.epochs else max(steps - begin - staged, 0.0)
         span = Span(stage, spec, begin, begin + length, level, steps_per_epoch)
         ends_low = stage.law == "exponential" and "factor" not in stage.numbers and span.number("to") == 0
         if ends_low:

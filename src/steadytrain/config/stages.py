@@ -109,8 +109,8 @@ numbers={}, updates=(), on='top1'))
     stages = tuple(_stage(text, word) for word in text.split())
     if not stages:
         raise RecipeError(f"optim.schedule is {text!r}; it must be one of {', '.join(LAWS)}, or several of them")
-    if len(stages) > 1 and (whole := [stage.law for stage in stages if stage.law.startswith("mxnet/")]):
-        raise RecipeError(f"optim.schedule is {text!r}; {whole[0]} counts updates from the first one: use it alone")
+    if len(stages) > 1 and (exclusive := [stage.law for stage in stages if stage.law.startswith("mxnet/")]):
+        raise RecipeError(f"optim.schedule is {text!r}; {exclusive[0]} counts updates from the first one: use it alone")
     if [stage.law for stage in stages[:-1] if stage.law == "plateau"]:
         raise RecipeError(f"optim.schedule is {text!r}; plateau must be its last stage")
     if any(stage.law in RISING for stage in stages[1:]):
@@ -189,8 +189,8 @@ def _fits(law: str, name: str, text: str, values: tuple[float, ...]) -> bool:
     if not all(map(math.isfinite, values)) or (name in WHOLE and any(number % 1 for number in values)):
         return False
     if name == "step":
-        one = law == "mxnet/factor"
-        return value >= 1 and all(a < b for a, b in pairwise(values)) and not (one and values[1:])
+        is_single = law == "mxnet/factor"
+        return value >= 1 and all(a < b for a, b in pairwise(values)) and not (is_single and values[1:])
     if name in ("from", "up"):
         return 0 < value < 1
     if name in ("factor", "shrink"):

@@ -181,7 +181,7 @@ class Transform:
         Raises:
             RecipeError: no such transform, or a value that it cannot have.
         """
-        name, colon, rest = text.strip().partition(":")
+        name, colon, arguments = text.strip().partition(":")
         name = name.strip().lower().replace("_", "-")
         name = SAME_NAMES.get(name, name)
         if name not in KINDS:
@@ -192,7 +192,7 @@ class Transform:
                 f"{did_you_mean(name, (*KINDS, *SAME_NAMES))}"
             )
         kind = KINDS[name]
-        words = [word.strip() for word in rest.split(",")] if colon else []
+        words = [word.strip() for word in arguments.split(",")] if colon else []
         usage = f"{name}:{','.join(parameter.name.upper() for parameter in kind.parameters)}"
         if len(words) > len(kind.parameters):
             takes = f"write {usage}" if kind.parameters else "it takes no values"

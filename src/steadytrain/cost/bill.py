@@ -105,12 +105,12 @@ def parts_from(values: object) -> list[Part]:
     for value in values if isinstance(values, list) else ():
         numbers = [value.get(name) for name in ("began", "seconds")] if isinstance(value, Mapping) else [None]
         if all(isinstance(number, int | float) for number in numbers):
-            rest = {
+            details = {
                 name: value[name] for name in ("attempt", "machines", "devices") if isinstance(value.get(name), int)
             }
             began, seconds = (float(number) for number in numbers if number is not None)
             price = Price.from_dict(value.get("price"))
-            parts.append(Part(began=began, seconds=seconds, price=price, source="checkpoint", **rest))
+            parts.append(Part(began=began, seconds=seconds, price=price, source="checkpoint", **details))
     return parts
 
 

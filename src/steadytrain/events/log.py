@@ -105,17 +105,17 @@ def repair(path: Path) -> int:
     if not path.exists():
         return 0
     with path.open("r+b") as file:
-        size = kept = file.seek(0, os.SEEK_END)
-        while kept:
-            start = max(0, kept - 65536)
+        size = end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65536)
             file.seek(start)
-            newline = file.read(kept - start).rfind(b"\n")
-            kept = start + newline + 1
+            newline = file.read(end - start).rfind(b"\n")
+            end = start + newline + 1
             if newline >= 0:
                 break
-        if kept < size:
-            file.truncate(kept)
-    return size - kept
+        if end < size:
+            file.truncate(end)
+    return size - end
 
 
 def read(path: Path, *, condensed: bool = False) -> Iterator[Event]:
@@ -177,12 +177,12 @@ class LogReader:
                 file.seek(self.offset)
                 torn = b""
                 while data := file.read(_CHUNK_BYTES):
-                    whole, newline, torn = (torn + data).rpartition(b"\n")
+                    complete, newline, torn = (torn + data).rpartition(b"\n")
                     if newline:
                         if not self.offset:
-                            self._head = (whole + newline)[:_HEAD_BYTES]
-                        self.offset += len(whole) + 1
-                        lines = whole.split(b"\n")
+                            self._head = (complete + newline)[:_HEAD_BYTES]
+                        self.offset += len(complete) + 1
+                        lines = complete.split(b"\n")
                         lines = _condense(lines) if self.condensed else lines
                         yield [from_json(line) or Unreadable() for line in lines if line.strip()]
         except FileNotFoundError:
@@ -197,15 +197,15 @@ class LogReader:
 
 def _condense(lines: list[bytes]) -> list[bytes]:
     """Drop the steps that an ``Accounted`` of the same attempt follows."""
-    kept, is_summed = [], False
+    condensed, is_summed = [], False
     for line in reversed(lines):
         if line.startswith(_ACCOUNTED):
             is_summed = True
         elif line.startswith(_STARTED):
             is_summed = False
         if not (is_summed and line.startswith(_STEP)):
-            kept.append(line)
-    return kept[::-1]
+            condensed.append(line)
+    return condensed[::-1]
 
 
 def from_json(line: str | bytes) -> Event | None:

@@ -499,8 +499,8 @@ def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
     if most is None or len(numbers) <= most:
         return numbers
     by_class = numbers[labels[numbers].argsort(kind="stable")] if labels.ndim == 1 else numbers
-    drawn: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
-    return drawn
+    chosen: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
+    return chosen
 
 
 def _is_unlabelled(data: str | Path) -> bool:
@@ -682,8 +682,8 @@ def _measured(trained: Trained) -> dict[str, Any]:
 
 def _bytes(path: Path) -> int:
     """Return the size of a file, with that of the files that belong to it."""
-    beside = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
-    return sum(file.stat().st_size for file in (path, *beside))
+    weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
+    return sum(file.stat().st_size for file in (path, *weights))
 
 
 def _state_bytes(module: nn.Module) -> int:

@@ -83,7 +83,7 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     if licence:
         origin = f"Of its weights, or of those that it was trained from: {licence}."
     listed = [f"`{each}`" for each in described.classes[:_SHOWN]]
-    rest = len(described.classes) - _SHOWN
+    num_more = len(described.classes) - _SHOWN
     body = [
         f"# {name}",
         f"`{described.model}`, an image classifier with {count(len(described.classes), 'class', 'classes')}, exported"
@@ -102,7 +102,7 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
             else []
         ),
         "## Classes",
-        ", ".join(listed) + (f" and {rest:,} more (`label_names` in `config.json`)" if rest > 0 else "") + ".",
+        ", ".join(listed) + (f" and {num_more:,} more (`label_names` in `config.json`)" if num_more > 0 else "") + ".",
         "## Use",
         f'```python\nimport timm\n\nmodel = timm.create_model("local-dir:{name}", pretrained=True).eval()\n```',
         "```python\nfrom transformers import AutoImageProcessor, AutoModelForImageClassification\n\n"

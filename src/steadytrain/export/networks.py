@@ -186,8 +186,8 @@ class SingleShot(nn.Module):
         super().__init__()
         from torchvision.models import detection
 
-        whole: Any = getattr(detection, name)(weights=None, weights_backbone=None)
-        self.backbone, self.head = whole.backbone, whole.head
+        detector: Any = getattr(detection, name)(weights=None, weights_backbone=None)
+        self.backbone, self.head = detector.backbone, detector.head
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         outputs = self.head(list(self.backbone(images_BCHW).values()))

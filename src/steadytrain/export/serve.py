@@ -193,12 +193,12 @@ class Early(JSONResponse):
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
-                rest = LINGER_BYTES
-                while rest > 0:
+                remaining = LINGER_BYTES
+                while remaining > 0:
                     message = await receive()
                     if message["type"] != "http.request" or not message.get("more_body"):
                         break
-                    rest -= len(message["body"])
+                    remaining -= len(message["body"])
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -589,17 +589,17 @@ def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, 
     >>> read_json(b'{"images": ["aGVsbG8="], "top": 3}', max_images=1)
     ([Posted(name='images[0]', data=b'hello', url='', error='')], {'top': 3})
     """
-    long_texts, rest, end = dict[str, tuple[int, int]](), bytearray(), 0
+    long_texts, shortened, end = dict[str, tuple[int, int]](), bytearray(), 0
     for match in _LONG_BASE64.finditer(body):
-        rest += body[end : match.start()] + b'"\\u0000%d"' % len(long_texts)
+        shortened += body[end : match.start()] + b'"\\u0000%d"' % len(long_texts)
         long_texts[f"\0{len(long_texts)}"] = match.span(1)
         end = match.end()
     limit = (max_images + 16) * LONG_TEXT
-    if len(rest) + len(body) - end > limit:
+    if len(shortened) + len(body) - end > limit:
         raise _too_large(f"more than {limit:,} bytes of JSON beside the images' base64", is_early=False)
-    rest += body[end:]
+    shortened += body[end:]
     try:
-        document = json.loads(rest)
+        document = json.loads(shortened)
     except (ValueError, RecursionError) as error:
         raise _refusal(400, f"the body is not JSON: {error}", is_early=False) from None
     if not isinstance(document, dict):

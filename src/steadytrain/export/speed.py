@@ -194,16 +194,16 @@ def make_plan(
     for name in chosen:
         if name not in ENGINES:
             raise InputError(f"there is no engine {name!r}: {', '.join(ENGINES)}.{did_you_mean(name, ENGINES)}")
-    wanted = tuple(dict.fromkeys(numbers))
+    requested = tuple(dict.fromkeys(numbers))
     pairs: dict[tuple[str, str], str] = {}
     for name in chosen or (name for name in ENGINES if name != "compile"):
         reason = missing(name, place)
         if reason and not chosen:
             continue
-        usual = wanted or (*usual_numbers(place), "int8")
+        usual = requested or (*usual_numbers(place), "int8")
         pairs |= {(name, number): reason for number in ENGINES[name].numbers if number in usual}
     if not pairs:
-        raise InputError(f"none of the engines computes in {', '.join(wanted)}: see steady bench infer --help")
+        raise InputError(f"none of the engines computes in {', '.join(requested)}: see steady bench infer --help")
     return Plan(
         engines=pairs,
         batches=tuple(sorted(set(batches))),
@@ -373,8 +373,8 @@ def _take_turns(
             return None
 
     for pair, contender in contenders.items():
-        each = [np.median(times) / contender.sizes[before] for before, times in contender.seconds.items()]
-        fits = size if not each else min(size, max(1, int(LONGEST_PASS / max(each))))
+        per_image = [np.median(times) / contender.sizes[before] for before, times in contender.seconds.items()]
+        fits = size if not per_image else min(size, max(1, int(LONGEST_PASS / max(per_image))))
         contender.sizes[size] = fits if fits == size else 2 ** int(math.log2(fits))
         ask(pair, "warm", OPEN_SECONDS, batch_size=contender.sizes[size])
     pairs = list(contenders)

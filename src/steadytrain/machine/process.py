@@ -315,19 +315,19 @@ def _leave_terminals(numbers: list[int]) -> None:
 
 def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: threading.Event) -> None:
     """Answer the signals whose numbers come from a pipe, until it says 0."""
-    asked: float | None = None
+    requested_at: float | None = None
     while number := os.read(heard, 1)[0]:
         name, now = signal.Signals(number).name, time.monotonic()
         if is_over.is_set() or not stop.saves or name not in _REQUESTS:
             continue
-        if asked is None:
+        if requested_at is None:
             stop.heard = name
             with contextlib.suppress(OSError):  # the terminal may be gone
                 say(
                     f"{name}: finishing this update, then saving and stopping; a second Ctrl-C stops at once, without "
                     "saving"
                 )
-        elif name == "SIGINT" and now - asked > _SAME_SIGNAL:
+        elif name == "SIGINT" and now - requested_at > _SAME_SIGNAL:
             say("SIGINT again: stopping now, without saving")
             if not is_over.wait(_GRACE):
                 with contextlib.suppress(Exception):
@@ -335,4 +335,4 @@ def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: 
                 if sys.stderr.isatty():
                     os.write(2, b"\x1b[?25h")  # the cursor, which whoever draws may have hidden
                 os._exit(130)
-        asked = now
+        requested_at = now

@@ -198,10 +198,10 @@ class LinuxCounters:
             others_disk_bytes=self._tree.disk_bytes(others) if busy >= _BUSY_DISK * (now - then) else {},
         )
 
-    def _seconds_of_ranks(self, own: float) -> float:
+    def _seconds_of_ranks(self, seconds_here: float) -> float:
         """Add up the processor time of the other ranks; ``own``: that of this process and its children."""
         trees = [(rank, stats.seconds) for rank in self._ranks if (stats := rank.read()) is not None]
-        return sum(seconds - own * (self._tree.pid in rank.pids) for rank, seconds in trees)
+        return sum(seconds - seconds_here * (self._tree.pid in rank.pids) for rank, seconds in trees)
 
 
 class PsutilCounters:

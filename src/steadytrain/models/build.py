@@ -217,14 +217,14 @@ def _load_file(built: Built, path: str) -> Built:
     notes = list(built.notes)
     if file.averaged:
         notes.append(f"the averaged weights ({file.averaged}) of {path} are used")
-    own = built.module.state_dict() if built.symbol else file.tensors.keys()  # a cut graph has fewer
-    tensors = {name: value for name, value in file.tensors.items() if name in own}
+    names = built.module.state_dict() if built.symbol else file.tensors.keys()  # a cut graph has fewer
+    tensors = {name: value for name, value in file.tensors.items() if name in names}
     notes += load_weights(built.module, tensors, head=built.head, what=f"the weights of {path} and {built.name}")
     if file.licence not in ("", "unknown") and (note := licence_note(file.licence)):
         notes.append(note)
     guessed = file.input is None and built.input.mean is not None
-    wanted = (file.input or built.input).with_channels(built.input.channels)
-    return replace(built, input=wanted, licence=file.licence, notes=tuple(notes), weights=path, scaling_guessed=guessed)
+    input = (file.input or built.input).with_channels(built.input.channels)
+    return replace(built, input=input, licence=file.licence, notes=tuple(notes), weights=path, scaling_guessed=guessed)
 
 
 def _is_params(weights: str | Path | None) -> bool:
@@ -245,10 +245,10 @@ def _load_params(built: Built, source: Source, model: Model) -> Built:
     state, _ = translate(network, network.state(checkpoint.params), same.module, name=built.name)
     notes = load_weights(built.module, state, head=built.head, what=f"the weights of {path} and {built.name}")
     mean, std, reason = checkpoint.scaling
-    wanted = replace(built.input, mean=mean, std=std, channels=network.channels)
+    input = replace(built.input, mean=mean, std=std, channels=network.channels)
     return replace(
         built,
-        input=wanted.with_channels(built.input.channels),
+        input=input.with_channels(built.input.channels),
         licence="unknown",
         notes=(*built.notes, *notes, *_scaling_note(reason)),
         weights=path,
@@ -285,15 +285,15 @@ def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int
     loads = model.pretrained or params is not None
     if loads:
         path = checkpoint.require_params()
-        what = f"the weights of {path} and {source.name}"
-        notes += load_weights(network.module, network.state(checkpoint.params), head=head, what=what)
+        names = f"the weights of {path} and {source.name}"
+        notes += load_weights(network.module, network.state(checkpoint.params), head=head, what=names)
         mean, std, reason = checkpoint.scaling
         notes += _scaling_note(reason)
-    wanted = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
+    input = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
     return Built(
         network.module,
         source.name,
-        wanted,
+        input,
         head,
         licence="unknown" if loads else "",
         notes=tuple(notes),
@@ -321,8 +321,8 @@ def _make_torchvision(source: Source, model: Model, *, num_classes: int, channel
     module: nn.Module = _call_factory(source.name, factory, model.options, shape)
     preset: Any = torchvision.models.get_model_weights(source.inner)
     side = int(next(iter(preset)).transforms.keywords["crop_size"])
-    wanted = Input(size=side, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    return Built(module, source.name, wanted, find_head(module, num_classes))
+    input = Input(size=side, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    return Built(module, source.name, input, find_head(module, num_classes))
 
 
 def _make(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
@@ -433,7 +433,7 @@ def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int,
         if not type(error).__module__.startswith("httpx"):  # what the hub's client lets through of its transport
             raise
         raise _unreachable(name, error) from error
-    wanted = Input(
+    input = Input(
         size=int(config.input_size[-1]),
         mean=tuple(float(v) for v in config.mean),
         std=tuple(float(v) for v in config.std),
@@ -444,7 +444,7 @@ def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int,
     names = (config.classifier,) if isinstance(config.classifier, str) else tuple(config.classifier or ())
     modules = dict(module.named_modules())
     head = tuple(part for part in names if part in modules) or find_head(module, num_classes)
-    built = Built(module, name, wanted.with_channels(channels), head)
+    built = Built(module, name, input.with_channels(channels), head)
     if not model.pretrained:
         return built
     licence = config.license or "unknown"

@@ -112,8 +112,8 @@ def match_classes(names: Sequence[str], classes: Sequence[str], *, synsets: Sequ
 
 
 def _synset_of(name: str) -> str:
-    found = _SYNSET.match(name)
-    return found[0] if found else ""
+    match = _SYNSET.match(name)
+    return match[0] if match else ""
 
 
 @cache

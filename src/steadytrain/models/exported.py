@@ -358,8 +358,8 @@ def _open_tensorrt(path: Path, device: str) -> OpenedModule:
     where = torch.device("cuda" if device == "auto" else device)
     if where.type != "cuda" or not torch.cuda.is_available():
         raise _no_device(path, "TensorRT", device, "it needs an NVIDIA GPU")
-    beside = path.with_name(f"{path.name}.json")
-    metadata = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    sidecar = path.with_name(f"{path.name}.json")
+    metadata = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
     with torch.cuda.device(where):
         network = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(path.read_bytes())
         context = network.create_execution_context()

@@ -103,8 +103,8 @@ def set_train_mode(
     for name, part in built.module.named_modules():
         if not isinstance(part, _BatchNorm):
             continue
-        own = [key for key, _ in part.named_parameters(prefix=name, recurse=False)]
-        is_frozen = bool(own) and frozen.issuperset(own)
+        names = [key for key, _ in part.named_parameters(prefix=name, recurse=False)]
+        is_frozen = bool(names) and frozen.issuperset(names)
         if batch_norm == "frozen" or is_frozen or (only_head and not under(name, built.head)):
             part.eval()
 

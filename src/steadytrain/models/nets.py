@@ -154,8 +154,8 @@ class _BasicBlock(nn.Module):
 
 
 def _stage(num_in: int, num_out: int, blocks: int, *, stride: int) -> nn.Sequential:
-    rest = [_BasicBlock(num_out, num_out, 1) for _ in range(blocks - 1)]
-    return nn.Sequential(_BasicBlock(num_in, num_out, stride), *rest)
+    following = [_BasicBlock(num_out, num_out, 1) for _ in range(blocks - 1)]
+    return nn.Sequential(_BasicBlock(num_in, num_out, stride), *following)
 
 
 # Filters of each module: (1x1, 3x3) side by side, or (3x3,) of stride 2 beside a max-pooling of stride 2.

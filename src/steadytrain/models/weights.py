@@ -156,12 +156,12 @@ def load_weights(
     Raises:
         ModelError: keys missing or not expected, or other shapes, the classifier's aside; all of them are listed.
     """
-    wanted = module.state_dict()
-    state, notes = _fit(rename_to_match(module, state, head=head), wanted, head)
-    if wrong := mismatches(state, wanted, head):
+    target = module.state_dict()
+    state, notes = _fit(rename_to_match(module, state, head=head), target, head)
+    if wrong := mismatches(state, target, head):
         raise ModelError(f"{what} do not fit: {'; '.join(wrong)}. Are they the weights of another model?")
     module.load_state_dict(state, strict=False)
-    if any(under(key, head) and key not in state for key in wanted):
+    if any(under(key, head) and key not in state for key in target):
         reset_head(module, head)
     return tuple(notes)
 
@@ -172,33 +172,33 @@ def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tup
     Wrappers' prefixes are taken off; foreign layouts, and position embeddings of images of another size, are converted
     by timm's own rules, if that makes all fit but the classifier.
     """
-    wanted = module.state_dict()
-    plain = without_prefixes(state, wanted)
+    target = module.state_dict()
+    plain = without_prefixes(state, target)
     convert: Any = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
     if convert is None or not type(module).__module__.startswith("timm."):
         return plain
-    if not mismatches(_fit(plain, wanted, head)[0], wanted, head):
+    if not mismatches(_fit(plain, target, head)[0], target, head):
         return plain
     try:
         converted = dict(convert(dict(plain), module))
     except NETWORK_ERRORS:
         return plain  # not a layout that it knows: the keys tell the user more
-    return plain if mismatches(_fit(converted, wanted, head)[0], wanted, head) else converted
+    return plain if mismatches(_fit(converted, target, head)[0], target, head) else converted
 
 
-def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
-    """List what keeps ``state`` from filling ``wanted``, the classifier aside."""
-    missing = [k for k in wanted if k not in state and not under(k, head) and not k.endswith("num_batches_tracked")]
-    unexpected = [k for k in state if k not in wanted]
+def mismatches(state: Mapping[str, Tensor], target: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
+    """List what keeps ``state`` from filling ``target``, except the classifier."""
+    missing = [k for k in target if k not in state and not under(k, head) and not k.endswith("num_batches_tracked")]
+    unexpected = [k for k in state if k not in target]
     reshaped = [
-        f"{k} {tuple(v.shape)} instead of {tuple(wanted[k].shape)}"
+        f"{k} {tuple(v.shape)} instead of {tuple(target[k].shape)}"
         for k, v in state.items()
-        if k in wanted and v.shape != wanted[k].shape
+        if k in target and v.shape != target[k].shape
     ]
     lines = []
     for kind, keys in {"missing": missing, "not expected": unexpected, "of another shape": reshaped}.items():
-        rest = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-        lines += [f"{len(keys)} {kind} ({', '.join(keys[:_SHOWN])}{rest})"] if keys else []
+        more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+        lines += [f"{len(keys)} {kind} ({', '.join(keys[:_SHOWN])}{more})"] if keys else []
     return lines
 
 
@@ -217,12 +217,12 @@ def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict
 
 
 def _fit(
-    state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]
+    state: Mapping[str, Tensor], target_state: Mapping[str, Tensor], head: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Adapt what may differ, with a note of each: the first convolution's channels, and classifiers."""
     state, notes = dict(state), []
     for key, value in state.items():
-        target = wanted.get(key)
+        target = target_state.get(key)
         if target is None or target.ndim != 4 or value.ndim != 4:
             continue
         is_kernel_same = (value.shape[0], value.shape[2:]) == (target.shape[0], target.shape[2:])
@@ -232,12 +232,12 @@ def _fit(
             state[key] = value.sum(1, keepdim=True) if grey else value.expand(-1, 3, -1, -1) / 3
             notes.append(f"{key} was adapted to {'grey' if grey else 'colour'} images")
             break
-    keys = [key for key in wanted if under(key, head)]
-    if any(key not in state or state[key].shape != wanted[key].shape for key in keys):
+    keys = [key for key in target_state if under(key, head)]
+    if any(key not in state or state[key].shape != target_state[key].shape for key in keys):
         before = next((state[key].shape[0] for key in keys if key in state and state[key].ndim), None)
-        notes.append(head_note(before, wanted[keys[0]].shape[0]))
+        notes.append(head_note(before, target_state[keys[0]].shape[0]))
         state = {key: value for key, value in state.items() if not under(key, head)}
-    auxiliary = [key for key in state if key.startswith(_AUXILIARY) and key not in wanted]
+    auxiliary = [key for key in state if key.startswith(_AUXILIARY) and key not in target_state]
     if auxiliary:
         notes.append("its auxiliary classifiers are left out")
         state = {key: value for key, value in state.items() if key not in auxiliary}

@@ -120,9 +120,9 @@ def decode(
         return False
     scratch = _scratch
     scratch.fit(clean=size + 16, memory=room)
-    wanted = left, top, width, height, channels
+    box = left, top, width, height, channels
     result: int = _library.steadytrain_decode(
-        data, size, *wanted, out, stride, scratch.clean, scratch.memory, room, scratch.tables
+        data, size, *box, out, stride, scratch.clean, scratch.memory, room, scratch.tables
     )
     return result == 0
 
@@ -257,8 +257,8 @@ def _load() -> Any:
         library.steadytrain_cut.restype = ctypes.c_double
         library.steadytrain_cut.argtypes = [*places, pointer, pointer, pointer, place, pointer, place]
         library.steadytrain_decode.restype = ctypes.c_ssize_t
-        wanted = (number,) * 5
-        library.steadytrain_decode.argtypes = [place, size, *wanted, place, size, pointer, pointer, size, pointer]
+        sizes = (number,) * 5
+        library.steadytrain_decode.argtypes = [place, size, *sizes, place, size, pointer, pointer, size, pointer]
     return library
 
 

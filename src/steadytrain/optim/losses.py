@@ -135,14 +135,14 @@ def make_loss(
         )
     if name == "cross-entropy" and weights is None:
         return partial(functional.cross_entropy, label_smoothing=smoothing)
-    each, parameter = LOSSES[name], chosen.parameter
+    image_losses, parameter = LOSSES[name], chosen.parameter
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         if targets.dim() == 1:
             targets = torch.zeros_like(logits).scatter_(1, targets[:, None], 1.0)
         level = 0.5 if is_multi_label else 1 / logits.shape[1]
         smoothed = targets * (1 - smoothing) + smoothing * level if smoothing else targets
-        losses = each(logits, smoothed, parameter)
+        losses = image_losses(logits, smoothed, parameter)
         if weights is None:
             return losses.mean()
         if is_multi_label:
@@ -163,9 +163,9 @@ def _own_loss(path: str, num_classes: int, *, is_multi_label: bool, allow_import
     except Exception as error:
         raise RecipeError(f"optim.loss={path} failed: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(value, Tensor) or value.dim() != 0 or not value.is_floating_point():
-        made = f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        result = f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise RecipeError(
-            f"optim.loss={path} gave {made}; a loss of logits [B, K] and targets must be one number, the mean over"
+            f"optim.loss={path} gave {result}; a loss of logits [B, K] and targets must be one number, the mean over"
             " images: a tensor without dimensions"
         )
     return loss

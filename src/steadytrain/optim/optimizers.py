@@ -104,8 +104,8 @@ def muon(groups: Groups, *, lr: float, **options: Any) -> Optimizer:
     """
     from timm.optim import Muon  # type: ignore[attr-defined]
 
-    made: Optimizer = Muon(groups, lr=lr, **options)
-    return made
+    optimizer: Optimizer = Muon(groups, lr=lr, **options)
+    return optimizer
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def check_name(name: str) -> None:
     known = timm_optim.list_optimizers()  # type: ignore[attr-defined]
     plain = name.removeprefix("timm/")
     if plain not in known:
-        near = did_you_mean(name, [*OPTIMIZERS, *(f"timm/{each}" for each in known)])
+        near = did_you_mean(name, [*OPTIMIZERS, *(f"timm/{optimizer}" for optimizer in known)])
         raise RecipeError(f"there is no optimizer {name!r}.{near} The built-in ones: {', '.join(OPTIMIZERS)}")
     if plain == name:
         raise RecipeError(f"optim.name is {name!r}, which is one of timm's: write timm/{name}")
@@ -192,13 +192,14 @@ def imported_factory(path: str, *, allow_import: bool) -> Callable[..., Optimize
     factory = import_factory(path, key="optim.name", flag="--optimizer", what="an optimizer", allow_import=allow_import)
 
     def make(groups: Groups, *, lr: float, **options: Any) -> Optimizer:
-        wanted = {id(parameter) for group in groups for parameter in group["params"]}
-        made = factory(groups, lr=lr, **options)
-        if not isinstance(made, Optimizer):
-            raise RecipeError(f"optim.name={path} made a {type(made).__name__}: it must be a torch.optim.Optimizer")
-        if wanted != {id(parameter) for group in made.param_groups for parameter in group["params"]}:
+        parameters = {id(parameter) for group in groups for parameter in group["params"]}
+        optimizer = factory(groups, lr=lr, **options)
+        if not isinstance(optimizer, Optimizer):
+            kind = type(optimizer).__name__
+            raise RecipeError(f"optim.name={path} made a {kind}: it must be a torch.optim.Optimizer")
+        if parameters != {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}:
             raise RecipeError(f"optim.name={path} left parameters out: pass it all groups that the factory is given")
-        return made
+        return optimizer
 
     return make
 

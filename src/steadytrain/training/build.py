@@ -194,8 +194,8 @@ def notice_change(
 
 def default_compute_threads(sharing: int = 1) -> int:
     """What OMP_NUM_THREADS asks for, else one for each core; never more than that: they would wait for each other."""
-    asked, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, facts.cores() // sharing)
-    return min(int(asked), most) if asked.isdigit() and int(asked) else most
+    requested, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, facts.cores() // sharing)
+    return min(int(requested), most) if requested.isdigit() and int(requested) else most
 
 
 def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Input]:
@@ -215,7 +215,7 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     built = models.build(
         recipe.model, num_classes=len(data.classes), channels=channels, size=size, allow_import=allow_import
     )
-    wanted, card, default = recipe.data, data.train.card, built.input
+    spec, card, default = recipe.data, data.train.card, built.input
     mean, std = (default.mean, default.std) if has_weights else (None, None)
     if mean is None and card is not None and len(card.mean) == channels:
         mean, std = card.mean, tuple(max(s, 1e-3) for s in card.std)
@@ -231,10 +231,10 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     return built, replace(
         default,
         size=size,
-        mean=wanted.mean or mean or DEFAULT_MEAN[:channels],
-        std=wanted.std or std or DEFAULT_STD[:channels],
-        crop=wanted.crop or (1.0 if size <= SMALL else default.crop or 0.875),
-        interpolation=wanted.interpolation or default.interpolation or "bilinear",
+        mean=spec.mean or mean or DEFAULT_MEAN[:channels],
+        std=spec.std or std or DEFAULT_STD[:channels],
+        crop=spec.crop or (1.0 if size <= SMALL else default.crop or 0.875),
+        interpolation=spec.interpolation or default.interpolation or "bilinear",
         channels=channels,
     )
 
@@ -272,9 +272,9 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
     recipe.sizes(num_train, usual=1)  # none is due after the end
     steps, epochs = batches.steps, batches.images / num_train
     if epochs and recipe.optim.warmup_epochs > epochs:
-        asked = recipe.budget.epochs or round(epochs, 2)
+        planned = recipe.budget.epochs or round(epochs, 2)
         raise RecipeError(
-            f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {asked:g}: the learning"
+            f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {planned:g}: the learning"
             " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
         )
     if not steps:
@@ -298,7 +298,7 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
     if recipe.optim.class_weights == "none" and recipe.data.balance == "none":
         yield from rare_class_remark(data)
     if built.scaling_guessed:
-        mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
+        mean, std = ("the recipe's" if is_set else f"{built.name}'s" for is_set in (recipe.data.mean, recipe.data.std))
         yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
@@ -317,10 +317,10 @@ def rare_class_remark(data: DataSets) -> Iterator[str]:
     rare = [k for k in np.argsort(counts, kind="stable").tolist() if 0 < counts[k] < RARE_SHARE * usual]
     if rare:
         named = few([f"{data.classes[k]} {counts[k]:,}" for k in rare])
-        what = ("class is", "classes are") if data.num_labels is None else ("label is", "labels are")
+        nouns = ("class is", "classes are") if data.num_labels is None else ("label is", "labels are")
         remedy = "--balance classes shows all classes equally often, " if data.num_labels is None else ""
         yield (
-            f"{count(len(rare), *what)} rare ({named}; the median is {usual:,.0f} training images): {remedy}"
+            f"{count(len(rare), *nouns)} rare ({named}; the median is {usual:,.0f} training images): {remedy}"
             "--class-weights balanced weighs their losses"
         )
 
@@ -565,8 +565,8 @@ def augmentation(
     transforms, named = parse_transforms(recipe.data.transforms), not recipe.data.from_file
     assert input.size is not None
     shape = (input.size, input.size, input.channels)
-    own = make_own(transforms, device, shape, allow_import=named if allow_import is None else allow_import)
-    return Augmentation(transforms, recipe.seed, fill, num_classes, group, own)
+    imported = make_own(transforms, device, shape, allow_import=named if allow_import is None else allow_import)
+    return Augmentation(transforms, recipe.seed, fill, num_classes, group, imported)
 
 
 def feeds(

@@ -192,11 +192,11 @@ def calibrate(
     finally:
         if opened is not None:
             opened.records.close()
-    found = fit(result)
+    fitted = fit(result)
     tensors, about = checkpoints.read_weights(trained.path)
-    about["calibration"] = {"temperature": found.temperature, "n": found.n, "data": digest}
+    about["calibration"] = {"temperature": fitted.temperature, "n": fitted.n, "data": digest}
     checkpoints.write_weights(trained.path, tensors, about)
-    return found
+    return fitted
 
 
 def require_own_weights(trained: Trained) -> None:

@@ -63,15 +63,15 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         StorageError: the disk is full or not writable; earlier checkpoints are untouched.
     """
     began = time.perf_counter()
-    rest, tensors = split(state)
+    plain, tensors = split(state)
     place = directory / f"step-{step:08d}"
     part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         _write_tensors(tensors, part / _TENSORS)
-        content = {"version": VERSION, "step": step, "state": rest}
-        content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(rest)}
+        content = {"version": VERSION, "step": step, "state": plain}
+        content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(plain)}
         (part / _REST).write_text(json.dumps(content), encoding="utf-8")
         for path in (part / _TENSORS, part / _REST, part):
             _flush(path)
@@ -262,8 +262,8 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _text_checksum(rest: Any) -> str:
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+def _text_checksum(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _flush(path: Path) -> None:

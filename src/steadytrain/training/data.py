@@ -361,16 +361,16 @@ def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, cloc
         with torch.cuda.stream(stream):
             images = _images(batch, device)
             labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(stream)
-        copying.append((done, batch))  # the pinned buffer must outlive its copy
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(stream)
+        copying.append((copied, batch))  # the pinned buffer must outlive its copy
         clock.to("host")
-        return DeviceBatch(images, labels, seconds), done
+        return DeviceBatch(images, labels, seconds), copied
 
     coming = start()
     while coming is not None:
-        loaded, done = coming
-        torch.cuda.current_stream(device).wait_event(done)
+        loaded, copied = coming
+        torch.cuda.current_stream(device).wait_event(copied)
         for tensor in (loaded.images, loaded.labels):
             tensor.record_stream(torch.cuda.current_stream(device))
         while copying and copying[0][0].query():

@@ -136,8 +136,8 @@ def choose_recipe(
 
     def recipe(facts: Facts) -> Recipe:
         usual = usual_recipe(data, model=model, finetune=finetune, small=facts.largest_side <= SMALL)
-        whole = apply_changes(replace(usual, precision=precision), file_values, changes)
-        return fit_to_data(whole, facts.num_images, chosen=chosen, ranks=ranks)
+        changed = apply_changes(replace(usual, precision=precision), file_values, changes)
+        return fit_to_data(changed, facts.num_images, chosen=chosen, ranks=ranks)
 
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
     check_name(draft.optim.name)
@@ -186,12 +186,13 @@ def _choose_model(weights: object, say: Say) -> str:
 
 def _advice(recipe: Recipe, facts: Facts) -> str:
     """Advise fine-tuning, with the command, where photographs are few to train from scratch; empty elsewhere."""
-    each = facts.num_images / facts.num_classes
+    per_class = facts.num_images / facts.num_classes
     is_scratch = not recipe.model.pretrained and recipe.model.weights is None
-    if not is_scratch or facts.largest_side <= SMALL or each >= FEW_IMAGES:
+    if not is_scratch or facts.largest_side <= SMALL or per_class >= FEW_IMAGES:
         return ""
     data = recipe.data
     words = ["steady", "finetune", str(data.train)]
     for flag, value in (("val", data.val), ("root", data.root), ("labels", data.labels), ("classes", data.classes)):
         words += [] if value is None else [f"--{flag}", str(value)]
-    return f"{each:,.0f} images a class are few to train from scratch; fine-tuning does better: {shlex.join(words)}"
+    few = f"{per_class:,.0f} images a class are few to train from scratch"
+    return f"{few}; fine-tuning does better: {shlex.join(words)}"

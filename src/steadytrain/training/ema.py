@@ -57,10 +57,10 @@ class Ema:
         keep = max(0.0, 1 - 1 / max(1, n - self.start)) if self.decay is None else min(self.decay, n / (n + 9))
         keep **= updates
         torch._foreach_lerp_(list(self.module.parameters()), self._followed(module), 1 - keep)
-        kept = {id(b) for norm in self._norms(module) for b in norm.buffers()} if self.keeps_statistics else set()
+        skipped = {id(b) for norm in self._norms(module) for b in norm.buffers()} if self.keeps_statistics else set()
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for average, source in zip(self.module.buffers(), module.buffers(), strict=True):
-            if id(average) not in kept:
+            if id(average) not in skipped:
                 averages, sources = by_dtype.setdefault(average.dtype, ([], []))
                 averages.append(average)
                 sources.append(source)

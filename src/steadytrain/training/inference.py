@@ -399,12 +399,12 @@ def evaluate(
     with opened.records, trained.feed(opened.records, ids=opened.ids, batch_size=size, threads=threads) as feed:
 
         def batches() -> Iterator[Batch]:
-            done = 0
+            num_images = 0
             for batch in feed:
-                done += len(batch)
+                num_images += len(batch)
                 yield opened.relabel(batch)
                 if progress is not None:
-                    progress(done, feed.num_samples)
+                    progress(num_images, feed.num_samples)
 
         evaluation = evaluate_module(
             module,
@@ -492,17 +492,17 @@ def open_evaluation_data(
                 " one class for each image"
             )
         require_outputs(records, len(records.classes), of="its card")
-        found = _match(trained, records.classes, records.labels, str(data), mapping)
+        matches = _match(trained, records.classes, records.labels, str(data), mapping)
     except BaseException:
         records.close()
         raise
-    if records.classes == trained.classes and len(found) == len(trained.classes) and not mapping:
+    if records.classes == trained.classes and len(matches) == len(trained.classes) and not mapping:
         return EvaluationData(records)
     outputs = np.full(len(records.classes), -1, np.int64)
-    outputs[list(found)] = [match.output for match in found.values()]  # type: ignore[assignment]
-    matched = Counter(match.how for match in found.values())
+    outputs[list(matches)] = [match.output for match in matches.values()]  # type: ignore[assignment]
+    matched = Counter(match.how for match in matches.values())
     listed = ", ".join(f"{n:,} by {how}" for how, n in matched.items())
-    num_found = len({match.output for match in found.values()})
+    num_found = len({match.output for match in matches.values()})
     say(f"{data} has {num_found:,} of the model's {len(trained.classes):,} classes (matched: {listed})")
     return EvaluationData(records, outputs=outputs, matched=matched)
 
@@ -514,21 +514,21 @@ def _open_labels(trained: Trained, data: str | Path, mapping: Mapping[str, str],
             f"--classes names classes one for one, and an image may have several of {trained.name}'s: drop it"
         )
     options |= {"trainable": True, "only": "val", "shorter_side": packed_side(trained.input.size)}
-    wanted = LabelNames(trained.classes)
+    labels = LabelNames(trained.classes)
     records = open_records(
-        prepare(data, classes=None if Path(data).suffix == ".rec" else wanted, **options).only("val")
+        prepare(data, classes=None if Path(data).suffix == ".rec" else labels, **options).only("val")
     )
     names = list(records.class_list)
-    if records.labels.ndim > 1 and sorted(names) == sorted(wanted):
-        is_same = tuple(names) == wanted
-        return EvaluationData(records, outputs=None if is_same else np.array([names.index(name) for name in wanted]))
-    if records.labels.ndim > 1 and records.card is None and len(names) == len(wanted):
+    if records.labels.ndim > 1 and sorted(names) == sorted(labels):
+        is_same = tuple(names) == labels
+        return EvaluationData(records, outputs=None if is_same else np.array([names.index(name) for name in labels]))
+    if records.labels.ndim > 1 and records.card is None and len(names) == len(labels):
         say = options["say"]
         say(f"{data} does not name its labels: they are taken for the model's, in their order")
         return EvaluationData(records)
     records.close()
-    has = "one class" if records.labels.ndim == 1 else f"other labels ({few(sorted(set(names) ^ set(wanted)))})"
-    raise DataError(f"{data} has {has} for each image, and {trained.name} names several labels of {few(wanted)}")
+    has = "one class" if records.labels.ndim == 1 else f"other labels ({few(sorted(set(names) ^ set(labels)))})"
+    raise DataError(f"{data} has {has} for each image, and {trained.name} names several labels of {few(labels)}")
 
 
 class _UnmatchedError(DataError):
@@ -570,12 +570,12 @@ def _match(
 
     named = {names[label]: mapping[names[label]] for label in used if names[label] in mapping}
     targets = match(list(named.values()))
-    if unknown := [target for target, found in targets.items() if found.output is None]:
+    if unknown := [target for target, result in targets.items() if result.output is None]:
         raise _UnmatchedError(f"--classes names classes that {trained.name} has not: {few(unknown)}")
     matches = match([names[label] for label in used if names[label] not in named])
     matches |= {name: replace(targets[target], name=name, how="file") for name, target in named.items()}
     by_label = {label: matches[names[label]] for label in used}
-    if unmatched := [found for found in by_label.values() if found.output is None]:
+    if unmatched := [result for result in by_label.values() if result.output is None]:
         raise _UnmatchedError(_unmatched(trained, data, unmatched, len(used)))
     return by_label
 
@@ -696,9 +696,9 @@ def _restore_pretrained(model: str, policy: Policy, names: tuple[str, ...] | Non
     spec = recipes.Model(model, pretrained=True)
     outputs = models.num_outputs(spec)
     if names is None and not imagenet_synsets(outputs):
-        what = f"{outputs:,} outputs without names" if outputs else "no classifier"
+        outcome = f"{outputs:,} outputs without names" if outputs else "no classifier"
         raise ModelError(
-            f"the pretrained weights of {model} have {what}: choose those of an ImageNet classifier (steady models"
+            f"the pretrained weights of {model} have {outcome}: choose those of an ImageNet classifier (steady models"
             f" --weights lists them), or fine-tune these (steady finetune DATA --model {model})"
         )
     built = models.build(spec, num_classes=outputs, channels=3, size=None)

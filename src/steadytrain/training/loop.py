@@ -108,7 +108,7 @@ def repeat(
         SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
     """
     runs = Run.create_repeats(run, recipe, number)
-    return tuple(train(one, allow_import=allow_import) for one in runs)
+    return tuple(train(run, allow_import=allow_import) for run in runs)
 
 
 def steps(
@@ -246,8 +246,8 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             lr=lr,
         )
         yield step
-        own = Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds), session.is_out_of_time)
-        wish = consensus.ask(own)
+        wish_here = Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds), session.is_out_of_time)
+        wish = consensus.ask(wish_here)
         if wish.end:
             session.end_here(f"its {session.recipe.budget.minutes:g} minutes are over; the best weights are kept")
         if wish.measure:
@@ -256,9 +256,9 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
                 yield measured
             laps.restart()
         del batch
-        done = session.is_done
+        is_done = session.is_done
         _end_epoch(session, last.position)
-        if _has_passed(session.recipe.every.log_steps, last.step, seen.step) or done:
+        if _has_passed(session.recipe.every.log_steps, last.step, seen.step) or is_done:
             logged = _logged(session, lr)
             yield logged
             session.require_finite(logged.loss)
@@ -271,18 +271,18 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             wish = Wish(then.stop, wish.save or then.save)
             if session.is_out_of_patience and not wish.stop:
                 session.end_here(_patience_words(session))
-                done = session.is_done
+                is_done = session.is_done
                 yield from _notices(session)
         signal, every = wish.stop, session.recipe.every.save_steps
-        if wish.save or done or signal or (every is not None and _has_passed(every, last.step, seen.step)):
-            if done or signal:
+        if wish.save or is_done or signal or (every is not None and _has_passed(every, last.step, seen.step)):
+            if is_done or signal:
                 _end_epoch(session, last.position, is_last=True)
             yield from _epochs(session)
             yield from session.save()
         if clock.is_due():
             yield from _accounts(session)
             _notice_faults(session)
-        if signal or done:
+        if signal or is_done:
             break
     _notice_faults(session)
     yield from _notices(session)

@@ -284,8 +284,8 @@ class Session:
         """Write a checkpoint, whatever the weights are."""
         engine = self.state.engine
         with self.clock.within("checkpoint"):
-            if (made := engine.collect()) is not None:
-                self.state.cursor.step, self.state.cursor.position = made, made * self.recipe.batch_size
+            if (step := engine.collect()) is not None:
+                self.state.cursor.step, self.state.cursor.position = step, step * self.recipe.batch_size
             step = self.state.cursor.step
             about = {"digest": self.recipe.digest, "model": self.built.name, "machine": self.machine}
             about |= {name: self.data.about()[name] for name in ("train_digest", "val_digest")}
@@ -525,18 +525,18 @@ def _consensus(group: Group | None, engine: Engine) -> Alone:
 
 def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[Part]:
     """Return what the attempts before this one used, as the checkpoint and the events tell."""
-    kept = json.loads(saved["about"].get("spent", "[]")) if saved else []
+    saved_parts = json.loads(saved["about"].get("spent", "[]")) if saved else []
     spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]
-    told = [part_of(started, seconds=last - (started.began or started.time)) for started, last in spans]
-    return merge_parts(parts_from(kept), told)
+    logged = [part_of(started, seconds=last - (started.began or started.time)) for started, last in spans]
+    return merge_parts(parts_from(saved_parts), logged)
 
 
 def _images_at_once(run: Run, group: Group | None) -> int | None:
     """Return how many images the memory had room for in updates before, on the rank with the least; None: for all."""
     if group is None:
         return run.progress().images_at_once
-    own = [event.images for event in run.events(group.world.rank, condensed=True) if isinstance(event, Halved)]
-    return min(filter(None, group.all_gather_json(min(own, default=None))), default=None)
+    halved = [event.images for event in run.events(group.world.rank, condensed=True) if isinstance(event, Halved)]
+    return min(filter(None, group.all_gather_json(min(halved, default=None))), default=None)
 
 
 def _agree_on_passes(update: Update, state: State, group: Group) -> None:
@@ -556,8 +556,8 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
     has_own_pass = not (is_synchronous or state.engine.is_sharded)
     with group.all_or_none(), preserve_process(device), preserve_buffers(state.module):
         if has_own_pass:
-            kept = 0 if state.optimizer.state else 2
-            spare = [torch.empty_like(parameter) for parameter in update.parameters for _ in range(kept)]
+            num_moments = 0 if state.optimizer.state else 2
+            spare = [torch.empty_like(parameter) for parameter in update.parameters for _ in range(num_moments)]
             alone = replace(update, call=state.module)
             limit_here.fit(lambda at_once: pass_of(alone, state, at_once).seconds(), size)
             del spare
@@ -608,8 +608,8 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
             saved = checkpoints.load(place)
     if group is None:
         return saved
-    rest, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
-    return None if rest is None else checkpoints.join(rest, tensors)
+    plain, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
+    return None if plain is None else checkpoints.join(plain, tensors)
 
 
 def _open_data(named: Data, seed: int, group: Group | None, notice: Callable[[str], None]) -> DataSets:

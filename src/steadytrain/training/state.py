@@ -176,14 +176,14 @@ def _merge_ranks(shared: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     """
     if engine.keeps_ranks_equal:
         return dict(engine.whole(shared))
-    rest, tensors = split(shared)
+    plain, tensors = split(shared)
     ranks: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        each = torch.stack(engine.all_gather(tensor))
-        if (each != each[0]).any():
-            ranks[name] = each
-            tensors[name] = each.mean(0) if each.is_floating_point() else each[0]
-    return {**join(rest, tensors), "ranks": ranks}
+        per_rank = torch.stack(engine.all_gather(tensor))
+        if (per_rank != per_rank[0]).any():
+            ranks[name] = per_rank
+            tensors[name] = per_rank.mean(0) if per_rank.is_floating_point() else per_rank[0]
+    return {**join(plain, tensors), "ranks": ranks}
 
 
 def _own_part(state: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def _own_part(state: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     ranks = state.get("ranks", {})
     if engine.keeps_ranks_equal or not ranks or len(next(iter(ranks.values()))) != engine.world.size:
         return shared
-    rest, tensors = split(shared)
-    own: dict[str, Any] = join(rest, tensors | {name: each[engine.world.rank] for name, each in ranks.items()})
+    plain, tensors = split(shared)
+    own: dict[str, Any] = join(plain, tensors | {name: per_rank[engine.world.rank] for name, per_rank in ranks.items()})
     return own
 
 

@@ -141,14 +141,14 @@ def share_of(world: World, batch_size: int, accumulate: int, before: int | None 
     Traceback (most recent call last):
     steadytrain.errors.RecipeError: batch_size=128 cannot be split into 3 equal parts, for 3 ranks: choose 126 or 129
     """
-    wanted = before or accumulate * world.size
-    count = next((n for n in range(wanted, batch_size + 1, wanted) if n >= world.size and batch_size % n == 0), None)
-    if count is None or (before is None and count != wanted):
-        low, high = batch_size // wanted * wanted, -(-batch_size // wanted) * wanted
+    parts = before or accumulate * world.size
+    count = next((n for n in range(parts, batch_size + 1, parts) if n >= world.size and batch_size % n == 0), None)
+    if count is None or (before is None and count != parts):
+        low, high = batch_size // parts * parts, -(-batch_size // parts) * parts
         fitting = f"{low} or {high}" if low else f"{high}"
         times = f", each of which makes {accumulate} of its share (optim.accumulate)" if accumulate > 1 else ""
         raise RecipeError(
-            f"batch_size={batch_size} cannot be split into {wanted} equal parts, for {world.size} ranks{times}:"
+            f"batch_size={batch_size} cannot be split into {parts} equal parts, for {world.size} ranks{times}:"
             f" choose {fitting}"
         )
     if even_for and count % world.size:
@@ -186,7 +186,7 @@ def _add_gradients(update: Update, state: State, images_BHWC: Tensor, labels: Te
     if count > 1:
         parts = zip(images_BHWC.chunk(count), labels.chunk(count), strict=True)
     if passes > 1:
-        halves = (zip(*(each.tensor_split(passes) for each in part), strict=True) for part in parts)
+        halves = (zip(*(tensor.tensor_split(passes) for tensor in part), strict=True) for part in parts)
         parts = (half for part in halves for half in part)
     for k, (images, right) in enumerate(parts):
         last = k == count * passes - 1

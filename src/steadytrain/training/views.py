@@ -85,12 +85,12 @@ def with_views(trained: Trained, tta: str) -> Trained:
     input, size = trained.input, trained.input.size
     assert size is not None
     if tta != "flip":
-        whole = math.floor(size / (input.crop or 1.0))
-        if whole <= size:
+        uncropped = math.floor(size / (input.crop or 1.0))
+        if uncropped <= size:
             raise InputError(
                 f"--tta {tta} takes parts of an image, and {trained.name} evaluates all of it (crop 1): use --tta flip"
             )
-        input = replace(input, size=whole, crop=1.0)
+        input = replace(input, size=uncropped, crop=1.0)
     views = Views(
         trained.module,
         tta,  # type: ignore[arg-type]

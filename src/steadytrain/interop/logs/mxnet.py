@@ -99,10 +99,10 @@ class MXNetLines:
         match = _LINE.search(line)
         if match is None:
             return self._take_other(line)
-        epoch, rest = int(match[2]), line[match.end() :]
-        batch = _BATCH.match(rest)
-        is_training = batch is not None or rest.startswith(("Train-", "Time cost="))
-        is_known = is_training or rest.startswith("Validation-") or "loss" in rest or _METRIC.match(rest) is not None
+        epoch, text = int(match[2]), line[match.end() :]
+        batch = _BATCH.match(text)
+        is_training = batch is not None or text.startswith(("Train-", "Time cost="))
+        is_known = is_training or text.startswith("Validation-") or "loss" in text or _METRIC.match(text) is not None
         if epoch > MAX_EPOCH or not is_known:
             return False
         self.num_lines += 1
@@ -114,17 +114,17 @@ class MXNetLines:
             run.began = time if math.isnan(run.began) else min(run.began, time)
         if batch is not None:
             reading.logging.add(name)
-            _take_batch(reading, name, epoch, batch, rest[batch.end() :], time)
+            _take_batch(reading, name, epoch, batch, text[batch.end() :], time)
             run.epoch(epoch).ended = time
-        elif rest.startswith("Time cost="):
-            seconds = number(rest[10:].partition(" ")[0])
+        elif text.startswith("Time cost="):
+            seconds = number(text[10:].partition(" ")[0])
             if seconds >= 0:
                 run.epoch(epoch).seconds.append(seconds)
             run.epoch(epoch).ended = time
             worker.is_timed = True
             reading.timed.add(name)
         else:
-            _take_metrics(reading, run.epoch(epoch), rest, time)
+            _take_metrics(reading, run.epoch(epoch), text, time)
         return True
 
     def _take_other(self, line: str) -> bool:
@@ -201,32 +201,32 @@ class MXNetLines:
         return [reading.run for reading in readings]
 
 
-def _take_batch(reading: _Reading, name: str, epoch: int, batch: re.Match[str], rest: str, time: float) -> None:
+def _take_batch(reading: _Reading, name: str, epoch: int, batch: re.Match[str], metrics: str, time: float) -> None:
     """Take a line of ``Speedometer`` in; of several for one batch, each with a metric of its own, make one point."""
-    figures = [(metric, value) for _, metric, value in _METRIC.findall(rest)] or _WORDS.findall(rest)
+    figures = [(metric, value) for _, metric, value in _METRIC.findall(metrics)] or _WORDS.findall(metrics)
     top1 = loss = NAN
     for metric, text in figures:
         kind = reading.figure("train", metric)
         top1 = fraction(number(text)) if kind == "top1" else top1
         loss = number(text) if kind == "loss" else loss
-    speed, done = number(batch[2] or ""), float(batch[1])
+    speed, batches = number(batch[2] or ""), float(batch[1])
     last = reading.last.get(name)
-    if last is not None and (last.epoch, last.batch) == (epoch, done):
+    if last is not None and (last.epoch, last.batch) == (epoch, batches):
         is_more = (math.isnan(last.top1) and not math.isnan(top1)) or (math.isnan(last.loss) and not math.isnan(loss))
         if is_more or (math.isnan(top1) and math.isnan(loss)):
             last.top1 = last.top1 if math.isnan(top1) else top1
             last.loss = last.loss if math.isnan(loss) else loss
             return
-    point = LogPoint(epoch, done, loss, top1, reading.lr, speed if speed > 0 else NAN, time=time)
+    point = LogPoint(epoch, batches, loss, top1, reading.lr, speed if speed > 0 else NAN, time=time)
     reading.last[name] = reading.run.add_point(point)
 
 
-def _take_metrics(reading: _Reading, facts: LogEpoch, rest: str, time: float) -> None:
-    is_val = rest.startswith("Validation-")
-    figures = [(metric, value) for _, metric, value in _METRIC.findall(rest)]
+def _take_metrics(reading: _Reading, facts: LogEpoch, line: str, time: float) -> None:
+    is_val = line.startswith("Validation-")
+    figures = [(metric, value) for _, metric, value in _METRIC.findall(line)]
     if not figures:  # a language model's evaluation
-        figures, is_val = _WORDS.findall(rest), True
-        if (seconds := _EVAL_SECONDS.search(rest)) and number(seconds[1]) >= 0:
+        figures, is_val = _WORDS.findall(line), True
+        if (seconds := _EVAL_SECONDS.search(line)) and number(seconds[1]) >= 0:
             facts.val_seconds = number(seconds[1])
     part, values = ("val", facts.val) if is_val else ("train", facts.train)
     for metric, text in figures:
@@ -304,8 +304,8 @@ def format_epochs(run: LogRun, metrics: Sequence[str], *, markdown: bool = True)
     known = dict.fromkeys(name.removesuffix("=") for part in parts for name in part if name.endswith("="))
     for metric in metrics:
         if metric not in known:
-            there = f"it has {', '.join(known)}" if known else "it has none: steady report shows what there is"
-            raise InputError(f"{run.directory} has no metric {metric!r}: {there}.{did_you_mean(metric, known)}")
+            available = f"it has {', '.join(known)}" if known else "it has none: steady report shows what there is"
+            raise InputError(f"{run.directory} has no metric {metric!r}: {available}.{did_you_mean(metric, known)}")
     names = [f"{part}-{metric}" for part in ("train", "val") for metric in metrics]
     rows = [["epoch", *names, "time"], ["---"] * (len(names) + 2)] if markdown else [["epoch", *names, "time"]]
     for epoch, facts in sorted(run.epochs.items()):

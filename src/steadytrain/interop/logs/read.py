@@ -120,7 +120,7 @@ def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
     file.seek(0)
     stream: IO[bytes] = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if start[:2] == b"\x1f\x8b" else file
     decoder: codecs.IncrementalDecoder | None = None
-    rest, total = "", 0
+    partial, total = "", 0
     while True:
         try:
             data = stream.read(CHUNK_BYTES)
@@ -135,14 +135,14 @@ def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
             faults.append(f"only the first {MAX_TEXT >> 30} GiB are read")
             data = b""
         # A carriage return alone ends the lines of a progress bar.
-        *whole, rest = (rest + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        for line in whole:
+        *complete, partial = (partial + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        for line in complete:
             yield _cleaned(line)
-        if len(rest) > MAX_LINE:
-            rest = rest[:MAX_LINE]
+        if len(partial) > MAX_LINE:
+            partial = partial[:MAX_LINE]
         if not data:
-            if rest.strip():
-                yield _cleaned(rest)
+            if partial.strip():
+                yield _cleaned(partial)
             return
 
 

@@ -86,9 +86,9 @@ class LogPoint:
     def absorb(self, other: LogPoint) -> None:
         """Take the mean with another point's figures, as far as both have them."""
         for name in ("loss", "top1", "lr", "images_per_second", "wait_share"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if not math.isnan(theirs):
-                setattr(self, name, theirs if math.isnan(mine) else (mine + theirs) / 2)
+            value, other_value = getattr(self, name), getattr(other, name)
+            if not math.isnan(other_value):
+                setattr(self, name, other_value if math.isnan(value) else (value + other_value) / 2)
 
 
 @dataclass
@@ -164,14 +164,14 @@ class LogRun:
         self.epoch(point.epoch)
         self.points.append(point)
         if len(self.points) > MAX_POINTS:
-            kept = []
+            merged = []
             for earlier, later in zip(self.points[::2], self.points[1::2], strict=False):
                 if earlier.epoch == later.epoch:
                     later.absorb(earlier)
                 else:
-                    kept.append(earlier)
-                kept.append(later)
-            self.points = kept + (self.points[-1:] if len(self.points) % 2 else [])
+                    merged.append(earlier)
+                merged.append(later)
+            self.points = merged + (self.points[-1:] if len(self.points) % 2 else [])
         return point
 
     def drop_from(self, number: int) -> None:
@@ -204,8 +204,8 @@ class LogRun:
 
     def events(self) -> Iterator[Event]:
         """Yield the run as events, oldest first; times are seconds since 1970, or since its start if not known."""
-        spans, each, first, last = self.spans(), self.settled_steps, min(self.epochs), max(self.epochs)
-        began, start = spans[first].began, round(first * each)
+        spans, per_epoch, first, last = self.spans(), self.settled_steps, min(self.epochs), max(self.epochs)
+        began, start = spans[first].began, round(first * per_epoch)
         batch_size = self.batch_size if self.steps_per_epoch and self.batch_size else 0
         model = {
             key: self.settings[f"model.{key}"] for key in ("name", "parameters") if f"model.{key}" in self.settings
@@ -215,8 +215,8 @@ class LogRun:
             attempt=1,
             digest="",
             step=start,
-            steps=math.ceil(max(last + 1, self.num_epochs or 0) * each),
-            steps_per_epoch=each,
+            steps=math.ceil(max(last + 1, self.num_epochs or 0) * per_epoch),
+            steps_per_epoch=per_epoch,
             batch_size=self.batch_size or 1,
             data=_data(self.settings, self.steps_per_epoch, self.batch_size),
             model=model,
@@ -225,31 +225,32 @@ class LogRun:
         by_epoch: dict[int, list[LogPoint]] = {}
         for point in self.points:
             by_epoch.setdefault(point.epoch, []).append(point)
-        done, update, evaluation = start, 0.0, 0.0
+        step, update, evaluation = start, 0.0, 0.0
         for number, span in spans.items():
             facts, points = self.epochs[number], by_epoch.get(number, [])
             is_partial = number == last and self._is_partial(number)
-            share = min(1.0, max((point.batch for point in points), default=each) / each) if is_partial else 1.0
-            done = max(done + (number > first), round((number + share) * each))
-            yield from _logged(points, number, each, span)
-            yield _trained(facts, points, done, round(share * each) * batch_size, span)
-            yield from _evaluated(facts, done, span)
+            newest = max((point.batch for point in points), default=per_epoch)
+            share = min(1.0, newest / per_epoch) if is_partial else 1.0
+            step = max(step + (number > first), round((number + share) * per_epoch))
+            yield from _logged(points, number, per_epoch, span)
+            yield _trained(facts, points, step, round(share * per_epoch) * batch_size, span)
+            yield from _evaluated(facts, step, span)
             update += min(span.ended - span.began, span.seconds) if math.isfinite(span.seconds) else 0.0
             evaluation += span.evaluated - span.ended
             yield Accounted(
                 time=span.evaluated,
                 attempt=1,
-                step=done,
-                images=(done - start) * batch_size,
+                step=step,
+                images=(step - start) * batch_size,
                 wall_seconds=span.evaluated - began,
                 seconds={"update": update, "evaluation": evaluation},
             )
         end = spans[last].evaluated
         for message in self.remarks:
-            yield Noticed(time=end, attempt=1, message=message, step=done)
+            yield Noticed(time=end, attempt=1, message=message, step=step)
         if self.is_complete:
-            images = (done - start) * batch_size
-            yield Ended(time=end, attempt=1, status="finished", step=done, seconds=end - began, images=images)
+            images = (step - start) * batch_size
+            yield Ended(time=end, attempt=1, status="finished", step=step, seconds=end - began, images=images)
 
     def _is_partial(self, number: int) -> bool:
         """Whether an epoch has log lines alone, and neither its means, its time nor a validation."""
@@ -283,16 +284,16 @@ def _data(settings: Mapping[str, Any], steps_per_epoch: float | None, batch_size
     return data
 
 
-def _logged(points: list[LogPoint], number: int, each: float, span: Span) -> Iterator[Event]:
+def _logged(points: list[LogPoint], number: int, per_epoch: float, span: Span) -> Iterator[Event]:
     latest = span.began
     for point in points:
-        share = min(1.0, point.batch / each)
+        share = min(1.0, point.batch / per_epoch)
         time = point.time if math.isfinite(point.time) else span.began + share * (span.ended - span.began)
         latest = max(latest, min(time, span.ended) if span.ended > span.began else time)
         yield Logged(
             time=latest,
             attempt=1,
-            step=max(1, round(number * each + min(point.batch, each))),
+            step=max(1, round(number * per_epoch + min(point.batch, per_epoch))),
             epoch=number + share,
             loss=point.loss,
             top1=point.top1,

@@ -107,8 +107,8 @@ class _TableRun:
     def settle(self) -> LogRun:
         """Return the run, with means of its epochs and points within them; accuracies above 1 are percents."""
         run, percents = self.run, self.largest_score > 1 or self.run.format == "timm"
-        if self.steps and (each := (self.steps[max(self.steps)] + 1) / (max(self.steps) + 1)) >= 1:
-            run.steps_per_epoch = each
+        if self.steps and (per_epoch := (self.steps[max(self.steps)] + 1) / (max(self.steps) + 1)) >= 1:
+            run.steps_per_epoch = per_epoch
         for (epoch, (phase, figure, per)), column in self.columns.items():
             facts = run.epoch(epoch)
             value = column.newest if phase == "val" or per == "epoch" or figure == "lr" else column.total / column.num
@@ -192,7 +192,7 @@ class Table:
         if cells[self._epoch].strip().strip('"') == "epoch":
             return True
         self.num_lines += 1
-        figures = [(what, value) for i, what in self._columns if cells[i] and not math.isnan(value := number(cells[i]))]
+        figures = [(kind, value) for i, kind in self._columns if cells[i] and not math.isnan(value := number(cells[i]))]
         step = number(cells[self._step]) if self._step >= 0 else NAN
         self._rows.add(number(cells[self._epoch]), step, figures)
         return True

@@ -62,8 +62,8 @@ class TorchLines:
         for run in runs:
             world = whole(run.settings.get("world_size"), 1_000_000)
             if run.format == "torchvision" and world and world > 1:
-                each = whole(run.settings.get("batch_size"))
-                run.batch_size = each * world if each else None
+                per_rank = whole(run.settings.get("batch_size"))
+                run.batch_size = per_rank * world if per_rank else None
                 for point in run.points:
                     point.images_per_second *= world
                 run.notice(f"images/s are those of one process times {world}, the processes (world_size)")

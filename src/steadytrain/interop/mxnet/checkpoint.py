@@ -183,14 +183,14 @@ def _arrays(path: Path) -> dict[str, Array]:
 def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Path, params_path: Path) -> None:
     """Raise ModelError where the symbol's layers have parameters that ``arrays`` lacks."""
     used = symbol.used()
-    wanted = [
+    parameters = [
         symbol.nodes[place].name
         for number, node in enumerate(symbol.nodes)
         if number in used and node.op in LAYERS
         for place, _ in node.inputs[1:]
         if symbol.nodes[place].is_variable
     ]
-    missing = [name for name in dict.fromkeys(wanted) if name not in arrays]
+    missing = [name for name in dict.fromkeys(parameters) if name not in arrays]
     if not missing:
         return
     gluon = (
@@ -200,5 +200,5 @@ def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Pat
     )
     some = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
     raise ModelError(
-        f"{params_path} lacks {len(missing)} of the {len(set(wanted))} arrays of {symbol_path} ({some}){gluon}"
+        f"{params_path} lacks {len(missing)} of the {len(set(parameters))} arrays of {symbol_path} ({some}){gluon}"
     )

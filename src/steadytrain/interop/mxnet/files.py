@@ -36,10 +36,10 @@ def find_files(name: str) -> tuple[Path, Path | None]:
         prefix = _EPOCH.sub("", str(path.with_suffix("")))
         symbol = next((p for p in (Path(f"{prefix}-symbol.json"), path.with_suffix(".json")) if p.is_file()), None)
         if symbol is None:
-            there = sorted(path.parent.glob("*-symbol.json")) if path.parent.is_dir() else []
-            if len(there) != 1:
+            symbols = sorted(path.parent.glob("*-symbol.json")) if path.parent.is_dir() else []
+            if len(symbols) != 1:
                 raise ModelError(f"there is no {prefix}-symbol.json, which says what network {path} is: name it")
-            symbol = there[0]
+            symbol = symbols[0]
         if not path.is_file():
             newest = _newest(prefix)
             remedy = "check its name" if newest is None else f"name another epoch, such as {newest}"
@@ -55,15 +55,15 @@ def find_files(name: str) -> tuple[Path, Path | None]:
     plain = re.sub(r"^imagenet1?k?-", "", stem)
     names = [stem] if plain not in ZOO else list(dict.fromkeys((stem, plain, f"imagenet1k-{plain}")))
     for folder in folders:
-        for each in names:
-            prefix = str(folder / each)
+        for stem_name in names:
+            prefix = str(folder / stem_name)
             if Path(f"{prefix}-symbol.json").is_file():
                 exact = Path(f"{prefix}-{epoch[1]}.params") if epoch else None
                 if exact is not None and not exact.is_file():
                     raise ModelError(f"there is no {exact} beside {prefix}-symbol.json: name another epoch")
                 return Path(f"{prefix}-symbol.json"), exact or _newest(prefix)
     where = " and ".join(str(folder) if folder != Path() else "the current folder" for folder in folders)
-    files = " or ".join(f"{each}-symbol.json" for each in names)
+    files = " or ".join(f"{stem_name}-symbol.json" for stem_name in names)
     variable = "" if os.environ.get(FOLDER) else f" (the variable {FOLDER} names another folder)"
     raise ModelError(
         f"there is no MXNet model {name!r}: {files} was looked for in {where}{variable}; nothing is fetched, for"

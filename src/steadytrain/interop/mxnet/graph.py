@@ -174,7 +174,7 @@ def cut(symbol: Symbol, layer: str, num_classes: int) -> Symbol:
     number = next(k for k, node in enumerate(symbol.nodes) if node.name == name and not node.is_variable)
     names_before = {node.name for node in symbol.nodes[: number + 1]}
     fc = next(text for text in ("fc", "fc_new", "fc_new2") if not {text, f"{text}_weight"} & names_before)
-    kept, count = symbol.nodes[: number + 1], number + 1
+    nodes, count = symbol.nodes[: number + 1], number + 1
     added = (
         Node("null", f"{fc}_weight"),
         Node("null", f"{fc}_bias"),
@@ -182,7 +182,7 @@ def cut(symbol: Symbol, layer: str, num_classes: int) -> Symbol:
         Node("null", "softmax_label"),
         Node("SoftmaxOutput", "softmax", {}, ((count + 2, 0), (count + 3, 0))),
     )
-    return Symbol((*kept, *added), ((count + 4, 0),), symbol.version)
+    return Symbol((*nodes, *added), ((count + 4, 0),), symbol.version)
 
 
 def require_operators(symbol: Symbol) -> None:
@@ -406,13 +406,13 @@ class _Construction:
         module.train()
         return self._seen(Value(place_in_graph, example))
 
-    def _check_shape(self, node: Node, variable: str, wanted: Tensor) -> None:
+    def _check_shape(self, node: Node, variable: str, expected: Tensor) -> None:
         array = self.values_of.get(variable)
         is_new = self.number == self.head_number and self.is_new_head
-        if array is None or is_new or tuple(array.shape) == tuple(wanted.shape):
+        if array is None or is_new or tuple(array.shape) == tuple(expected.shape):
             return
         raise _SizeError(
-            f"{variable} of {node.name} has the shape {tuple(array.shape)}, and {tuple(wanted.shape)} suits images of"
+            f"{variable} of {node.name} has the shape {tuple(array.shape)}, and {tuple(expected.shape)} suits images of"
             f" {self.size}x{self.size} pixels and {self.channels} channels"
         )
 

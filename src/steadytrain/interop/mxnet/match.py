@@ -121,10 +121,10 @@ def translate(
     network.module.load_state_dict(dict(state), strict=False)
     ours, theirs = _Layers(network.module), _Layers(trace(module, name=name))
     translated = _translate(ours, theirs, name)
-    wanted = module.state_dict()
+    state = module.state_dict()
     for key, value in translated.items():
-        translated[key] = value.reshape(wanted[key].shape).clone()
-    if missing := [key for key in wanted if key not in translated and not key.endswith("num_batches_tracked")]:
+        translated[key] = value.reshape(state[key].shape).clone()
+    if missing := [key for key in state if key not in translated and not key.endswith("num_batches_tracked")]:
         raise ModelError(f"{name} has {len(missing)} parameters that the MXNet network lacks ({missing[0]}, ...)")
     module.load_state_dict(translated, strict=False)
     difference = _difference(network, module)
@@ -160,8 +160,8 @@ class _Layers:
         layer_of: dict[fx.Node, str] = {}
         for node in traced.graph.nodes:
             inputs = node.all_input_nodes
-            each = [digests[value] for value in inputs if value in digests]
-            below = [digest for digests_of_value in each for digest in digests_of_value]
+            per_input = [digests[value] for value in inputs if value in digests]
+            below = [digest for digests_of_value in per_input for digest in digests_of_value]
             target = str(node.target)
             part = self.modules.get(target) if node.op == "call_module" else None
             if part is not None and isinstance(part, LEAVES):
@@ -176,14 +176,14 @@ class _Layers:
             words = words.lower()
             if node.op == "placeholder":
                 digests[node] = ("images",)
-            elif len(each) > 1 and "cat" in words:
+            elif len(per_input) > 1 and "cat" in words:
                 digests[node] = tuple(below)
-            elif len(each) > 1:
-                digests[node] = (_digest("add", *sorted(_digest(*parts) for parts in each)),)
+            elif len(per_input) > 1:
+                digests[node] = (_digest("add", *sorted(_digest(*parts) for parts in per_input)),)
             elif below and (words in ("mean", "amax") or ("pool" in words and not _keeps_size(part))):
                 digests[node] = tuple(_digest("pool", digest) for digest in below)
-            elif each:
-                digests[node] = each[0]
+            elif per_input:
+                digests[node] = per_input[0]
 
 
 def _keeps_size(part: nn.Module | None) -> bool:
@@ -226,13 +226,13 @@ def _translate(ours: _Layers, theirs: _Layers, name: str) -> dict[str, Tensor]:
     for source, target in places.items():
         from_part, to_part = ours.modules[source], theirs.modules[target]
         values = dict(from_part.named_parameters(recurse=False)) | dict(from_part.named_buffers(recurse=False))
-        wanted = dict(to_part.named_parameters(recurse=False)) | dict(to_part.named_buffers(recurse=False))
-        for key, value in wanted.items():
+        expected = dict(to_part.named_parameters(recurse=False)) | dict(to_part.named_buffers(recurse=False))
+        for key, value in expected.items():
             if key in values:
                 state[f"{target}.{key}"] = values[key].detach()
             elif key == "bias":
                 state[f"{target}.bias"] = torch.zeros_like(value)
-        if "bias" in values and "bias" not in wanted:
+        if "bias" in values and "bias" not in expected:
             shifted.append((source, values["bias"].detach()))
     for source, bias in shifted:  # what a norm follows needs no bias: its mean takes it in
         norm = ours.norm_after.get(source)

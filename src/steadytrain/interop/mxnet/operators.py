@@ -67,13 +67,13 @@ def reshape(x: Tensor, codes: Sequence[int], reverse: bool = False) -> Tensor:
     >>> reshape(torch.zeros(2, 3, 4, 6), (0, -3, 2, -1)).shape, reshape(torch.zeros(2, 6, 4), (0, -4, -1, 2, -2)).shape
     (torch.Size([2, 12, 2, 3]), torch.Size([2, 3, 2, 4]))
     """
-    sides, wanted = list(x.shape), list(codes)
+    sides, target = list(x.shape), list(codes)
     if reverse:
         sides.reverse()
-        wanted.reverse()
+        target.reverse()
     result: list[int] = []
-    while wanted:
-        code = wanted.pop(0)
+    while target:
+        code = target.pop(0)
         if code == -1:
             result.append(-1)
             sides = sides[1:]
@@ -84,10 +84,10 @@ def reshape(x: Tensor, codes: Sequence[int], reverse: bool = False) -> Tensor:
             result.append(sides[0] * sides[1])
             sides = sides[2:]
         elif code == -4:
-            first, second = wanted.pop(0), wanted.pop(0)
-            whole = sides.pop(0)
-            first = whole // second if first == -1 else first
-            result += [first, whole // first]
+            first, second = target.pop(0), target.pop(0)
+            side = sides.pop(0)
+            first = side // second if first == -1 else first
+            result += [first, side // first]
         else:
             result.append(sides[0] if code == 0 else code)
             sides = sides[1:]
@@ -96,7 +96,7 @@ def reshape(x: Tensor, codes: Sequence[int], reverse: bool = False) -> Tensor:
 
 def take(x: Tensor, begin: Sequence[int | None], end: Sequence[int | None], step: Sequence[int | None]) -> Tensor:
     """A slice of the first axes."""
-    return x[tuple(slice(*each) for each in zip(begin, end, step, strict=True))]
+    return x[tuple(slice(*bounds) for bounds in zip(begin, end, step, strict=True))]
 
 
 def crop_like(x: Tensor, like: Tensor, offset: tuple[int, int], center: bool) -> Tensor:
@@ -351,7 +351,7 @@ def _dropout(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
 def _slice(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     begin, end, step = a.items("begin"), a.items("end"), a.items("step") or ()
     step = step if len(step) == len(begin) else (None,) * len(begin)
-    if any((each or 1) < 0 for each in step):
+    if any((stride or 1) < 0 for stride in step):
         raise a.error("step", "steps backwards cannot be converted")
     return b.call(take, x[0], begin, end, step)
 

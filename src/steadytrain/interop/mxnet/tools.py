@@ -84,11 +84,11 @@ def _im2rec(words: Sequence[str]) -> Translated:
     for name in ("quality", "num_thread", "color"):
         parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), dest=name, type=int)
     parser.add_argument("--encoding")
-    rest = list(words)
-    for i in range(len(rest) - 1, 0, -1):  # before 1.0 the switches had a value
-        if rest[i] in ("True", "1") and rest[i - 1].lstrip("-").replace("-", "_") in switches:
-            del rest[i]
-    values = vars(parser.parse_args(rest))
+    arguments = list(words)
+    for i in range(len(arguments) - 1, 0, -1):  # before 1.0 the switches had a value
+        if arguments[i] in ("True", "1") and arguments[i - 1].lstrip("-").replace("-", "_") in switches:
+            del arguments[i]
+    values = vars(parser.parse_args(arguments))
     draft = Draft(values, frozenset(values))
     prefix, root = values["prefix"], values["root"]
     ratio, test = values.get("train_ratio", 1.0), values.get("test_ratio", 0.0)
@@ -104,7 +104,7 @@ def _im2rec(words: Sequence[str]) -> Translated:
     lists = [] if "list" in values else sorted(Path(prefix).parent.glob(f"{Path(prefix).name}*.lst"))
     flags = list(_packing(draft))
     if lists:
-        commands = [("pack", str(each), str(each.with_suffix("")), "--root", root, *flags) for each in lists]
+        commands = [("pack", str(path), str(path.with_suffix("")), "--root", root, *flags) for path in lists]
     else:
         commands = [("pack", root, prefix, *split, *flags)]
     return Translated(commands=tuple(commands), rows=tuple(draft.rows))

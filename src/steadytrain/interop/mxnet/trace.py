@@ -78,7 +78,7 @@ def export_symbol(module: nn.Module, *, name: str, channels: int, size: int, is_
             wrong.setdefault(str(error), []).append(str(node.target))
             writer.entries[node] = (0, 0)
     if wrong:
-        listed = [f"{what} ({', '.join(dict.fromkeys(places))[:60]})" for what, places in wrong.items()]
+        listed = [f"{call} ({', '.join(dict.fromkeys(places))[:60]})" for call, places in wrong.items()]
         raise ModelError(
             f"{name} has {len(wrong)} call{'s' * (len(wrong) > 1)} without an operator of MXNet 1.9.1:"
             f" {'; '.join(listed[:_SHOWN])}. Networks of convolutions, batch norms, ReLUs, poolings and dense layers"

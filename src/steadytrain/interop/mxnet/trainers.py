@@ -211,8 +211,8 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
         draft.drop("image_shape", _SMALL)
     batch, asked_workers = values["batch_size"], workers
     workers = workers if values["kv_store"].startswith("dist") else 1
-    each = f"{batch} of each of {workers} workers" if workers > 1 else ""
-    draft.add(["batch_size"], "--batch-size", str(batch * workers), why=each)
+    meaning = f"{batch} of each of {workers} workers" if workers > 1 else ""
+    draft.add(["batch_size"], "--batch-size", str(batch * workers), why=meaning)
     if workers < asked_workers:
         draft.rows.append((f"{asked_workers} workers, --kv-store {values['kv_store']}", _NOT_ALONE))
     passed = _length(draft)
@@ -292,8 +292,8 @@ def _length(draft: Draft) -> int:
     if not prefix:
         raise InputError(f"--load-epoch is {loaded}, of no model: --model-prefix names a run's folder, or a prefix")
     if not params.exists():
-        what = f"there is neither a run in {prefix} nor a file {params}"
-        raise InputError(f"--load-epoch is {loaded}: {what}: name another epoch or prefix")
+        problem = f"there is neither a run in {prefix} nor a file {params}"
+        raise InputError(f"--load-epoch is {loaded}: {problem}: name another epoch or prefix")
     if loaded >= epochs:
         raise InputError(
             f"--num-epochs is {epochs}, the last epoch, and --load-epoch {loaded}: nothing is left to train"
@@ -432,24 +432,24 @@ def _devices(draft: Draft) -> None:
 
 def _augmentation(draft: Draft, script: str) -> None:
     values, usual = draft.values, {name: value for name, (_, value) in _AUGMENT.items()}
-    asked = {name for name in draft.typed & usual.keys() if values[name] != usual[name]}
+    changed = {name for name in draft.typed & usual.keys() if values[name] != usual[name]}
     if values["use_imagenet_data_augmentation"]:  # as it was meant
         values = {**values, "random_resized_crop": 1, **dict.fromkeys(("brightness", "contrast", "saturation"), 0.4)}
-        asked |= {"random_resized_crop", "brightness"}
+        changed |= {"random_resized_crop", "brightness"}
         draft.drop("use_imagenet_data_augmentation", "as it was meant; in MXNet 1.9.1 it changed nothing")
     is_padded = script == "train_cifar10" or values["pad_size"] > 0
     if is_padded:
         draft.add(["pad_size"], "--set", "data.augment=pad-crop", "--set", f"data.pad={values['pad_size']}")
     draft.drop("fill_value", "what is empty gets the mean colour")
-    if not asked and not {"random_crop", "random_mirror"} <= draft.typed:
+    if not changed and not {"random_crop", "random_mirror"} <= draft.typed:
         draft.rows.append(("no augmentation flags", NO_AUGMENTATION))
     if "random_mirror" in draft.typed:
         draft.add(["random_mirror"], "--set", f"data.flip={'true' if values['random_mirror'] else 'false'}")
     sized = {"random_resized_crop", "min_random_area", "max_random_area", "min_random_scale", "max_random_scale"}
     sized |= {"max_random_aspect_ratio", "min_random_aspect_ratio", "min_crop_size", "max_crop_size"}
-    if asked & sized:
-        flags = sorted(asked & sized & draft.typed)
-        words = ("--set", "data.augment=resized-crop", *_areas(values, asked))
+    if changed & sized:
+        flags = sorted(changed & sized & draft.typed)
+        words = ("--set", "data.augment=resized-crop", *_areas(values, changed))
         draft.words += words
         draft.rows += [(draft.old(flags), shlex.join(words))] if flags else []
         draft.drop("random_crop", "is part of it")
@@ -467,9 +467,9 @@ def _augmentation(draft: Draft, script: str) -> None:
     draft.drop("pca_noise", "no PCA noise; --transforms color changes brightness, contrast, saturation and hue")
 
 
-def _areas(values: Mapping[str, Any], asked: set[str]) -> Iterator[str]:
+def _areas(values: Mapping[str, Any], changed: set[str]) -> Iterator[str]:
     low, high = values["min_random_area"], values["max_random_area"]
-    if {"min_random_scale", "max_random_scale"} & asked:  # of the sides
+    if {"min_random_scale", "max_random_scale"} & changed:  # of the sides
         low, high = min(1.0, values["min_random_scale"]) ** 2, 1.0
     if low < 1:
         yield from ("--set", f"data.area=[{low:g},{min(high, 1):g}]")

@@ -230,9 +230,9 @@ def store(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _remark(spec: Precision, device: torch.device) -> str | None:
     name = spec.products
     if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
-        what = "a CPU" if device.type == "cpu" else f"a {torch.cuda.get_device_name(device)}"
+        device_name = "a CPU" if device.type == "cpu" else f"a {torch.cuda.get_device_name(device)}"
         raise RecipeError(
-            f"precision.name is 'tf32', which {what} does not have: use fp32 (NVIDIA has it since Ampere)"
+            f"precision.name is 'tf32', which {device_name} does not have: use fp32 (NVIDIA has it since Ampere)"
         )
     if name in ("fp32", "tf32"):
         return None

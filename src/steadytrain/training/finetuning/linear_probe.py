@@ -87,8 +87,9 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> P
     )
     passed = time.perf_counter()
     records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
-    _, held = split_by_fraction(np.asarray(data.train.labels, np.int64)[records], fraction=HELD_OUT, seed=recipe.seed)
-    is_held = torch.isin(features.ids, torch.from_numpy(records[held]).to(features.ids.device))
+    labels = np.asarray(data.train.labels, np.int64)[records]
+    _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed)
+    is_held = torch.isin(features.ids, torch.from_numpy(records[held_out]).to(features.ids.device))
     weight, bias, penalty, top1 = fit_classifier(features.values, features.labels, is_held, len(data.classes))
     copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]
     with torch.no_grad():
@@ -179,14 +180,14 @@ def compute_features(
             for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
                 with state.policy.autocast():
                     logits = state.module(state.policy.images(batch.images, session.input.mean, session.input.std))
-                ((found, output),) = caught
+                ((inputs, output),) = caught
                 caught.clear()
-                if found[0].numel() != head.weight[0].numel() or not torch.equal(output.view_as(logits), logits):
+                if inputs[0].numel() != head.weight[0].numel() or not torch.equal(output.view_as(logits), logits):
                     raise _refused(session.built)  # it is a sum over places, or something follows it
-                found = found.float().flatten(1)
+                inputs = inputs.float().flatten(1)
                 if values is None:
-                    values = found.new_zeros(n, found.shape[1])
-                values[places[is_new].to(found.device)] = found[is_new.to(found.device)]
+                    values = inputs.new_zeros(n, inputs.shape[1])
+                values[places[is_new].to(inputs.device)] = inputs[is_new.to(inputs.device)]
     finally:
         hook.remove()
         for part, mode in modes:

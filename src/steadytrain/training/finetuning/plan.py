@@ -83,14 +83,14 @@ class Plan:
         chosen = next(option for option in self.options if option.verdict == "chosen")
         rates = f"{rate(self.rates.features)} images/s through the frozen network, {rate(self.rates.full)} in updates"
         if chosen.epochs:
-            what = f"{chosen.train}, {count(chosen.epochs, 'epoch')} of {duration(chosen.epoch_seconds)}"
+            choice = f"{chosen.train}, {count(chosen.epochs, 'epoch')} of {duration(chosen.epoch_seconds)}"
         else:
-            what = f"{chosen.train}, in {duration(chosen.pass_seconds)}"
+            choice = f"{chosen.train}, in {duration(chosen.pass_seconds)}"
             if self.options[-1].train != chosen.train:
                 full = self.options[-1]
                 fitting = f"{count(full.epochs, 'epoch')} of {duration(full.epoch_seconds)}"
-                what += f"; {fitting} would fit for the whole network, which gains from {LEAST_EPOCHS} on"
-        return f"{count(self.minutes, 'minute')}: {what} (measured here: {rates})"
+                choice += f"; {fitting} would fit for the whole network, which gains from {LEAST_EPOCHS} on"
+        return f"{count(self.minutes, 'minute')}: {choice} (measured here: {rates})"
 
 
 def choose(

@@ -225,8 +225,8 @@ def time_updates(
         update(state, batch, 0.0)
     wait_for(device)
     if group is not None:  # each rank would stop at another moment, and the others wait for it
-        one = timed(device, lambda: update(state, batch, 0.0))
-        least = max(map(int, group.all_gather_json(max(least, math.ceil(seconds / one)))))
+        update_seconds = timed(device, lambda: update(state, batch, 0.0))
+        least = max(map(int, group.all_gather_json(max(least, math.ceil(seconds / update_seconds)))))
         seconds = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

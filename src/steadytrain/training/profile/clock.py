@@ -109,9 +109,9 @@ class Clock:
             self._toggle_updating()
             self._toggle_updating()
         if len(self._exposed) > 1:  # communication without the waits for a rank that comes late now and then
-            each = sorted(after - before for before, after in pairwise(self._exposed) if after > before)
-            if each:  # where weights are averaged now and then, most updates exchange nothing
-                self._exchange_seconds += each[int(QUICKEST * len(each))] * len(each)
+            exposed = sorted(after - before for before, after in pairwise(self._exposed) if after > before)
+            if exposed:  # where weights are averaged now and then, most updates exchange nothing
+                self._exchange_seconds += exposed[int(QUICKEST * len(exposed))] * len(exposed)
             self._exposed = self._exposed[-1:]
         return Accounted(
             step=self.step,
@@ -183,12 +183,12 @@ def attribute(device: Sequence[Span], host: Sequence[Span], began: float, ended:
     {'forward': 5.0, 'input': 2.0}
     """
     seconds: defaultdict[str, float] = defaultdict(float)
-    at, rest = began, deque(host)
+    at, waiting = began, deque(host)
     for span in [*device, Span("", ended, ended)]:
         start, end = max(at, span.began), min(span.ended, ended)
-        while rest and rest[0].ended <= at:
-            rest.popleft()
-        for idle in rest:  # until the span begins, the device was idle: by what the host was at
+        while waiting and waiting[0].ended <= at:
+            waiting.popleft()
+        for idle in waiting:  # until the span begins, the device was idle: by what the host was at
             if idle.began >= start:
                 break
             # While the host asks for an update's work, the device has nothing to do but wait for its images.
@@ -275,11 +275,11 @@ class DeviceClock(Clock):
     def _read(self) -> None:
         """Take in the marks that have passed."""
         while self._marks and self._marks[0][2].query():
-            bucket, asked, mark = self._marks.popleft()
+            bucket, requested, mark = self._marks.popleft()
             assert self._anchor is not None
             before, at = self._anchor
             # The two clocks drift apart by millionths; nothing is done before it is asked for.
-            now = max(asked, at + before.elapsed_time(mark) / 1000)
+            now = max(requested, at + before.elapsed_time(mark) / 1000)
             if self._open is not None:
                 self._device.append(Span(*self._open, now))
             self._open = (bucket, now) if bucket else None

@@ -179,15 +179,15 @@ def probe(
         ) as feed,
     ):
         batches = load(feed, device)
-        held = [next(batches) for _ in range(WARM_UPDATES)]
+        warm_batches = [next(batches) for _ in range(WARM_UPDATES)]
         remark = settle(feed, batches, say)
         train = _trainer_of_a_copy(session)
-        for batch in held:
+        for batch in warm_batches:
             train(batch)
         say(f"measuring loading, the updates and both for {seconds:g} seconds or more")
-        ceilings = _in_turns(session, feed, batches, held, train, seconds)
+        ceilings = _in_turns(session, feed, batches, warm_batches, train, seconds)
         del train  # its memory is wanted
-        return Probed(ceilings, measure_step(session, held[0]), remark)
+        return Probed(ceilings, measure_step(session, warm_batches[0]), remark)
 
 
 def _trainer_of_a_copy(session: Session) -> Callable[[DeviceBatch], int]:
@@ -227,9 +227,9 @@ def settle(
     Returns:
         What to keep in mind, if that did not come about.
     """
-    began, is_told, taken = time.monotonic(), False, 0
-    while not (feed.is_steady() if feed.place == "threads" else not feed.keeps or taken >= 2 * feed.num_samples):
-        taken += len(next(batches).labels)
+    began, is_told, num_images = time.monotonic(), False, 0
+    while not (feed.is_steady() if feed.place == "threads" else not feed.keeps or num_images >= 2 * feed.num_samples):
+        num_images += len(next(batches).labels)
         passed = time.monotonic() - began
         if passed > seconds:
             return (

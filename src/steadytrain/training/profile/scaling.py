@@ -143,11 +143,11 @@ def gradient_times(trained: Trained, batch: DeviceBatch) -> list[tuple[int, floa
         finally:
             for handle in handles:
                 handle.remove()
-        whole = _between(began, ended)
+        backward_seconds = _between(began, ended)
         for number, tick in ticks:
-            ready[number].append(min(1.0, _between(began, tick) / whole) if whole > 0 else 1.0)
+            ready[number].append(min(1.0, _between(began, tick) / backward_seconds) if backward_seconds > 0 else 1.0)
     seen = [(named[number], median(shares)) for number, shares in ready.items() if shares]
-    seen.sort(key=lambda one: one[1])
+    seen.sort(key=lambda pair: pair[1])
     return [(parameter.numel() * parameter.element_size(), share) for parameter, share in seen]
 
 
@@ -192,14 +192,14 @@ def main(argv: Sequence[str]) -> int:
     request, answer = map(Path, argv)
     world = World()
     try:
-        asked = json.loads(request.read_text(encoding="utf-8"))
+        options = json.loads(request.read_text(encoding="utf-8"))
         world = world_from_environment(os.environ)
-        recipe = Recipe.from_dict(asked["recipe"])
-        done = measure_alone(recipe, asked) if world.size == 1 else measure_together(recipe, asked, world)
+        recipe = Recipe.from_dict(options["recipe"])
+        result = measure_alone(recipe, options) if world.size == 1 else measure_together(recipe, options, world)
     except SteadyError as error:
         if world.is_first or not isinstance(error, RankLostError):
             print(f"steady: {error}", file=sys.stderr)
         return error.exit_code
     if world.is_first:
-        answer.write_text(json.dumps(done), encoding="utf-8")
+        answer.write_text(json.dumps(result), encoding="utf-8")
     return 0

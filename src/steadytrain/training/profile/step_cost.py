@@ -162,7 +162,7 @@ def _measure(session: Session, full: Pass, allowed: float, clock: Seconds) -> St
         may_grow = device.type == "cpu" and facts.resident_bytes() * (TIMES + 1) < facts.memory_bytes()
         other_size = _other_size(size, full.micro_batches, may_grow=may_grow)
         repeats = -(-other_size // size)
-        images, labels = (torch.cat([whole] * repeats)[:other_size] for whole in (full.batch.images, full.batch.labels))
+        images, labels = (torch.cat([x] * repeats)[:other_size] for x in (full.batch.images, full.batch.labels))
         other = replace(full, batch=replace(full.batch, images=images, labels=labels))
     # What one micro-batch calls; this also makes ready what a batch of this size needs.
     images, labels = next(other.parts)
@@ -176,8 +176,8 @@ def _measure(session: Session, full: Pass, allowed: float, clock: Seconds) -> St
         less, more = (other, full) if other_size < size else (full, other)
         rounds: list[list[float]] = []
         while not rounds or (len(rounds) < ROUNDS and (clock() - began) * (1 + 1 / len(rounds)) < allowed):
-            rounds.append([each.seconds(clock) for each in (less, more, less)])
-        fast, slow = min(min(each[::2]) for each in rounds), min(each[1] for each in rounds)
+            rounds.append([part.seconds(clock) for part in (less, more, less)])
+        fast, slow = min(min(times[::2]) for times in rounds), min(times[1] for times in rounds)
         passes = {"full": slow, "other": fast} if more is full else {"full": fast, "other": slow}
         if device.type == "cuda":
             fixed = passes["full"] - _device_seconds(full, passes["full"])

@@ -98,7 +98,7 @@ class Pass:
     @property
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of each micro-batch."""
-        images, labels = (whole.chunk(self.micro_batches) for whole in (self.batch.images, self.batch.labels))
+        images, labels = (tensor.chunk(self.micro_batches) for tensor in (self.batch.images, self.batch.labels))
         return zip(images, labels, strict=True)
 
     def run(self) -> None:
@@ -217,9 +217,9 @@ def use_fastest_threads(recipe: Recipe, update: Update, state: State, notice: Ca
     count = min(number for number, took in seconds.items() if took <= SLACK * min(seconds.values()))
     torch.set_num_threads(count)
     if count < max(seconds):
-        each = ", ".join(f"{took * 1e3:.2f} ms with {number}" for number, took in seconds.items())
+        timings = ", ".join(f"{took * 1e3:.2f} ms with {number}" for number, took in seconds.items())
         notice(
-            f"compute threads: {count} of {max(seconds)}: a pass takes {each}"
+            f"compute threads: {count} of {max(seconds)}: a pass takes {timings}"
             f" (--set parallel.compute_threads={max(seconds)} for all)"
         )
     return {"compute_threads": count, "threads_seconds": seconds}
@@ -233,11 +233,11 @@ def _seconds_by_threads(update: Update, state: State, most: int) -> dict[int, fl
         *_, forward = (timed(few.engine.device, lambda: few.forward(few.module, *next(few.parts))) for _ in range(2))
     if FORWARDS * forward >= FEW_SECONDS * len(few.batch.labels) / update.share.size:
         return {}
-    whole, seconds = pass_of(update, state), {}
+    full_pass, seconds = pass_of(update, state), {}
     for count in sorted({most, *(1 << k for k in range(int(math.log2(most)) + 1))}):
         torch.set_num_threads(count)
-        whole.seconds()  # warm-up
-        if count == 1 and whole.seconds() > SHORT_SECONDS:
+        full_pass.seconds()  # warm-up
+        if count == 1 and full_pass.seconds() > SHORT_SECONDS:
             return {}
-        seconds[count] = whole.fastest(ROUNDS)
+        seconds[count] = full_pass.fastest(ROUNDS)
     return seconds
