@@ -107,13 +107,13 @@ SAME_VERBS = {
     **dict.fromkeys(("download", "datasets", "get"), "fetch"),
     **dict.fromkeys(("price", "prices", "bill", "costs"), "cost"),
 }
-"""What other tools call these verbs."""
+"""Other tools' names for these verbs."""
 
 
 _INTERRUPTED = "interrupted: the same command goes on, or begins again"
 
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
-"""What the system's loader says of a library for which there is no memory."""
+"""Messages of the system's loader for a library that does not fit into memory."""
 
 
 @cache

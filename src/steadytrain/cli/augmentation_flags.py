@@ -17,7 +17,7 @@ from steadytrain.errors import InputError, did_you_mean
 
 @dataclass
 class Reading:
-    """What was read so far: transforms by name, keys of the recipe, notes for the user."""
+    """Translation so far: transforms by name, keys of the recipe, notes for the user."""
 
     transforms: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)

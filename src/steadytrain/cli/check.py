@@ -38,7 +38,7 @@ def check(
     workers: int | None = None,
     json: bool = False,
 ) -> int:
-    """What is wrong with images or records, where, and what to do about it; 1 if there is an error.
+    """Find what is wrong with images or records, where, and what to do about it; 1 if there is an error.
 
     Every frame, header and image is read; nothing is changed unless --index or --salvage asks for it. What is an error,
     what a warning, and what becomes of it is told with each.

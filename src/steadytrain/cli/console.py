@@ -1,4 +1,4 @@
-"""What a person sees while something runs, always on standard error.
+"""Progress on the terminal while something runs, always on standard error.
 
 On a terminal a few live lines (rich, a few drawings a second, on a thread of their own); anywhere else plain
 ``key=value`` lines that a log collector can take. A reader that goes away (``2>&1 | head``, a closed window) silences

@@ -22,7 +22,7 @@ from steadytrain.machine import facts
 from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse_link
 
 DRAWN = "drawn"
-"""What stands for the data of a recipe whose images are drawn at random."""
+"""Name of the data of a recipe whose images are drawn at random."""
 BUSY = 0.1
 """A larger spread is noted: it is twice what explains published tables (benchmarks/scale_published.py)."""
 

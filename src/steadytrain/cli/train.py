@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from steadytrain.training.profile.explain import Explained
 
 AUTO_SECONDS = 60.0
-"""What ``--batch-size auto`` and its like may take."""
+"""Seconds that ``--batch-size auto`` and its like may take."""
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 Until = Annotated[
     float | None,

@@ -1,4 +1,4 @@
-"""What ``steady watch`` draws on a terminal: all of a run on the whole screen, or the foot of a watched process."""
+"""The terminal views of ``steady watch``: a run on the whole screen, or a watched process below its output."""
 
 from __future__ import annotations
 

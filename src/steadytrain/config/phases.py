@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from steadytrain.errors import RecipeError, did_you_mean
 
 MAIN = ("full", "head", "discriminative", "gradual")
-"""What a run trains with its updates. ``gradual`` has the learning rates of ``discriminative``."""
+"""The parts of the network that a run trains. ``gradual`` has the learning rates of ``discriminative``."""
 
 FORMS = "full, head, discriminative, gradual[:EPOCHS], probe[:PASSES], probe[:PASSES]+MAIN or head:EPOCHS+MAIN"
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What ``model.train`` says, parsed.
+    """The parsed ``model.train``.
 
     Args:
         main: one of :data:`MAIN`; ``probe`` where the classifier is fitted and nothing is updated.

@@ -1,4 +1,4 @@
-"""What to train, as frozen data: the parts of a recipe, each validated where it is made, and the recipe itself."""
+"""The recipe of a run, as frozen data: its parts, each validated when it is constructed, and the recipe itself."""
 
 from __future__ import annotations
 

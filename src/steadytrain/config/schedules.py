@@ -336,7 +336,7 @@ PATIENCE = 5
 
 @dataclass(frozen=True)
 class Plateau:
-    """What ``plateau`` remembers of the evaluations: part of the state of a run, and the same on all ranks.
+    """The memory of ``plateau``: part of the state of a run, and the same on all ranks.
 
     Args:
         best: the best value since the rate fell last; None: there was no evaluation.

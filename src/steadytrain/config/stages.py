@@ -33,7 +33,7 @@ RISING = ("one-cycle", "triangular")
 """Laws that begin low and rise by themselves: there is no warm-up before them."""
 
 NEEDED = {"factor": "every", "restarts": "every", "triangular": "every", "mxnet/factor": "step"}
-"""What a law cannot be without."""
+"""Parameters that a law requires."""
 
 OTHER_NAMES = {
     **dict.fromkeys(("multi-factor", "multifactor", "multistep", "multi-step"), "step"),
@@ -46,7 +46,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("reduce-on-plateau", "reducelronplateau", "reduce_on_plateau"), "plateau"),
     **dict.fromkeys(("none", "flat", "fixed"), "constant"),
 }
-"""What others call the laws."""
+"""Other trainers' names of the laws."""
 
 LIMITS = {
     "to": "a share of the peak, 0 to 1",

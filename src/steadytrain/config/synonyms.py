@@ -1,4 +1,4 @@
-"""What users of timm, Lightning, Keras and MXNet call the recipe's values, and what they ask for that it lacks.
+"""Synonyms: what users of timm, Lightning, Keras and MXNet call the recipe's values, and what it lacks.
 
 A word is looked up without its dashes: ``--weight-decay``, ``weight_decay`` and ``optim.weight_decay`` are one.
 """

@@ -1,4 +1,4 @@
-"""What a run costs: the sum over its attempts, so far and at its end, by purpose, and on spot or other machines.
+"""The cost of a run: the sum over its attempts, so far and at its end, by purpose, on spot and on other machines.
 
 An attempt is paid from the start of its process to its end, or to its last sign of life if it was killed: set-up,
 evaluations, checkpoints and work that a kill took back are in it. What a cloud charges for before the process starts
@@ -33,7 +33,7 @@ COMPUTING = ("forward", "backward", "optimizer", "update", "evaluation")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one attempt used: ``seconds`` of so many machines, with so many devices in all, at the price that it had.
+    """The usage of one attempt: ``seconds`` of so many machines, with so many devices in all, at its price.
 
     ``began``: when its process started, seconds since 1970, which tells attempts apart; ``source``: who tells of it.
     """
@@ -191,7 +191,7 @@ class Bill:
         )
 
     def __str__(self) -> str:
-        """Describe it.
+        """Describe the bill.
 
         >>> price = Price(name="", per_hour=3.6)
         >>> part = Part(began=0.0, seconds=420.0, price=price)

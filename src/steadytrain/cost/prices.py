@@ -87,7 +87,7 @@ class Price:
         return self.per_hour * seconds / 3600
 
     def __str__(self) -> str:
-        """Format it, its date included.
+        """Format the price with its date.
 
         >>> str(Price(name="aws p3.2xlarge us-east-1, on demand", per_hour=3.06, date="2026-09-24"))
         '3.06 USD/h (aws p3.2xlarge us-east-1, on demand; price of 2026-09-24)'

@@ -1,4 +1,4 @@
-"""Every kind of event, each a frozen dataclass whose fields are the JSON fields of its line."""
+"""The kinds of events, each a frozen dataclass whose fields are the JSON fields of its line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What every event has: its time, the attempt and the rank.
+    """The base of every event: its time, the attempt and the rank.
 
     ``attempt`` counts the starts of the run: 1, after one restart 2, ...; 0 marks measurements made while nobody
     trained.
@@ -185,7 +185,7 @@ class Evaluated(Event):
 
     @property
     def score(self) -> float:
-        """What evaluations are ranked by: top-1; of several labels, mAP."""
+        """The score that evaluations are ranked by: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
 
 
@@ -270,7 +270,7 @@ UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "optim
 
 @dataclass(frozen=True, kw_only=True)
 class Accounted(Event):
-    """Where the seconds of the attempt went, all of them so far: ``seconds`` add up to ``wall_seconds``.
+    """The ledger of the attempt so far: ``seconds`` by bucket add up to ``wall_seconds``.
 
     Written every few seconds and when the attempt ends, after ``images`` were trained on. ``seconds``: a bucket of
     :data:`BUCKETS` -> seconds; buckets with nothing in them are left out. ``update_cpu_seconds``: processor time of all
@@ -322,7 +322,7 @@ class FeedStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStats(Event):
-    """What a worker of the asynchronous engine exchanged with its servers since the event before.
+    """Exchange of a worker of the asynchronous engine with its servers since the event before.
 
     Of its ``pushes`` in ``seconds``: the mean ``staleness``, in updates that were made between the pull of the weights
     and the push, and the largest. ``servers``: of each the ``seconds`` of its calls (a push and the pull that follows),
@@ -339,7 +339,7 @@ class ServerStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedPlaced(Event):
-    """Where the feed's threads live from here on, ``threads`` (of the training process) or ``process``, and why.
+    """Placement of the feed's threads from here on, ``threads`` (of the training process) or ``process``, and why.
 
     ``batch_seconds``: the loop's time for a batch beside an idle feed; the costs: what a working feed adds to it in
     either place, as a share; None where it was not measured. ``batches`` were measured.
@@ -356,7 +356,7 @@ class FeedPlaced(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MachineStats(Event):
-    """What the machine and this process did in the ``seconds`` before; None where this machine does not say.
+    """Activity of the machine and of this process in the ``seconds`` before; None where the machine does not tell.
 
     Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
     children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
@@ -401,7 +401,7 @@ class MachineStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadStats(Event):
-    """What the threads of this process did, by looks at them since the attempt began; every figure is cumulative.
+    """Activity of this process's threads, by samples since the attempt began; every figure is cumulative.
 
     ``seconds`` were covered by ``looks`` looks, which took ``cost_seconds`` of processor time and waited
     ``lock_seconds`` for Python's lock. ``loop``: of the thread that trains, a bucket of :data:`BUCKETS` -> its
@@ -430,7 +430,7 @@ class ThreadStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStats(Event):
-    """What one GPU did in the ``seconds`` before; None where its driver does not say (``missing`` names it).
+    """Activity of one GPU in the ``seconds`` before; None where its driver does not tell (``missing`` names it).
 
     ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
     multiprocessors and of the tensor cores. ``throttled``: why the clock is held down, if it is; ``processes``: other
@@ -460,7 +460,7 @@ class DeviceStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepMeasured(Event):
-    """What a step is made of, measured on the run's own model by passes whose gradients are thrown away.
+    """The parts of a step, measured on the run's own model by passes whose gradients are thrown away.
 
     ``passes``: name -> seconds of a forward and a backward pass: ``full`` with the run's batch, ``other`` with
     ``other_batch_size`` images, and what else was tried: ``fp32``, ``threads=2``. ``fixed_seconds`` of a full
@@ -483,7 +483,7 @@ class StepMeasured(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled(Event):
-    """Compiled code for the run's network, made before the first update: what it took, and what it gains.
+    """Compilation of the run's network before the first update: its cost and its gain.
 
     ``mode``: of ``torch.compile``; ``seconds``: until it ran at its own speed; ``graphs``: pieces that were compiled;
     ``breaks``: where Python comes between them: file:line and the reason. ``eager_seconds`` and ``compiled_seconds``:
@@ -501,7 +501,7 @@ class Compiled(Event):
 
     @property
     def images_until_paid(self) -> int | None:
-        """Images after which the seconds are earned again; None where they never are.
+        """Images after which compilation has paid off; None if it never does.
 
         >>> rest = {"step": 0, "mode": "default", "graphs": 1, "breaks": (), "images": 64, "eager_seconds": 0.5}
         >>> Compiled(seconds=10.0, compiled_seconds=0.4, **rest).images_until_paid
@@ -514,7 +514,7 @@ class Compiled(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings(Event):
-    """The headroom probe: images per second of the feed alone, of the updates alone on batches that are there, of both.
+    """The headroom probe: images per second of the feed alone, of updates alone on batches in memory, of both.
 
     ``seconds``: how long each was measured; the state of the run is what it was.
     """
@@ -528,7 +528,7 @@ class Ceilings(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Stalled(Event):
-    """A standstill: nothing has moved for ``seconds``, where ``expected_seconds`` are usual.
+    """A stall: no progress for ``seconds``, where ``expected_seconds`` are usual.
 
     ``what``: ``step``, ``feed`` or ``rank``; ``culprit``: in words; ``stacks``: the file in the run's folder that has
     the stacks of all threads.

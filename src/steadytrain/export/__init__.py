@@ -1,1 +1,1 @@
-"""What a trained model is for: files that other programs load, how fast they are, and answers over HTTP."""
+"""Use of a trained model: files that other programs load, their speed, and answers over HTTP."""

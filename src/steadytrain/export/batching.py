@@ -1,4 +1,4 @@
-"""Images of many requests in few passes of one network.
+"""Dynamic batching: images of many requests in few passes of one network.
 
 ::
 
@@ -76,7 +76,7 @@ class PassError(FailedError):
 
 
 class PixelRoom:
-    """Room for so many pixels that are decoded at the same time, by any number of threads; one image always has room.
+    """A semaphore over pixels that are decoded at the same time; a single image always has room.
 
     A decoder takes up to 16 bytes for each pixel (docs/odd-images.md has the table).
     """
@@ -111,7 +111,7 @@ class _Item:
 
 
 class Batcher:
-    """Loads a model on a thread of its own and computes what is submitted from the event loop's thread.
+    """Batch what the event loop submits, and compute it on a thread of its own, which also loads the model.
 
     Args:
         load: gives the model; called on the network's thread, and so are all passes.

@@ -194,7 +194,7 @@ def real_samples(input: Input, records: Path, most: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """How near outputs are to those of torch in fp32, on the same samples.
+    """Agreement of outputs with those of torch in fp32, on the same samples.
 
     Args:
         n: samples.
@@ -235,7 +235,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class WorkerError(Exception):
-    """What went wrong in a process that measures, in a sentence."""
+    """The failure of a measuring process, in a sentence."""
 
 
 class Worker:
@@ -255,7 +255,7 @@ class Worker:
         self.close()
 
     def ask(self, what: str, *, limit_seconds: float, **values: Any) -> dict[str, Any]:
-        """Have something done; return its figures. Raises WorkerError where it fails, dies or takes too long."""
+        """Send a request; return its figures. Raises WorkerError if it fails, dies or takes too long."""
         try:
             self._connection.send({"what": what, **values})
             if not self._connection.poll(limit_seconds):
@@ -289,7 +289,7 @@ def _processes() -> Any:
 
 
 def answer_requests(connection: Connection) -> None:
-    """Answer what comes through a connection until it is closed; whatever goes wrong is an answer."""
+    """Answer requests of a connection until it is closed; errors are answers, too."""
     die_with_parent()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # exporters and engines print as they like
@@ -326,7 +326,7 @@ def _sentence(error: Exception) -> str:
 
 
 class Holder:
-    """What a process that measures has open. Each method answers one kind of request."""
+    """State of a measuring process. Each method answers one kind of request."""
 
     def __init__(self) -> None:
         self._began_bytes = facts.resident_bytes()
@@ -470,7 +470,7 @@ class Holder:
 
 
 def _reference(place: Path) -> dict[str, Any]:
-    """Read what :meth:`Holder.prepare` wrote: ``samples``, their ``outputs``, and what the network ``takes``."""
+    """Read the files of :meth:`Holder.prepare`: ``samples``, their ``outputs``, and what the network ``takes``."""
     stored: dict[str, Any] = torch.load(place / "reference.pt", weights_only=True)
     return stored
 

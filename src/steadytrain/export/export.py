@@ -91,7 +91,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Exportation:
-    """What came of an export.
+    """The result of an export.
 
     Args:
         path: of the file or folder.
@@ -114,7 +114,7 @@ class Exportation:
 
 @dataclass(frozen=True)
 class Samples:
-    """Images to check and judge by.
+    """Images for the checks and the comparison.
 
     Args:
         checked: those by which logits are compared, decoded and cropped.
@@ -210,7 +210,7 @@ def export_model(
 
 
 def kind_of(output: str | Path) -> Kind:
-    """Return what is to be written by the ending of a name. Raises InputError.
+    """Return the kind of export that a name's suffix asks for. Raises InputError.
 
     >>> kind_of("a.onnx"), kind_of("hub/")
     ('onnx', 'folder')
@@ -229,7 +229,7 @@ def kind_of(output: str | Path) -> Kind:
 
 @dataclass(frozen=True)
 class _Job:
-    """What is exported: the model, the same network laid out plainly, images, and what is to be made of it."""
+    """An export under way: the model, a plain copy of its network, the images, and what to make of it."""
 
     trained: Trained
     module: nn.Module
@@ -279,7 +279,7 @@ class _Job:
         return opened.module, opened.engine
 
     def describe(self, difference: float, numbers: Numbers) -> Description:
-        """Return what the file is to say of itself."""
+        """Return the description to write into the file."""
         trained = self.trained
         return Description(
             model=trained.title,
@@ -571,7 +571,7 @@ def _with_agreement(row: Row, actual: Tensor, expected: Tensor) -> Row:
 
 
 class _Noting(nn.Module):
-    """A network that notes the likeliest classes of each image."""
+    """Wrapper of a network that records the likeliest classes of each image."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

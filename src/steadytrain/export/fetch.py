@@ -1,4 +1,4 @@
-"""Images from addresses that a client names: only from an allow-list, and never from inside the network by accident.
+"""Fetch images from addresses that a client names: only from an allow-list, and not from private addresses by accident.
 
 An address is fetched if it begins with one of the server's prefixes: the same scheme, host and port, and the prefix's
 path or what lies below it. Redirects are followed within the list. The host's name is resolved once, and the
@@ -57,7 +57,7 @@ def parse_prefix(text: str) -> str:
 
 
 def is_allowed(url: str, prefixes: Sequence[str]) -> bool:
-    """Return whether an address begins with one of the prefixes, by its parts.
+    """Return whether an address begins with one of the prefixes, compared part by part.
 
     >>> is_allowed("https://a.org/photos/1.jpg", ["https://a.org/photos"])
     True

@@ -305,7 +305,7 @@ def add_metadata(path: Path, metadata: Metadata | None) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a place to write a file to, with others beside it whose names begin alike; all move to ``path`` at the end.
+    """Yield a temporary path for a file and its companions of the same prefix; all move to ``path`` at the end.
 
     Where the block raises, nothing is left, and a file that was there is untouched.
 
@@ -366,7 +366,7 @@ def _numbered(name: str, count: int) -> list[str]:
 
 @contextmanager
 def _exporting(what: str, dynamic_batch: bool) -> Iterator[None]:
-    """Silence exporters, which tell of their inner life, and word their failures. Raises ModelError."""
+    """Silence the exporters' output, and turn their failures into a ModelError."""
     disabled, interval = logging.root.manager.disable, tqdm.monitor_interval
     logging.disable(logging.WARNING)
     tqdm.monitor_interval = 0  # no thread that watches a bar which nobody sees

@@ -1,4 +1,4 @@
-"""What a folder for timm and the Hugging Face hub has beside the weights: ``config.json`` and the model card."""
+"""The files beside the weights in a folder for timm and the Hugging Face hub: ``config.json`` and the model card."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 FETCHES = 8  # addresses that are read at the same time, for all requests
 DROPPED = 499  # as nginx has it: the client went away
 OPEN_PATHS = ("/", "/page.css", "/serve.css", "/serve.js", "/health", "/ready")
-"""What needs no token: the page without anything of the model, and what probes ask."""
+"""Paths that need no token: the page without anything of the model, and health probes."""
 ROUTES = (*OPEN_PATHS, "/predict", "/model", "/metrics")
 KEYS = ("images", "urls", "top", "threshold")
 STAGES = ("queue", "decode", "network")
@@ -76,7 +76,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a server takes, and how long it waits.
+    """Limits and timeouts of a server.
 
     Args:
         threads: that decode.
@@ -137,7 +137,7 @@ class Settings:
 
 
 class Meters:
-    """What Prometheus reads; docs/serve.md has the table."""
+    """Metrics for Prometheus; docs/serve.md has the table."""
 
     def __init__(self, queued: Callable[[], float], in_flight: Callable[[], float]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ class Posted:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of an image: an answer, or why there is none, and the status that this alone would have."""
+    """The outcome of an image: an answer, or the reason for none, and its own HTTP status."""
 
     name: str
     answer: Answer | None = None

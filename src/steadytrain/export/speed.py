@@ -61,7 +61,7 @@ class BatchSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpeed:
-    """What an engine reaches with a network.
+    """The speed of an engine with a network.
 
     Args:
         engine, numbers: its name and its number format.
@@ -149,7 +149,7 @@ def from_plain(values: Mapping[str, Any]) -> NetworkSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure, checked.
+    """The measurements to make, validated.
 
     Args:
         engines: pairs of an engine and its number format; those that cannot be had come with a reason.

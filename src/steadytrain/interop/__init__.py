@@ -1,1 +1,1 @@
-"""What other trainers leave behind: files and formats of theirs, read and written."""
+"""Files and formats of other trainers, read and written."""

@@ -1,4 +1,4 @@
-"""What the system lets a process use: affinity, and the quotas and limits of the control groups around it.
+"""Resources that the system grants a process: affinity, and the quotas and limits of its control groups.
 
 Both versions of control groups are read.
 

@@ -212,7 +212,7 @@ def system_call(number: int, architecture: str = platform.machine()) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStats:
-    """What a process and its descendants have done since they began, and what they hold."""
+    """Totals of a process and its descendants since they began, and what they hold now."""
 
     seconds: float
     system_seconds: float

@@ -18,7 +18,7 @@ PRESSURES = ("cpu", "memory", "io")
 
 
 class ProcessorSeconds(NamedTuple):
-    """What became of a processor's seconds since the system started; ``steal``: withheld by a hypervisor."""
+    """A processor's seconds since the system started, by use; ``steal``: withheld by a hypervisor."""
 
     busy: float
     idle: float
@@ -61,7 +61,7 @@ def parse_table(text: str | None, separator: str = ":") -> dict[str, str]:
 
 
 def processor_seconds(root: Path = ROOT, usable: frozenset[int] | None = None) -> dict[int, ProcessorSeconds]:
-    """Read what became of the seconds of each processor, or of those in ``usable``."""
+    """Read the seconds of each processor, or of those in ``usable``, by use."""
     seconds: dict[int, ProcessorSeconds] = {}
     for line in (read(root / "proc/stat") or "").splitlines():
         if not line.startswith("cpu"):
@@ -109,7 +109,7 @@ class PackageEnergy:
 
 
 def steal_share(before: Mapping[int, ProcessorSeconds], after: Mapping[int, ProcessorSeconds]) -> float | None:
-    """Return the share that the hypervisor withheld between two answers of :func:`processor_seconds`."""
+    """Return the share that the hypervisor withheld between two readings of :func:`processor_seconds`."""
     stolen = sum(seconds.steal for seconds in after.values()) - sum(seconds.steal for seconds in before.values())
     total = sum(map(sum, after.values())) - sum(map(sum, before.values()))
     return round(stolen / total, 4) if before and after and total > 0 else None

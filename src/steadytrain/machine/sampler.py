@@ -1,4 +1,4 @@
-"""Sample what the machine and its GPUs do beside a run, and for it: a thread that writes events now and then.
+"""Sample the machine and its GPUs during a run: a thread that writes events at intervals.
 
 Linux tells most of it, under ``/proc`` and in the control groups; elsewhere psutil gives what it can. What a source
 does not tell is in no reading, and so in :attr:`MachineStats.missing`; it is never a zero.
@@ -103,7 +103,7 @@ def _sample(
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What has been counted up to a moment, and how things stand; what is not known here has no key.
+    """Counters and gauges at a moment; those that this system lacks have no key.
 
     ``totals`` only grow: seconds, counts, bytes. ``levels``: threads, bytes. ``processors``: the seconds that each of
     those which may be used was busy, idle, waiting for a disk, and taken by other virtual machines. ``disks``: the
@@ -199,7 +199,7 @@ class LinuxCounters:
         )
 
     def _seconds_of_ranks(self, seconds_here: float) -> float:
-        """Add up the processor time of the other ranks; ``own``: that of this process and its children."""
+        """Add up the processor time of the other ranks; ``seconds_here``: that of this process and its children."""
         trees = [(rank, stats.seconds) for rank in self._ranks if (stats := rank.read()) is not None]
         return sum(seconds - seconds_here * (self._tree.pid in rank.pids) for rank, seconds in trees)
 
@@ -291,7 +291,7 @@ def shares_between(
     processors: Iterable[int],
     seconds: float,
 ) -> list[float]:
-    """Return what became of the time of some processors, in cores: busy, idle, waiting for a disk, stolen."""
+    """Return the use of some processors' time, in cores: busy, idle, waiting for a disk, stolen."""
     return [sum(max(0.0, after[number][k] - before[number][k]) for number in processors) / seconds for k in range(4)]
 
 

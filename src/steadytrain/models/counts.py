@@ -31,7 +31,7 @@ _LAYOUT = 1  # raised when the same network would be counted otherwise
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted.
+    """Parameters and operations of a model.
 
     Args:
         parameters: all of them, trained or not, the classifier's among them.

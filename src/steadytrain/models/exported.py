@@ -52,7 +52,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What an exported classifier says of itself: all that is needed to use it, and where it comes from.
+    """The description in an exported classifier: all that is needed to use it, and its origin.
 
     Args:
         model: name of the network, in full.

@@ -29,7 +29,7 @@ from steadytrain.errors import ModelError, first_line
 from steadytrain.interop.mxnet.files import PREFIX
 
 NETWORK_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
-"""What networks and their makers raise for options, images and weights that they cannot take."""
+"""Errors that networks and their constructors raise for options, images and weights that they cannot take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.")
 """Left in the names by DistributedDataParallel, torch.compile and Lightning."""
 
 _COUNTER = "n_averaged"
-"""What torch's AveragedModel, which torchvision's reference scripts keep, adds to its network's names."""
+"""The buffer that torch's AveragedModel, used by torchvision's reference scripts, adds."""
 
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
 """Second classifiers of Inception and GoogLeNet, which only their training from scratch used."""
@@ -252,7 +252,7 @@ _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What a file holds: ``tensors`` on the CPU, by name; the key of the average if it is one; and what a file of
+    """The contents of a file: ``tensors`` on the CPU, by name; the key of the average if it is one; and what a file of
     steadytrain's own says beside them: the input that they were trained for (None elsewhere), the licence of the
     weights that they come from (``unknown`` elsewhere), their model's name (empty elsewhere), and of a network of
     MXNet its symbol JSON."""

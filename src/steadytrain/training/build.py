@@ -193,7 +193,7 @@ def notice_change(
 
 
 def default_compute_threads(sharing: int = 1) -> int:
-    """What OMP_NUM_THREADS asks for, else one for each core; never more than that: they would wait for each other."""
+    """Return the threads that OMP_NUM_THREADS asks for, else one for each core; never more than cores."""
     requested, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, facts.cores() // sharing)
     return min(int(requested), most) if requested.isdigit() and int(requested) else most
 
@@ -288,7 +288,7 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
 
 
 def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Iterator[str]:
-    """What a user should know of weights, images and schedule before hours are spent on them."""
+    """Yield remarks on weights, images and schedule that a user should know before training."""
     steps, fitting = recipe.batches(data.num_train).steps, max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
     if recipe.batch_size > fitting and steps:
         yield (

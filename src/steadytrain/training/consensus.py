@@ -1,4 +1,4 @@
-"""What ranks decide alike: to stop, to save, to measure. Each has its own signals and clocks.
+"""Decisions that all ranks must share: to stop, to save, to measure. Each has its own signals and clocks.
 
 Their wishes are exchanged beside the updates: begun at the end of one update and read at the end of a later one, so
 that nobody waits. The first rank chooses how many updates lie between, so that the exchange costs next to nothing.
@@ -25,7 +25,7 @@ MOST_UPDATES = 256
 
 
 class Wish(NamedTuple):
-    """What a rank wants, or all of them do: to stop, by a signal of this name; to save; to measure; to end the run."""
+    """The wish of a rank, or of all: to stop, by a signal of this name; to save; to measure; to end the run."""
 
     stop: str | None = None
     save: bool = False

@@ -32,7 +32,7 @@ _EPOCH = re.compile(r"(.+)-\d{4,}$")
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written.
+    """The files that were written, and what they hold.
 
     Args:
         files: in the order of writing.
@@ -240,7 +240,7 @@ def _difference(expected: Tensor, logits: Tensor) -> float:
 
 
 def _synset_lines(trained: Trained) -> list[str]:
-    """What names the classes: their synsets first, where they have some."""
+    """Return the names of the classes, preceded by their synsets if there are any."""
     if not trained.synsets:
         return list(trained.classes)
     return [f"{synset} {name}" for synset, name in zip(trained.synsets, trained.classes, strict=True)]

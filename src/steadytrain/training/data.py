@@ -39,7 +39,7 @@ MOST_REJECTED = 100
 
 @dataclass(frozen=True)
 class DataSets:
-    """What is trained and validated on.
+    """The data of a run, for training and validation.
 
     Args:
         train, val: opened record files; ``val`` is None without validation.
@@ -116,7 +116,7 @@ class DataSets:
 
 @dataclass(frozen=True)
 class Facts:
-    """What defaults are chosen by: images, classes, channels, and pixels of the longest side."""
+    """Facts that defaults depend on: images, classes, channels, and pixels of the longest side."""
 
     num_images: int
     num_classes: int

@@ -34,7 +34,7 @@ STATISTICS_BATCHES = 8
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model gets right on a whole data set.
+    """The figures of a model on a whole data set.
 
     ``n`` images; mean cross-entropy ``loss``; ``top1`` and ``top5`` as fractions (top5 is 1 for five classes or
     fewer); ``right`` and ``total`` for each class. ``outputs``, if it was asked for, float32[n, 4] by position:
@@ -63,7 +63,7 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """What evaluations are ranked by: top-1; of several labels, mAP."""
+        """The score that evaluations are ranked by: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
 
 

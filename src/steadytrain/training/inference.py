@@ -802,7 +802,7 @@ class Files:
             raise DataError(f"cannot read {place}: {error.strerror}") from error
 
     def path(self, i: int) -> Path:
-        """What image ``i`` is called, as in :class:`Prediction`."""
+        """The name of image ``i``, as in :class:`Prediction`."""
         place = self._places[i]
         if isinstance(place, tuple):
             return Path(f"{place[0].path}:{place[1]}")

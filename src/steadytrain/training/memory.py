@@ -57,7 +57,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Snapshot:
-    """What the passes of an update change besides gradients: buffers, meters and random states."""
+    """State that an update's passes change besides gradients: buffers, meters and random states."""
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, torch.Tensor | None], str]] | None = None

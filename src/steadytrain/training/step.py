@@ -34,7 +34,7 @@ float32 [B, K] of mixed images."""
 
 @dataclass(frozen=True)
 class Objective:
-    """What training minimises: a :data:`Forward`, operation by operation.
+    """The training loss: a :data:`Forward`, operation by operation.
 
     An answer is right if it is the label; of a mixed image, the label that has the largest share. Of several labels it
     is right if each label is: given a probability above 0.5 where the image has it, or more than half of it.
@@ -201,7 +201,7 @@ def _add_gradients(update: Update, state: State, images_BHWC: Tensor, labels: Te
 
 @dataclass(frozen=True)
 class Update:
-    """What every update of a run has in common.
+    """The parts that all updates of a run share.
 
     Args:
         call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].

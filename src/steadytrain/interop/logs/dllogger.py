@@ -31,7 +31,7 @@ VAL = {
 
 
 class DLLoggerLines:
-    """Takes lines of DLLogger in, and has runs in the end."""
+    """Parser of lines of DLLogger into runs."""
 
     def __init__(self) -> None:
         self.num_lines = 0
@@ -40,7 +40,7 @@ class DLLoggerLines:
         self._position = (-1, -1)
 
     def take(self, line: str) -> bool:
-        """Take a line in; False where it is none of DLLogger's."""
+        """Parse a line; return False if it is none of DLLogger's."""
         _, mark, text = line.partition("DLLL ")
         if not mark:
             return False

@@ -47,7 +47,7 @@ _LOSSES = ("cross-entropy", "loss", "softmax-cross-entropy", "softmaxcrossentrop
 
 @dataclass
 class _Worker:
-    """Where a worker is: the number of its run in the file, its epoch, and whether the epoch's training is over."""
+    """A worker's position: the number of its run in the file, its epoch, and whether the epoch's training is over."""
 
     run: int
     epoch: int = -1
@@ -85,7 +85,7 @@ class _Reading:
 
 
 class MXNetLines:
-    """Takes lines of MXNet's logs in, and has runs in the end."""
+    """Parser of lines of MXNet's logs into runs."""
 
     def __init__(self) -> None:
         self.num_lines = 0
@@ -95,7 +95,7 @@ class MXNetLines:
         self._start = ""  # a line that a program begins with, until an epoch says what it began
 
     def take(self, line: str) -> bool:
-        """Take a line in; False where it is none of MXNet's."""
+        """Parse a line; return False if it is none of MXNet's."""
         match = _LINE.search(line)
         if match is None:
             return self._take_other(line)
@@ -202,7 +202,7 @@ class MXNetLines:
 
 
 def _take_batch(reading: _Reading, name: str, epoch: int, batch: re.Match[str], metrics: str, time: float) -> None:
-    """Take a line of ``Speedometer`` in; of several for one batch, each with a metric of its own, make one point."""
+    """Parse a line of ``Speedometer``; several lines of one batch, each with its own metric, make one point."""
     figures = [(metric, value) for _, metric, value in _METRIC.findall(metrics)] or _WORDS.findall(metrics)
     top1 = loss = NAN
     for metric, text in figures:

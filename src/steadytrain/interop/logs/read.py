@@ -1,4 +1,4 @@
-"""Open a log of any program, and find out whose it is by what stands in it."""
+"""Read a log of any trainer, whose format is found by its content."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ LOOKED_FOR = (
 
 
 class LineReader(Protocol):
-    """What reads the lines of one family of logs: counts those with figures, and has runs in the end."""
+    """Parser of one family of logs: it counts the lines with figures, and returns runs."""
 
     num_lines: int
 
     def take(self, line: str) -> bool:
-        """Take a line in; False where it is none of this family."""
+        """Parse a line; return False if it is none of this family."""
 
     def runs(self) -> list[LogRun]:
-        """Return what the lines came to, each with an epoch at least."""
+        """Return the runs of the lines, each with an epoch at least."""
 
 
 # Any line that a reader of lines knows holds one of these.
@@ -53,7 +53,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def read_log(path: str | Path) -> list[LogRun]:
-    """Read all runs of a log file, which may be compressed with gzip, in time and memory linear in what it holds.
+    """Read all runs of a log file, which may be gzipped, in time and memory linear in its size.
 
     Raises:
         DataError: the file cannot be read, or it is no log of a program that is known here.
@@ -73,7 +73,7 @@ def read_log(path: str | Path) -> list[LogRun]:
 
 
 def may_be_log(path: Path) -> bool:
-    """Whether a file begins with text, perhaps compressed: of a folder of many files, whether to read all of it."""
+    """Return whether a file begins with text, perhaps gzipped: whether it is worth reading as a log."""
     try:
         with path.open("rb") as file:
             start = file.read(4096)
@@ -147,7 +147,7 @@ def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
 
 
 def _encoding(start: bytes) -> str:
-    """Return the encoding that a byte order mark tells; UTF-8 without one."""
+    """Return the encoding by the byte order mark; UTF-8 without one."""
     return "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
@@ -157,7 +157,7 @@ def _cleaned(line: str) -> str:
 
 
 def _add_settings_beside(run: LogRun, path: Path) -> None:
-    """Take up what timm's ``args.yaml`` or Lightning's ``hparams.yaml`` in the same folder says of the recipe."""
+    """Add the settings of timm's ``args.yaml`` or Lightning's ``hparams.yaml`` in the same folder."""
     if run.settings or run.format not in ("timm", "Lightning"):
         return
     for name in ("args.yaml", "hparams.yaml"):

@@ -1,4 +1,4 @@
-"""One run as a foreign log tells it, and the events of our own schema that say the same.
+"""A run read from another program's log, and its translation into our events.
 
 What a log leaves out is NaN here and in the events: a log of accuracies alone has no loss.
 """
@@ -28,7 +28,7 @@ NAN = math.nan
 
 @dataclass
 class LogEpoch:
-    """What a log says of one epoch, counted from 0.
+    """The figures of one epoch in a log; epochs count from 0.
 
     ``train``, ``val`` and ``ema`` (validation of averaged weights): ``loss``, ``top1`` and ``top5`` (fractions) -> a
     value for each worker that wrote one; in MXNet's logs each metric by its own name, too (``nll-loss=``).
@@ -93,7 +93,7 @@ class LogPoint:
 
 @dataclass
 class LogRun:
-    """A run as a log of another program tells it.
+    """A run read from another program's log.
 
     ``format``: whose log; ``directory``: the file, with ``#2`` behind it for the second run in it. ``settings``: what
     the log says of the recipe, by our keys where we have the same, else by the program's own. ``steps_per_epoch``:
@@ -115,7 +115,7 @@ class LogRun:
 
     @property
     def title(self) -> str:
-        """Whose log, and of how many workers.
+        """The program, and the number of workers.
 
         >>> LogRun("MXNet", num_workers=5).title
         'MXNet log of 5 workers'
@@ -129,7 +129,7 @@ class LogRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it ended: all epochs that were asked for; where that is not known, a whole last epoch."""
+        """Whether it has all epochs that were asked for; if that is not known, a complete last epoch."""
         last = max(self.epochs)
         if self.num_epochs:
             return last + 1 >= self.num_epochs and not self._is_partial(last)
@@ -154,7 +154,7 @@ class LogRun:
             return Recipe(data=Data(train=NONE), model=Model(NONE), budget=Budget(epochs=epochs))
 
     def epoch(self, number: int) -> LogEpoch:
-        """Return what is known of an epoch, to be added to."""
+        """Return the figures of an epoch, to be added to."""
         if number not in self.epochs:
             self.epochs[number] = LogEpoch(number)
         return self.epochs[number]
@@ -259,7 +259,7 @@ class LogRun:
 
     @property
     def remarks(self) -> list[str]:
-        """What to know of the log beside its figures."""
+        """Remarks on the log."""
         return [*self._remarks_on_workers(), *self.notices]
 
     def _remarks_on_workers(self) -> Iterator[str]:
@@ -304,7 +304,7 @@ def _logged(points: list[LogPoint], number: int, per_epoch: float, span: Span) -
 
 
 def _trained(facts: LogEpoch, points: list[LogPoint], step: int, n: int, span: Span) -> Event:
-    """Return what an epoch's training came to, by its means or, where there are none, by those of its log lines."""
+    """Return an epoch's training means, as logged, or else the means of its log lines."""
     rate = _mean_of(NAN, [point.images_per_second for point in points])
     return EpochTrained(
         time=span.ended,

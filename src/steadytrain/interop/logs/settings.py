@@ -1,4 +1,4 @@
-"""What a log says of the recipe, by our keys, and numbers as logs write them."""
+"""Settings in logs, by the recipe's keys, and numbers as logs write them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,
 
 
 def number(text: str) -> float:
-    """Return a number as a log writes it; NaN for anything else, and for what is not finite.
+    """Parse a number of a log; NaN for anything else, and for what is not finite.
 
     >>> number("1e-05"), number("0.5,"), number("nan"), number("inf"), number("abc")
     (1e-05, 0.5, nan, nan, nan)
@@ -58,7 +58,7 @@ def whole(value: object, limit: int = 2**40) -> int | None:
 
 
 def add_setting(run: LogRun, name: str, value: object) -> None:
-    """Keep a value of the recipe that a log names, by our key where it is exactly the same."""
+    """Add a setting that a log names, by the recipe's key if it means exactly the same."""
     if not isinstance(value, str | int | float | bool) or len(run.settings) >= MAX_SETTINGS:
         return
     if isinstance(value, float) and not math.isfinite(value):
@@ -70,7 +70,7 @@ def add_setting(run: LogRun, name: str, value: object) -> None:
 
 
 def add_namespace(run: LogRun, line: str) -> bool:
-    """Take up the arguments of a program, as argparse prints them; False where there are none in a line.
+    """Add the arguments of a program as argparse prints them; return False if a line has none.
 
     >>> run = LogRun("MXNet")
     >>> add_namespace(run, "start with arguments Namespace(batch_size=4, network='resnext', lr_step_epochs='200,250')")

@@ -81,7 +81,7 @@ class _TableRun:
         self._point: LogPoint | None = None
 
     def add(self, epoch: int, step: float, figures: Iterable[tuple[Meaning, float]]) -> None:
-        """Take a row in."""
+        """Add a row."""
         self.first, self.newest = epoch if self.first < 0 else self.first, epoch
         self.run.epoch(epoch)
         has_step = 0 <= step < MAX_STEPS
@@ -135,7 +135,7 @@ class _Rows:
         self._unreadable = 0
 
     def add(self, epoch: float, step: float, figures: Sequence[tuple[Meaning, float]]) -> None:
-        """Take a row in; epochs that begin again are another run, or train again from a checkpoint."""
+        """Add a row; epochs that begin again are another run, or train again from a checkpoint."""
         rows = self._runs[-1]
         if math.isnan(epoch) and rows.newest >= 0 and figures:  # a row of Lightning's that names a step alone
             epoch = float(rows.newest)
@@ -216,7 +216,7 @@ class JsonTable:
         return table if table.take(line) else None
 
     def take(self, line: str) -> bool:
-        """Take a line in; False where it is no object with an epoch and a figure that is known."""
+        """Parse a line; return False if it is no object with an epoch and a figure that is known."""
         try:
             document = json.loads(line) if line.lstrip().startswith("{") else None
         except (ValueError, RecursionError):

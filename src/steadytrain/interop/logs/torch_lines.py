@@ -35,7 +35,7 @@ TOP1, TOP5 = ("acc1", "acc@1", "prec@1"), ("acc5", "acc@5", "prec@5")
 
 
 class TorchLines:
-    """Takes log lines of PyTorch's trainers in, and has runs in the end."""
+    """Parser of log lines of PyTorch's trainers into runs."""
 
     def __init__(self) -> None:
         self.num_lines = 0
@@ -45,7 +45,7 @@ class TorchLines:
         self._start = ""
 
     def take(self, line: str) -> bool:
-        """Take a line in; False where it is none of these."""
+        """Parse a line; return False if it is none of these."""
         is_figure = (
             self._take_timm(line)
             or self._take_epoch(line)
@@ -74,7 +74,7 @@ class TorchLines:
         return self._runs[-1]
 
     def _go_to(self, epoch: int, batch: int, of: int, name: str) -> LogRun | None:
-        """Come to a batch of an epoch: in another run where it is not the next one; None where it is absurd."""
+        """Go to a batch of an epoch, in a new run unless it follows the last one; return None if it is absurd."""
         if epoch > MAX_EPOCH or not 0 < of < MAX_STEPS_PER_EPOCH or batch > of:
             return None
         is_behind = epoch < self._epoch or (epoch == self._epoch and batch < self._batch)

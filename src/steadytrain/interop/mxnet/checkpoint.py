@@ -26,7 +26,7 @@ _RAW_MEAN = 10.0
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a pair of files holds.
+    """An MXNet checkpoint: its graph and arrays.
 
     Args:
         symbol: of ``symbol_path``.
@@ -54,7 +54,7 @@ class Checkpoint:
         size: int | None = None,
         layer_before_fullc: str | None = None,
     ) -> Network:
-        """Make its module, without its weights; None: as the checkpoint has it. Raises ModelError.
+        """Build its module, without its weights; None: as in the checkpoint. Raises ModelError.
 
         ``layer_before_fullc``: cut it after this layer and put a classifier of ``num_classes`` there.
         """
@@ -97,7 +97,7 @@ class Checkpoint:
 
 
 def swap_colours(symbol: Symbol, params: Mapping[str, Array]) -> dict[str, Array]:
-    """Make a network that was trained on BGR images take RGB: turn round the colours of its first layers' arrays.
+    """Make a network that was trained on BGR images take RGB: reverse the colours in its first layers' arrays.
 
     Raises:
         ModelError: the images go into another operator than a batch norm or a convolution.
@@ -143,7 +143,7 @@ def _norm_on_images(symbol: Symbol) -> str | None:
 
 
 def open_checkpoint(name: str, *, params: Path | None = None) -> Checkpoint:
-    """Read the pair of files that a name means.
+    """Read the pair of files that a name stands for.
 
     Args:
         name: with or without ``mxnet:`` before it, as :mod:`steadytrain.interop.mxnet.files` says.

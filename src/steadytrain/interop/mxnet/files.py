@@ -25,7 +25,7 @@ _EPOCH = re.compile(r"-(\d{4,})$")
 
 
 def find_files(name: str) -> tuple[Path, Path | None]:
-    """Find the symbol that a name means, and its newest arrays (None without any). Raises ModelError."""
+    """Find the symbol that a name stands for, and its newest arrays (None without any). Raises ModelError."""
     if not name:
         raise ModelError(
             f"{PREFIX} needs the name of a checkpoint behind it: {PREFIX}model-0007.params, {PREFIX}model for the"

@@ -15,7 +15,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Translated:
-    """What an old command line has become.
+    """The translation of an old command line.
 
     Args:
         commands: of ours, to be run one after another, each without ``steady``.
@@ -28,7 +28,7 @@ class Translated:
 
 @dataclass
 class Draft:
-    """Words of a command line, and what each comes from."""
+    """A translated command line under construction, with the origin of each word."""
 
     values: Mapping[str, Any]
     typed: frozenset[str]

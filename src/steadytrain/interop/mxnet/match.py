@@ -82,7 +82,7 @@ class Matched:
 
 
 def match_known(network: Network, state: Mapping[str, Tensor]) -> Matched | None:
-    """Find the architecture of timm or torchvision that a network is, and name its weights so; None if it is none.
+    """Find the architecture of timm or torchvision that a network is, and rename its weights; None if it is none.
 
     Args:
         network: of a symbol.
@@ -194,7 +194,7 @@ def _keeps_size(part: nn.Module | None) -> bool:
 
 
 def _form(part: nn.Module) -> str:
-    """What a layer's weights look like, alike for a dense layer and the convolution over all that it sees."""
+    """Return the form of a layer's weights, the same for a dense layer and a convolution over its whole input."""
     if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
         window = (part.stride, part.groups, part.dilation) if max(part.stride) > 1 or part.groups > 1 else ()
         return f"weights {part.weight.shape[0]} {part.weight[0].numel()} {window}"

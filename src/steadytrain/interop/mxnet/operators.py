@@ -1,4 +1,4 @@
-"""The operators of MXNet's image classifiers, each as what torch has for it.
+"""The operators of MXNet's image classifiers, each in terms of torch.
 
 A handler gets the network under construction, the node, its parameters and the values of its inputs, and returns its
 output or outputs. What it cannot do exactly, it refuses with the node's name. Laws are those of MXNet 1.9.1; where its
@@ -36,7 +36,7 @@ Values: TypeAlias = list[Value]
 
 
 class Builder(Protocol):
-    """What a handler needs of the network under construction."""
+    """The interface of the network under construction that handlers use."""
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
         """Add a call of a function of values."""

@@ -9,7 +9,7 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Logged, Saved, St
 
 
 class Speedometer:
-    """Words events as MXNet 1.9.1's ``Speedometer`` and ``fit`` did.
+    """Format events as MXNet 1.9.1's ``Speedometer`` and ``fit`` did.
 
     Epochs count from 0. ``Batch [20-40]`` are the updates of the epoch that the figures are of.
 

@@ -14,7 +14,7 @@ _MAX_BYTES = 8 << 30
 
 
 class _NDArray:
-    """What stands for an array of MXNet in a pickle: the bytes of it, in the form of a ``.params`` file's."""
+    """Stand-in for an MXNet array in a pickle: its bytes, in the form of a ``.params`` file."""
 
     handle: Any = None
 
@@ -26,7 +26,7 @@ class _NDArray:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Knows arrays of MXNet and bytes; every other name is refused before it is looked up.
+    """Unpickler that allows only MXNet arrays and bytes; other names are refused before they are looked up.
 
     It is Python's own in Python: the one in C allocates whatever number a damaged file names.
     """

@@ -157,7 +157,7 @@ def _with_statistics(symbol: Symbol) -> Symbol:
 def record_input(
     symbol: Symbol, channels: int, size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Symbol:
-    """Say in a symbol what its images are: their shape where MXNet's ``infer_shape`` reads it, with any batch.
+    """Record the images in a symbol: their shape where MXNet's ``infer_shape`` reads it, with any batch.
 
     Shapes that a program gives (``bind``, ``infer_shape(data=...)``) take precedence over it. ``mean`` and ``std``, of
     values from 0 to 1, are for :func:`recorded_scaling` alone: MXNet has no place for them.
@@ -175,7 +175,7 @@ def record_input(
 
 
 def recorded_scaling(symbol: Symbol, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the mean and the standard deviation of images that a symbol of ours says; None where it does not.
+    """Return the mean and standard deviation of images that a symbol of ours records; None in others.
 
     >>> symbol = record_input(Symbol((Node("null", "data"),), ((0, 0),)), 1, 28, (0.5,), (0.25,))
     >>> recorded_scaling(symbol, 1), recorded_scaling(symbol, 3)

@@ -44,7 +44,7 @@ GIVEN_UP = 0.05
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What was chosen.
+    """The choice of parts to recompute.
 
     ``parts``: names of modules, of stretches of them with the last one's number (``layer1.0-2``). ``kept_bytes``: of
     activations, an image: the most at any time. ``usual_bytes``: the same with nothing computed again.
@@ -121,7 +121,7 @@ class _Call:
 
 
 _Part: TypeAlias = tuple[_Call, ...]
-"""What may be computed again: a call, or several in turn of those that a sequence makes."""
+"""A candidate for recomputation: a call, or several consecutive calls of a sequence."""
 
 
 class _Seen(NamedTuple):

@@ -42,7 +42,7 @@ MEASURE_SHARE, MEASURE_SECONDS = 0.03, 6.0
 
 @dataclass(frozen=True)
 class Rates:
-    """What was measured on the user's images, with its loader: images per second, and seconds of a start.
+    """Measurements on the user's images, with the loader: images per second, and seconds of a start.
 
     ``features``: through the frozen network. ``head`` and ``full``: in updates of the classifier, and of all that the
     recipe trains. ``startup``: to open the data and to make the network, which the run does again.

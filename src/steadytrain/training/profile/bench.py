@@ -42,7 +42,7 @@ COUNTED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What the updates of a recipe reach.
+    """The speed of a recipe's updates.
 
     Args:
         device: as it calls itself.

@@ -1,4 +1,4 @@
-"""What a recipe comes down to on this machine and with these data, before anything is trained."""
+"""The plan of a run: a recipe on this machine and with these data, before anything is trained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOVES = frozenset(
         *("unsqueeze", "squeeze", "slice", "select", "split", "cat", "stack", "full_like", "empty_like", "zeros_like"),
     )
 )
-"""What computes nothing: in which numbers it is done says nothing."""
+"""Operations that compute nothing, whose number format does not matter."""
 
 TRIED = 2
 """Images of the forward pass that is looked at."""
@@ -35,7 +35,7 @@ TRIED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """What would be trained, and in which numbers.
+    """The network that would be trained, and its number formats.
 
     Args:
         parameters, trained: how many there are, and how many the optimizer updates.

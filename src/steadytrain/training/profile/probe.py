@@ -47,7 +47,7 @@ Place = Literal["threads", "process"]
 
 @dataclass(frozen=True)
 class Probed:
-    """What the probe found.
+    """The result of the probe.
 
     ``measured``: None where the network refuses (see :func:`.step_cost.measure_step`). ``remark``: what to keep in mind
     about the figures. ``events``: both, for a run's log.

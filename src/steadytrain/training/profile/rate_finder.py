@@ -51,7 +51,7 @@ UNDER_DIVERGENCE = 10.0
 
 @dataclass(frozen=True)
 class RateSearch:
-    """What a range test found.
+    """The result of a range test.
 
     Args:
         rates: of each update.

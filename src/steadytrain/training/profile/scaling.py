@@ -1,4 +1,4 @@
-"""What predicting several devices needs: one device's passes, its gradients in their order, and ranks together.
+"""Measurements for predicting several devices: one device's passes, the order of its gradients, ranks together.
 
 A program of its own, so that nobody who only asks loads torch, and so that ranks can be started like any others.
 Alone it measures one device; as one of several ranks, all of them together, and the first writes the answer.

@@ -1,4 +1,4 @@
-"""What a step is made of: forward and backward passes beside the run, on a copy of its network.
+"""The parts of a step: forward and backward passes beside the run, on a copy of its network.
 
 Nothing of the run changes, not a bit of it: the passes belong to a copy of the network (weights, running statistics and
 whatever else its code keeps), their gradients are thrown away with it, and random states and the number of compute
@@ -47,7 +47,7 @@ SHARE, SUSPECT_SHARE = 0.01, 0.05
 """Of the seconds that updates will take: the most that measuring may take, of any run, and of a short one that is set
 up in a way which often costs several times as much."""
 SHORT_RUN_SECONDS, LEAST_RUN_SECONDS, SUSPECT_SECONDS = 0.6, 15.0, 2.0
-"""What may be spent in any case on a run that has so many seconds of updates; and on a suspect one in such a share."""
+"""Seconds that measuring may always take, on a run with so many seconds of updates; and on a suspect one."""
 
 _NOT_THE_NETWORKS = tuple(f"{Path(package.__file__).parent}/" for package in (torch, steadytrain))  # type: ignore[arg-type]
 _BY_VALUE = frozenset(
