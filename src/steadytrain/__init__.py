@@ -1,4 +1,4 @@
-"""Train and fine-tune image classifiers at the steady state.
+"""Train and fine-tune image classifiers, and find out what slows a run down.
 
 Importing this package imports no torch: each public name is loaded when it is first used.
 """

@@ -24,36 +24,36 @@ from steadytrain.machine.process import share_cores
 if TYPE_CHECKING:
     from cyclopts import App
 
-SUMMARY = "Train and fine-tune image classifiers at the steady state."
+SUMMARY = "Train and fine-tune image classifiers, and find out what slows a run down."
 VERBS = {
-    "demo": "See all of it in half a minute: no network, no data.",
-    "fetch": "Public data sets by name: fetched, checked and packed with their known splits.",
+    "demo": "Run the whole workflow in half a minute, without a network or your own data.",
+    "fetch": "Fetch public data sets by name, check them, and pack them with their known splits.",
     "pack": "Pack images from folders, lists, tables, archives or data set files into record files.",
-    "check": "What is wrong with images or records, where, and what to do about it.",
+    "check": "Find what is wrong with images or records, where, and what to do about it.",
     "feed": "Measure how fast images are read, decoded and cropped.",
     "bench": "Measure how fast a network trains here, by number formats, layouts, compiled code and batch sizes.",
     "bench infer": "Measure latency and images per second of inference: networks, engines, batch sizes.",
-    "tune": "Choose batch, numbers, threads and more by measuring; writes a recipe with the reasons.",
+    "tune": "Choose batch size, number format, threads and more by measuring; write a recipe with the reasons.",
     "bandwidth": "Measure how fast ranks exchange gradients.",
-    "scale": "How many devices: speed, time and money of several, predicted from one.",
+    "scale": "Predict speed, time and cost on several devices from measurements of one.",
     "train": "Train a classifier from scratch; the same command resumes it.",
     "finetune": "Adapt a pretrained model to your classes.",
-    "resume": "Go on with a run from its newest checkpoint; a flag left out keeps the run's value.",
-    "sweep": "Every combination of some values, with several seeds: what came of each.",
-    "schedule": "What a recipe will do: rate, momentum and images of its updates.",
-    "launch": "The same training on several processes and machines.",
-    "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
-    "predict": "The likeliest classes of images.",
+    "resume": "Resume a run from its newest checkpoint; flags that are left out keep the run's values.",
+    "sweep": "Train every combination of some values with several seeds, and compare the results.",
+    "schedule": "Show a recipe's learning rate, momentum and batch size over a run, or find a learning rate.",
+    "launch": "Start a training command on several processes or machines: ssh, MPI, Slurm, Kubernetes, ...",
+    "evaluate": "Compute top-1, top-5 and loss on every image, with a confidence interval.",
+    "predict": "Predict the classes of images.",
     "export": "Write a trained model as ONNX, OpenVINO, torch.export or a folder for timm and the hub, checked.",
-    "serve": "Answer HTTP requests for predictions; a Dockerfile and a Kubernetes manifest for it.",
-    "watch": "A run, or any training process, as it goes on.",
-    "diagnose": "What holds a run back, what to change, and what that saves.",
-    "cost": "What a run costs, so far and at its end; prices of machines, spot, other machines.",
-    "report": "Tables, curves and one HTML page from runs.",
-    "convert": "MXNet checkpoints into weights of steadytrain, and back.",
-    "models": "Names, parameters, multiply-adds, licences, and where the weights are.",
-    "doctor": "What this machine is, and what slows or stops training on it.",
-    "mxnet": "Command lines of MXNet's image-classification tools: read, shown as ours, and run.",
+    "serve": "Serve predictions over HTTP; write a Dockerfile and a Kubernetes manifest for it.",
+    "watch": "Watch a run, or any training process, live.",
+    "diagnose": "Find what holds a run back, what to change, and what that saves.",
+    "cost": "Compute what a run costs, so far and at its end, on spot and on other machines.",
+    "report": "Write tables, curves and an HTML page on runs.",
+    "convert": "Convert MXNet checkpoints to weights of steadytrain, and back.",
+    "models": "List models: parameters, multiply-adds, licences, and where the weights are.",
+    "doctor": "Describe this machine, and find what slows or stops training on it.",
+    "mxnet": "Translate and run command lines of MXNet's image-classification tools.",
 }
 MODULES = {
     **{
@@ -84,7 +84,7 @@ MODULES = {
     "mxnet": "steadytrain.cli.mxnet",
     "bench infer": "steadytrain.cli.bench_infer",
 }
-"""Where the function of each verb stands."""
+"""The module of each verb's function."""
 TRAINING_VERBS = ("train", "finetune", "resume")
 RECIPE_VERBS = (*TRAINING_VERBS, "sweep", "schedule")
 """Those that take the flags of a recipe."""

@@ -40,8 +40,8 @@ def check(
 ) -> int:
     """Find what is wrong with images or records, where, and what to do about it; 1 if there is an error.
 
-    Every frame, header and image is read; nothing is changed unless --index or --salvage asks for it. What is an error,
-    what a warning, and what becomes of it is told with each.
+    Every frame, header and image is read; nothing is changed unless --index or --salvage asks for it. Each finding says
+    whether it is an error or a warning, and what becomes of the image.
 
     Args:
         paths: A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are looked

@@ -80,7 +80,7 @@ def evaluate(
     accept_licence: AcceptLicence = False,
     json: Json = False,
 ) -> None:
-    """Top-1, top-5, loss, precision, recall, F1 and calibration on every image of a data set, and per class.
+    """Compute top-1, top-5, loss, precision, recall, F1 and calibration on a whole data set, and per class.
 
     The data may have fewer classes than the model: they are matched by name, by synset (n02124075) or by synonym.
     Top-1 is over all outputs of the model, unless --restrict is given. Where images may have several labels: mAP,
@@ -247,7 +247,7 @@ def predict(
     csv: Path | None = None,
     json: Json = False,
 ) -> int:
-    """The likeliest classes of images, or the labels that they have; 1 if one of them could not be read.
+    """Predict the classes of images, the likeliest first, or their labels; exit code 1 if an image could not be read.
 
     Args:
         images: Image files, folders of them, patterns (quoted), .rec files; -: standard input, with a path on each

@@ -836,7 +836,7 @@ def demo(
     seed: int = 0,
     json: Json = False,
 ) -> int:
-    """Pack, train, evaluate and report 1,797 handwritten digits: no network, no data, half a minute.
+    """Pack, train, evaluate and report 1,797 handwritten digits, in half a minute, without a network.
 
     The scans come with scikit-learn (Alpaydin and Kaynak 1998, at 8 x 8 pixels).
 
