@@ -424,7 +424,6 @@ class Parallel:
             Nesterov's momentum towards them.
         outer_lr: learning rate of ``diloco``'s step, above 0.
         outer_momentum: momentum of ``diloco``'s step, 0 to below 1.
-        servers, and wait for nobody.
         servers: servers of ``async``, among which the parameters are divided, 1 to 64.
         staleness: most updates that a push of ``async`` may have missed: 0 makes it synchronous, else at least one for
             each other worker. None: there is no bound.

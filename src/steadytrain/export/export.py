@@ -323,7 +323,8 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
         }
         modules = {"checkpoint": job.module, **{numbers: module for numbers, (module, _) in opened.items()}}
         speeds = measure_speeds(modules, _checked(job)[:BATCH])
-        rows = [Row("checkpoint", "torch", _state_bytes(job.module), median(speeds["checkpoint"]))]
+        state_bytes = sum(value.nbytes for value in job.module.state_dict().values())
+        rows = [Row("checkpoint", "torch", state_bytes, median(speeds["checkpoint"]))]
         tolerance = None
         for numbers, (module, engine) in opened.items():
             size = _bytes(exact if numbers == "fp32" else other)
@@ -684,7 +685,3 @@ def _bytes(path: Path) -> int:
     """Return the size of a file, with that of the files that belong to it."""
     weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
     return sum(file.stat().st_size for file in (path, *weights))
-
-
-def _state_bytes(module: nn.Module) -> int:
-    return sum(value.nbytes for value in module.state_dict().values())

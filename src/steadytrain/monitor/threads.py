@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -249,7 +249,7 @@ class LoopWatch:
             looks=self._looks,
             cost_seconds=round(self._cost, 4),
             lock_seconds=round(self._lock_seconds, 4),
-            loop={bucket: _rounded(totals) for bucket, totals in self._buckets.items()},
+            loop={bucket: {key: round(total, 3) for key, total in t.items()} for bucket, t in self._buckets.items()},
             places=tuple(
                 {"bucket": bucket, "what": activity, "place": place, "seconds": round(seconds, 3)}
                 for (bucket, activity, place), seconds in ranked
@@ -267,10 +267,6 @@ class LoopWatch:
                 for name, known in others
             ),
         )
-
-
-def _rounded(totals: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in totals.items()}
 
 
 def foreign_frame(frame: FrameType) -> FrameType | None:

@@ -151,15 +151,12 @@ def _open_pictures(account: Account) -> Records:
 
 
 def _intro(mistakes: Mistakes, account: Account) -> str:
-    images, right = sum(mistakes.counts.values()), _right(mistakes.counts)
+    images = sum(mistakes.counts.values())
+    right = sum(n for (true, predicted), n in mistakes.counts.items() if true == predicted)
     interval = wilson(right / images, images)
     words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
     words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
     return f"{words}. From {account.run.predictions.name} in the run's folder, which lists every image."
-
-
-def _right(counts: Counts) -> int:
-    return sum(n for (true, predicted), n in counts.items() if true == predicted)
 
 
 def class_figures(account: Account) -> list[dict[str, Any]]:

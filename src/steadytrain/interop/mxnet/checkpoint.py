@@ -156,16 +156,12 @@ def open_checkpoint(name: str, *, params: Path | None = None) -> Checkpoint:
     params_path = params or newest
     symbol = read_symbol(symbol_path)
     if params_path is None:
-        return Checkpoint(symbol, symbol_path, size=_usual_size(symbol))
+        return Checkpoint(symbol, symbol_path, size=infer_input(symbol, {})[1])
     arrays = _arrays(params_path)
     require_arrays(symbol, arrays, symbol_path, params_path)
     channels, size = infer_input(symbol, arrays)
     classes, synsets = read_synsets(symbol_path.parent)
     return Checkpoint(symbol, symbol_path, params_path, arrays, channels, size, classes, synsets)
-
-
-def _usual_size(symbol: Symbol) -> int:
-    return infer_input(symbol, {})[1]
 
 
 def _arrays(path: Path) -> dict[str, Array]:

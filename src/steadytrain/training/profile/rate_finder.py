@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -150,7 +151,7 @@ def read_curve(rates: Sequence[float], losses: Sequence[float], *, diverged: boo
     """
     finite = [loss for loss in losses if math.isfinite(loss)]
     half = max(1, round(WINDOW * len(finite)))
-    smoothed = [_mean(finite[max(0, k - half) : k + half + 1]) for k in range(len(finite))]
+    smoothed = [fmean(finite[max(0, k - half) : k + half + 1]) for k in range(len(finite))]
     end = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
     falls = {k: smoothed[k - half] - smoothed[k + half] for k in range(half, end - half + 1)}
     best = max(falls, key=falls.__getitem__, default=0)
@@ -165,7 +166,3 @@ def read_curve(rates: Sequence[float], losses: Sequence[float], *, diverged: boo
     slowed = next(rate for rate, loss in zip(rates, smoothed, strict=False) if loss <= enough)
     suggestion = slowed if top is None else min(slowed, top / UNDER_DIVERGENCE)
     return RateSearch(rates, losses, smoothed, rates[best], slowed, top, float(f"{suggestion:.2g}"))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
