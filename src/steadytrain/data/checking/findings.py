@@ -168,8 +168,8 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what is not known."""
         known = {"kind": self.kind, "severity": self.severity}
-        rest = {name: getattr(self, name) for name in ("offset", "record", "id", "name", "detail")}
-        return known | {name: value for name, value in rest.items() if value not in (None, "")}
+        optional = {name: getattr(self, name) for name in ("offset", "record", "id", "name", "detail")}
+        return known | {name: value for name, value in optional.items() if value not in (None, "")}
 
 
 class Findings:
@@ -190,9 +190,9 @@ class Findings:
     def add(self, kind: str, detail: str = "", **place: Any) -> None:
         """Add one; ``place`` is what is known of ``offset``, ``record``, ``id`` and ``name``."""
         self.counts[kind] += 1
-        kept = self._kept[kind]
-        if self.most is None or len(kept) < self.most:
-            kept.append(Finding(kind, detail, **place))
+        findings = self._kept[kind]
+        if self.most is None or len(findings) < self.most:
+            findings.append(Finding(kind, detail, **place))
 
     def drop(self, *kinds: str) -> None:
         """Forget those of some kinds, for which another one stands."""
@@ -202,10 +202,10 @@ class Findings:
 
     def name_records(self, name: Callable[[int], str]) -> None:
         """Name the file of each record that was kept, where ``name`` knows it."""
-        for kept in self._kept.values():
-            for place, finding in enumerate(kept):
+        for findings in self._kept.values():
+            for place, finding in enumerate(findings):
                 if finding.record is not None and not finding.name:
-                    kept[place] = replace(finding, name=name(finding.record) or None)
+                    findings[place] = replace(finding, name=name(finding.record) or None)
 
     def of(self, kind: str) -> list[Finding]:
         """Those of one kind that were kept."""
@@ -285,7 +285,7 @@ class Report:
             "width": self.width,
             "height": self.height,
             "counts": {kind: count for kind, count, _ in self.findings.by_kind()},
-            "findings": [finding.to_dict() for _, _, kept in self.findings.by_kind() for finding in kept],
+            "findings": [finding.to_dict() for _, _, findings in self.findings.by_kind() for finding in findings],
             "facts": [*self.facts, *self.remarks],
             "remedies": [{"do": do, "why": why} for do, why in self.remedies],
             "seconds": self.seconds,

@@ -283,9 +283,9 @@ def alike(
 
     Nothing where no perceptual hashes were made.
     """
-    found = find_alike(hashes, other_hashes)
+    pairs = find_alike(hashes, other_hashes)
     others = prints if other_prints is None else other_prints
-    return [pair for pair in found if (prints[pair.row] != others[pair.like]).any()]
+    return [pair for pair in pairs if (prints[pair.row] != others[pair.like]).any()]
 
 
 def check_classes(

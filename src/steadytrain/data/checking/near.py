@@ -61,10 +61,10 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
     keys, first = np.unique(targets[:, 0], return_index=True)
     keys, first = keys[keys > 0], first[keys > 0]
     rows = np.flatnonzero(hashes[:, 0])
-    found: list[Alike] = []
+    pairs: list[Alike] = []
     if others is None:  # equal hashes are one entry, however many there are
         earlier = first[np.searchsorted(keys, hashes[rows, 0])]
-        found = [
+        pairs = [
             Alike(row, like, False) for row, like in zip(rows.tolist(), earlier.tolist(), strict=True) if like < row
         ]
         rows = rows[earlier == rows]
@@ -76,12 +76,12 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
         order = np.argsort(words, kind="stable")
         starts = np.searchsorted(words[order], np.arange((1 << _BAND_BITS) + 1))
         for is_mirrored in (0, 1):
-            wanted = hashes[rows, is_mirrored]
-            own = _word(wanted, shift)
+            queries = hashes[rows, is_mirrored]
+            word = _word(queries, shift)
             for flip in (0, *(1 << bit for bit in range(_BAND_BITS))):
-                for at, place in _ranges(starts[own ^ flip], starts[(own ^ flip) + 1]):
+                for at, place in _ranges(starts[word ^ flip], starts[(word ^ flip) + 1]):
                     key = order[place]
-                    words_apart = (wanted[at] ^ keys[key]).view(np.uint16).reshape(-1, _BANDS)
+                    words_apart = (queries[at] ^ keys[key]).view(np.uint16).reshape(-1, _BANDS)
                     bits = _ONES[words_apart].sum(axis=1, dtype=np.int64)
                     fits = bits <= MOST_BITS
                     if others is None:
@@ -90,8 +90,8 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
                     np.minimum.at(best, at[fits], code[fits])
     for row, code in zip(rows.tolist(), best.tolist(), strict=True):
         if code != none:
-            found.append(Alike(row, code & ((1 << 39) - 1), bool(code >> 39 & 1)))
-    return sorted(found)
+            pairs.append(Alike(row, code & ((1 << 39) - 1), bool(code >> 39 & 1)))
+    return sorted(pairs)
 
 
 def _ranges(starts: Rows, ends: Rows) -> Iterator[tuple[Rows, Rows]]:

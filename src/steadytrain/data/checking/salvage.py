@@ -184,8 +184,8 @@ def _lost(examined: Examined) -> list[Rejected]:
     """Whatever is not salvaged, each with its reason: damaged places first, then records."""
     places: list[Rejected] = []
     records: dict[int, str] = {}
-    for kind, _, kept in examined.report.findings.by_kind():
-        for finding in kept:
+    for kind, _, findings in examined.report.findings.by_kind():
+        for finding in findings:
             reason = f"{KINDS[kind].title}{f': {finding.detail}' if finding.detail else ''}"
             if finding.record is not None and not examined.sound[finding.record] and finding.severity == "error":
                 records.setdefault(finding.record, reason)

@@ -80,7 +80,7 @@ def examine_source(
     remarks: list[str] = []
     sources = [str(item) for item in ([source] if isinstance(source, str | Path) else source)]
     shown = " ".join(str(Path(item)) if Path(item).exists() else item for item in sources)
-    what, file_type = _describe(sources)
+    kind, file_type = _describe(sources)
 
     def remark(text: str) -> None:
         remarks.append(text)
@@ -99,7 +99,7 @@ def examine_source(
                 findings.add("other-file", file_type.name, name=path.name)
                 remedies = ((file_type.advice, ""),)
             num_bytes = path.stat().st_size if len(sources) == 1 and path.is_file() else 0
-            return Report(path=shown, what=what, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
+            return Report(path=shown, what=kind, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
         if val is not None:
             others, _ = _list_anyway([str(val)], scratch=scratch / "val", say=remark)
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
@@ -119,8 +119,8 @@ def examine_source(
         findings.add("refused", refusal)
     splits = [listing.split for listing in listings if listing.split]
     if len(sources) == 1 and Path(sources[0]).is_dir():
-        what = f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
-        what = "a folder" if refusal else what
+        kind = f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
+        kind = "a folder" if refusal else kind
     facts = [f"{listing.split}: {len(listing):,} images" for listing in listings if listing.split]
     if listings[0].labels.ndim > 1 and not findings.counts["label-vectors"]:
         without = sum(int((listing.labels.sum(1) == 0).sum()) for listing in listings)
@@ -130,7 +130,7 @@ def examine_source(
         facts.append("the images themselves were not looked at")
     return Report(
         path=shown,
-        what=what,
+        what=kind,
         findings=findings,
         of_files=True,
         num_images=total,

@@ -336,8 +336,8 @@ def _fetch_from(
             continue
         wrong = _wrong(part, file)
         if not wrong:
-            with part.open("rb") as whole:
-                os.fsync(whole.fileno())
+            with part.open("rb") as stream:
+                os.fsync(stream.fileno())
             part.replace(target)
             notes.unlink(missing_ok=True)
             return
@@ -484,8 +484,8 @@ def _wrong(path: Path, file: RemoteFile) -> str:
     """Return the checksum by which a file differs; empty if it is right."""
     expected = {name: value for name in ("md5", "sha256") if (value := getattr(file, name))}
     digests: dict[str, Any] = {name: hashlib.new(name, usedforsecurity=False) for name in expected}
-    with path.open("rb") as whole:
-        while data := whole.read(1 << 20):
+    with path.open("rb") as stream:
+        while data := stream.read(1 << 20):
             for digest in digests.values():
                 digest.update(data)
     for name, value in expected.items():

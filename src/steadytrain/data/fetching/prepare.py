@@ -263,13 +263,13 @@ def _take_out(archive: Path, name: str, target: Path) -> None:
         raise DataError(f"{archive} is damaged ({error}): delete it, and run the same command again") from error
 
 
-def _read_members(archive: Path, wanted: Iterable[str], limit: int = MAX_LIST_BYTES) -> dict[str, bytes]:
+def _read_members(archive: Path, names: Iterable[str], limit: int = MAX_LIST_BYTES) -> dict[str, bytes]:
     """Read files of a tar into memory, by the ends of their names; the tar is read once, and nothing is unpacked.
 
     Raises:
         DataError: it is damaged, lacks one of them, or exceeds the limits of an archive.
     """
-    missing, contents = set(wanted), dict[str, bytes]()
+    missing, contents = set(names), dict[str, bytes]()
     try:
         with tarfile.open(archive, mode="r|*") as tar:
             for number, member in enumerate(tar):

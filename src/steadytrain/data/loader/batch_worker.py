@@ -308,11 +308,11 @@ class BatchWorker:
             self._first = first
         elif first == self._first if self.order is None else first >= self._first + len(self.ids) * self.task.repeats:
             self.cache.keep_any_size()
-        kept = self._shifted_images()
-        if kept is not None and (more or self._is_on_device):
+        cached = self._shifted_images()
+        if cached is not None and (more or self._is_on_device):
             images = None if self._is_on_device else [self.take_buffer()[:count] for _, count in spans]
             loaded: list[LoadedBatch] = []
-            piece = partial(self._gather_batches, spans, kept, images, loaded)
+            piece = partial(self._gather_batches, spans, cached, images, loaded)
             return Job([_naming_the_record(piece)], lambda: loaded, count=len(spans))
         labels = np.empty((n, *self.labels.shape[1:]), dtype=self.labels.dtype)
         ids, positions = np.empty(n, dtype=np.int64), np.arange(first, first + n)
@@ -348,33 +348,33 @@ class BatchWorker:
     def _shifted_images(self) -> CachedImages | None:
         """Return the kept images, where all are there and only shifted, and no bad one of them is still to be named."""
         if self._shifted is None and self.cache.full and not self.task.sizes:
-            kept = self.cache.images
-            if kept is None or kept.pixels is None or not self.crop.only_shifts(*kept.pixels.shape[1:3]):
+            cached = self.cache.images
+            if cached is None or cached.pixels is None or not self.crop.only_shifts(*cached.pixels.shape[1:3]):
                 return None
-            if not kept.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(kept.steps).tolist()):
-                self._shifted = kept
+            if not cached.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(cached.steps).tolist()):
+                self._shifted = cached
         return self._shifted
 
     def _gather_batches(
         self,
         spans: Sequence[Span],
-        kept: CachedImages,
+        cached: CachedImages,
         images: list[Pixels] | None,
         loaded: list[LoadedBatch],
         scratch: WorkerScratch,
     ) -> None:
         """Make the batches of some spans, one behind the other, in ``images``; None: where they are, on the device."""
         since = time.perf_counter()
-        assert kept.pixels is not None
+        assert cached.pixels is not None
         first, end = spans[0][0], sum(spans[-1])
-        each = [np.arange(first, end)]
+        positions_of = [np.arange(first, end)]
         if end - first != sum(n for _, n in spans):  # between two spans there is a gap
-            each = [np.arange(first, first + n) for first, n in spans]
-        positions = np.concatenate(each)
+            positions_of = [np.arange(first, first + n) for first, n in spans]
+        positions = np.concatenate(positions_of)
         samples = self.order.ids(positions) if self.order else positions
-        draws = self._draws(each, samples)
-        samples = kept.replaced(samples)
-        height, width = kept.pixels.shape[1:3]
+        draws = self._draws(positions_of, samples)
+        samples = cached.replaced(samples)
+        height, width = cached.pixels.shape[1:3]
         where = shifts_of(self.crop, height, width, samples, draws)
         ids = self.ids[samples]
         labels = self.labels[ids]
@@ -391,7 +391,7 @@ class BatchWorker:
                 continue
             since = time.perf_counter()
             scratch.turn_to(int(ids[rows.start]))
-            gather_shifted(images[number], kept.pixels, where[rows], self.crop, scratch.gathering)
+            gather_shifted(images[number], cached.pixels, where[rows], self.crop, scratch.gathering)
             loaded.append(LoadedBatch(Batch(images[number], *facts), []))
             scratch.times.augment_seconds += time.perf_counter() - since
 
@@ -406,13 +406,13 @@ class BatchWorker:
         ids[:] = self.ids[samples]
         scratch.times.batch_seconds += time.perf_counter() - since
         scratch.times.images += len(positions)
-        kept = None if self.cache.given_up else self._keep(samples, loaded.bad, scratch)
-        if kept is not None:
+        cached = None if self.cache.given_up else self._keep(samples, loaded.bad, scratch)
+        if cached is not None:
             since = time.perf_counter()
-            samples = kept.replaced(samples)
+            samples = cached.replaced(samples)
             ids[:] = self.ids[samples]
             crop = self._crops[batch.images.shape[1]]
-            gather(batch.images[rows], kept, samples, crop, draws, scratch.gathering)
+            gather(batch.images[rows], cached, samples, crop, draws, scratch.gathering)
             scratch.times.augment_seconds += time.perf_counter() - since
         else:
             for some, encoded in self._read(samples, scratch):
@@ -491,8 +491,8 @@ class BatchWorker:
         if missing:
             reading = scratch.times.read_seconds - reading
             scratch.times.decode_seconds += time.perf_counter() - since - reading
-        kept = self.cache.images  # it may be another one by now, begun while these were put into the first
-        return kept if kept is not None and kept.filled[samples].all() else None
+        cached = self.cache.images  # it may be another one by now, begun while these were put into the first
+        return cached if cached is not None and cached.filled[samples].all() else None
 
     def _keep_one(self, scratch: WorkerScratch, sample: int) -> None:
         """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
@@ -562,8 +562,8 @@ def _naming_the_record(piece: Callable[[WorkerScratch], None]) -> Callable[[Work
         except SteadyError:
             raise
         except Exception as error:
-            what = f"record {scratch.record}: {type(error).__name__}: {error}"
-            raise FeedError(f"the data loader failed at {what}") from error
+            place = f"record {scratch.record}: {type(error).__name__}: {error}"
+            raise FeedError(f"the data loader failed at {place}") from error
 
     return run
 

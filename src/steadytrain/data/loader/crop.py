@@ -289,7 +289,7 @@ def _snapped(boxes: Ints, shrinks: Ints, sizes: Ints) -> Ints:
     """Move the boxes by less than a shrunk pixel, so that they begin and end between two of those."""
     if (shrinks == 1).all():
         return boxes
-    each = shrinks[:, None]
-    first = boxes[:, :2] // each * each
-    last = np.minimum(-(-boxes[:, 2:] // each) * each, sizes[:, ::-1])
+    step = shrinks[:, None]
+    first = boxes[:, :2] // step * step
+    last = np.minimum(-(-boxes[:, 2:] // step) * step, sizes[:, ::-1])
     return np.concatenate((first, last), axis=1)

@@ -213,7 +213,7 @@ def cut_all(
         return able
     columns = at[:-1], np.where(able, sizes, 0), needed, plan.boxes, plan.resized, plan.corners, plan.flips
     squares = np.column_stack(columns).astype(np.int64, copy=False)
-    done = np.empty(len(encoded), dtype=np.uint8)
+    is_cut = np.empty(len(encoded), dtype=np.uint8)
     since = time.perf_counter()
     decoding = jpeg.parts.cut(
         out.ctypes.data,
@@ -222,12 +222,12 @@ def cut_all(
         int(at[-1]),
         squares.ctypes.data,
         len(squares),
-        done.ctypes.data,
+        is_cut.ctypes.data,
         cubic=crop.interpolation == "bicubic",
         rooms=(int(sizes[able].max()), int((high * wide)[able].max()) * 3, int(rooms[able].max())),
     )
     scratch.augment_seconds += (1 - decoding) * (time.perf_counter() - since)
-    return done.astype(np.bool_)
+    return is_cut.astype(np.bool_)
 
 
 def cut_into(
@@ -395,7 +395,7 @@ def _by_torch(out: Pixels, source: Pixels, window: Window, kernel: Callable[...,
 def _by_pillow(out: Pixels, source: Pixels, window: Window, interpolation: Interpolation) -> None:
     left, top, right, bottom = (edge / window.shrunk for edge in window.box)
     x_scale, y_scale = (right - left) / window.resized[1], (bottom - top) / window.resized[0]
-    wanted = (
+    box = (
         left + window.left * x_scale,
         top + window.top * y_scale,
         min(right, left + (window.left + window.width) * x_scale),
@@ -403,13 +403,13 @@ def _by_pillow(out: Pixels, source: Pixels, window: Window, interpolation: Inter
     )
     # Pillow stores four bytes a pixel and so has to copy: only what its filter sees of the box.
     across, down = (math.ceil(_SUPPORT * max(scale, 1)) + 1 for scale in (x_scale, y_scale))
-    x0, y0 = max(math.floor(left), math.floor(wanted[0]) - across), max(math.floor(top), math.floor(wanted[1]) - down)
-    x1, y1 = min(math.ceil(right), math.ceil(wanted[2]) + across), min(math.ceil(bottom), math.ceil(wanted[3]) + down)
+    x0, y0 = max(math.floor(left), math.floor(box[0]) - across), max(math.floor(top), math.floor(box[1]) - down)
+    x1, y1 = min(math.ceil(right), math.ceil(box[2]) + across), min(math.ceil(bottom), math.ceil(box[3]) + down)
     stride, channels = source.shape[1] * source.shape[2], source.shape[2]
     start = y0 * stride + x0 * channels
     mode = _MODES[channels]
     seen = Image.frombytes(mode, (x1 - x0, y1 - y0), source.reshape(-1)[start:], "raw", mode, stride, 1)
-    moved = (wanted[0] - x0, wanted[1] - y0, wanted[2] - x0, wanted[3] - y0)
+    moved = (box[0] - x0, box[1] - y0, box[2] - x0, box[3] - y0)
     small = seen.resize((window.width, window.height), _FILTERS[interpolation], box=moved)
     out[...] = np.asarray(small).reshape(out.shape)
 

@@ -319,8 +319,8 @@ class GatherScratch:
 
     def fit(self, height: int, width: int, channels: int, pad: int, side: int) -> None:
         """Make room for ``rows`` images of this shape, padded by ``pad``, and squares of ``side``."""
-        wanted = (height, width, channels, pad, side)
-        if wanted == self._made_for:
+        layout = (height, width, channels, pad, side)
+        if layout == self._made_for:
             return
         self.rows = max(1, GATHERED_BYTES // (height * width * channels))
         self.images = np.empty((self.rows, height, width, channels), dtype=np.uint8)
@@ -328,13 +328,13 @@ class GatherScratch:
         self.inside = padded[:, pad : pad + height, pad : pad + width]
         # Views of whole lines, as numpy copies bytes in runs: half the time of one by one.
         image, row, column, _ = padded.strides
-        whole, part = (np.dtype((np.void, pixels * channels)) for pixels in (width, side))
+        line, part = (np.dtype((np.void, pixels * channels)) for pixels in (width, side))
         self.image_lines = lines(self.images)
-        self.inside_lines = np.ndarray((self.rows, height), whole, padded, pad * (row + column), (image, row))
+        self.inside_lines = np.ndarray((self.rows, height), line, padded, pad * (row + column), (image, row))
         # Those of every square of every image: [n, rows, columns, side].
         shape = (self.rows, height + 2 * pad - side + 1, width + 2 * pad - side + 1, side)
         self.square_lines = np.ndarray(shape, part, padded, 0, (image, row, column, row))
-        self._made_for = wanted
+        self._made_for = layout
 
 
 def lines(pixels: Pixels) -> NDArray[np.void]:
@@ -510,7 +510,7 @@ def _copy_to(device: torch.device, pixels: Pixels) -> torch.Tensor:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         images = host.to(device, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(stream)
-    done.synchronize()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(stream)
+    copied.synchronize()
     return images

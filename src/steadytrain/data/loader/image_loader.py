@@ -292,12 +292,12 @@ class ImageLoader:
         """Make the batches that the queue names, each when it is known; the end is when there are no more."""
         numbers: list[int] = []
         stream: Stream[WorkerScratch, LoadedBatch] | None = None
-        taken = 0
+        num_taken = 0
         try:
             while True:
-                more = queue.next_batches() or ([] if taken < len(numbers) else queue.wait_for_batch())
+                more = queue.next_batches() or ([] if num_taken < len(numbers) else queue.wait_for_batch())
                 numbers += more
-                if taken == len(numbers):
+                if num_taken == len(numbers):
                     return
                 if stream is None:
                     stream = self._worker.stream(self._times, each=self._each, requests=self._requests, numbers=numbers)
@@ -305,8 +305,8 @@ class ImageLoader:
                 elif more:
                     stream.release(len(more))
                 loaded = next(stream)
-                queue.delivered(numbers[taken])
-                taken += 1
+                queue.delivered(numbers[num_taken])
+                num_taken += 1
                 yield loaded
                 del loaded
         finally:
@@ -378,13 +378,13 @@ class ImageLoader:
             by_loop=any(stream.is_made_by_consumer for stream in self._streams),
             per_thread=[
                 {
-                    "images": each.images,
-                    "busy_seconds": each.read_seconds + each.decode_seconds + each.augment_seconds + each.batch_seconds,
-                    "cpu_seconds": each.cpu_seconds,
-                    "blocked_seconds": each.blocked_seconds,
+                    "images": t.images,
+                    "busy_seconds": t.read_seconds + t.decode_seconds + t.augment_seconds + t.batch_seconds,
+                    "cpu_seconds": t.cpu_seconds,
+                    "blocked_seconds": t.blocked_seconds,
                 }
-                for each in self._each
-                if each.images or each.blocked_seconds
+                for t in self._each
+                if t.images or t.blocked_seconds
             ],
         )
 

@@ -82,8 +82,8 @@ def decode(data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: in
         ValueError: the data are damaged, or cut short.
     """
     height, width = -(-shape[0] // shrink), -(-shape[1] // shrink)
-    wanted = {"min_height": height, "min_width": width} if shrink > 1 else {}
-    array: Pixels = simplejpeg.decode_jpeg(data, _COLOURS[shape[2]], buffer=memory, **wanted)
+    limits = {"min_height": height, "min_width": width} if shrink > 1 else {}
+    array: Pixels = simplejpeg.decode_jpeg(data, _COLOURS[shape[2]], buffer=memory, **limits)
     if array.shape != (height, width, shape[2]):
         raise ValueError(f"decoded to {array.shape}, not to {(height, width, shape[2])}")
     return array

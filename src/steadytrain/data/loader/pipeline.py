@@ -344,18 +344,18 @@ class Stream(Generic[W, R]):
                 if room <= 0:
                     self._wait_for_room(worker)
                     continue
-                begun = _attempt(partial(self._begin, self._begun, room))
-                if isinstance(begun, _Failure):
-                    self._put(self._begun, begun)
+                new_job = _attempt(partial(self._begin, self._begun, room))
+                if isinstance(new_job, _Failure):
+                    self._put(self._begun, new_job)
                     self._begun += 1
-                elif begun.count > 1:
-                    self._for_consumer, self.is_made_by_consumer = begun, True
+                elif new_job.count > 1:
+                    self._for_consumer, self.is_made_by_consumer = new_job, True
                     self._ready.notify_all()
                     self._room.notify_all()
                 else:
-                    self._job = self._begun, begun
+                    self._job = self._begun, new_job
                     self._begun += 1
-                    if len(begun.pieces) > 1:
+                    if len(new_job.pieces) > 1:
                         self._room.notify_all()
             return None
 

@@ -113,14 +113,14 @@ class RankMemory:
         try:
             self.reserve(size if least is None else least)
             os.ftruncate(file, _HEAD + size)
-            whole = np.frombuffer(mmap.mmap(file, _HEAD + size), dtype=np.uint8)
+            mapped = np.frombuffer(mmap.mmap(file, _HEAD + size), dtype=np.uint8)
         except OSError:
             self._end()
             raise
-        self.memory: NDArray[np.uint8] = whole[_HEAD:]
+        self.memory: NDArray[np.uint8] = mapped[_HEAD:]
         if ranks.count is not None:
-            whole[ranks.rank] = 1
-            if whole[: ranks.count].all():
+            mapped[ranks.rank] = 1
+            if mapped[: ranks.count].all():
                 _unlink(path, file)
 
     def reserve(self, size: int) -> None:

@@ -130,11 +130,11 @@ class Readahead:
             present = self._stretch(first, last)
             following = self._stretch(present.end, last)
             self._stretches = [present, following]
-            done = (end - present.first) / max(1, present.end - present.first)
-            wanted = present.take(1.0) + following.take(done)
+            progress = (end - present.first) / max(1, present.end - present.first)
+            extents = present.take(1.0) + following.take(progress)
         if self._fetched is not None:
-            self._fetched.ask(wanted)
-        _ask(wanted)
+            self._fetched.ask(extents)
+        _ask(extents)
 
     def again(self, samples: Ints) -> None:
         """Ask for what is needed now and may have been dropped since: of data that do not fit into memory."""

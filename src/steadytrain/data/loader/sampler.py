@@ -335,6 +335,6 @@ class RepeatedOrder:
         return self.order.ids(positions // self.times)
 
 
-def _purpose(what: int, epoch: int, window: int = 0) -> tuple[int, int, int]:
+def _purpose(purpose: int, epoch: int, window: int = 0) -> tuple[int, int, int]:
     """Make the counter's upper words; of an epoch 56 bits count."""
-    return epoch & 0xFFFFFFFF, window, what | (epoch >> 32 << 8 & 0xFFFFFFFF)
+    return epoch & 0xFFFFFFFF, window, purpose | (epoch >> 32 << 8 & 0xFFFFFFFF)

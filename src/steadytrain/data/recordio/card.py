@@ -137,10 +137,10 @@ class Card:
             raise DataError(f'this JSON file is not a card: it lacks "kind": "{KIND}"')
         if members.get("version") != VERSION:
             raise DataError(f"a card of version {members.get('version')}; this steadytrain reads version {VERSION}")
-        rest = {name: value for name, value in members.items() if name not in ("kind", "version", "rejected")}
+        fields = {name: value for name, value in members.items() if name not in ("kind", "version", "rejected")}
         try:
             rejected = tuple(Rejected(str(file["name"]), str(file["reason"])) for file in members.get("rejected", ()))
-            return build(Card, {**rest, "rejected": rejected})
+            return build(Card, {**fields, "rejected": rejected})
         except (RecipeError, KeyError, TypeError) as error:
             raise DataError(f"a damaged card: {error}") from error
 
@@ -303,10 +303,10 @@ def refuse_other_classes(
     if classes == wanted:
         return
     differences = []
-    for what, names in (("without", set(wanted) - set(classes)), ("with", set(classes) - set(wanted))):
+    for preposition, names in (("without", set(wanted) - set(classes)), ("with", set(classes) - set(wanted))):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            differences.append(f"{what} {', '.join(sorted(names)[:5])}{more}")
+            differences.append(f"{preposition} {', '.join(sorted(names)[:5])}{more}")
     difference = "; ".join(differences) or "the same in another order"
     raise DataError(f"{of} has other classes ({difference}): pack it with --classes {card}")
 

@@ -92,8 +92,8 @@ def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
         magic, word = unpack_from(file, at)
         cflag = word >> 29
         if magic != MAGIC or (cflag in (2, 3)) is not within or cflag > 3:
-            whole = resynchronise(file, at + 4)
-            hint = "" if whole is None else f" (the next whole record begins at byte {whole:,})"
+            resumes_at = resynchronise(file, at + 4)
+            hint = "" if resumes_at is None else f" (the next whole record begins at byte {resumes_at:,})"
             raise DataError(f"damaged at byte {at:,}{hint}")
         if not within:
             offsets.append(at)
@@ -238,8 +238,8 @@ def _vectors(
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         frames = _gather(file, offsets[part], 8).view("<u4")[:, 1]
-        whole = (frames & MAX_PAYLOAD) >= HEADER_BYTES + 4 * width
-        labels[part[whole]] = _gather(file, offsets[part[whole]] + 8 + HEADER_BYTES, 4 * width).view("<f4")
-        for row in part[~whole]:
+        is_complete = (frames & MAX_PAYLOAD) >= HEADER_BYTES + 4 * width
+        labels[part[is_complete]] = _gather(file, offsets[part[is_complete]] + 8 + HEADER_BYTES, 4 * width).view("<f4")
+        for row in part[~is_complete]:
             labels[row] = unpack(read_payload(file, int(offsets[row]))).labels
     return labels

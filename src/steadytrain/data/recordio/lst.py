@@ -158,9 +158,9 @@ class RecordList:
         order, ordered = self._order
         if not len(order):
             return np.full(len(ids), -1)
-        wanted = ids.astype(np.int64)
-        at = np.minimum(np.searchsorted(ordered, wanted), len(order) - 1)
-        return np.where((ordered[at] == wanted) & (ids < 2**63), order[at], -1)
+        signed = ids.astype(np.int64)
+        at = np.minimum(np.searchsorted(ordered, signed), len(order) - 1)
+        return np.where((ordered[at] == signed) & (ids < 2**63), order[at], -1)
 
     def labels_of(self, row: int) -> list[float]:
         """Return the labels of a line."""

@@ -448,8 +448,8 @@ class Records:
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
                 raise DataError(f"{file.path} is closed") from None
-            what = describe_record(row, file.path, file.name(row))
-            raise DataError(f"{what} is damaged: {error}") from error
+            name = describe_record(row, file.path, file.name(row))
+            raise DataError(f"{name} is damaged: {error}") from error
 
     def require_images(self) -> None:
         """Look at some records of each file that has no card.
@@ -566,8 +566,8 @@ class Records:
 
     def number(self, file: str, record: int) -> int:
         """Return the number of a record by its file's name and its number there. Raises IndexError: there is none."""
-        for one, start in zip(self._files, self._starts, strict=False):
-            if one.path.name == file and 0 <= record < len(one.offsets):
+        for opened, start in zip(self._files, self._starts, strict=False):
+            if opened.path.name == file and 0 <= record < len(opened.offsets):
                 return start + record
         raise IndexError(f"record {record} of {file} is not in {self.path}")
 

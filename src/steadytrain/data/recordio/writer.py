@@ -58,10 +58,10 @@ class RecordWriter:
         self._unplaced: tuple[str, ...] | None = None  # suffixes of files that are complete under hidden names
         self._journal: IO[bytes] | None = None
         if work is None or not self._take_back(work):
-            there = [p.name for p in (path, index_path(path), path.with_suffix(".json")) if p.exists()]
-            if there and not force:
+            existing = [p.name for p in (path, index_path(path), path.with_suffix(".json")) if p.exists()]
+            if existing and not force:
                 raise DataError(
-                    f"{', '.join(there)} exist{'s' * (len(there) == 1)} in {path.parent}:"
+                    f"{', '.join(existing)} exist{'s' * (len(existing) == 1)} in {path.parent}:"
                     " choose another name, or give --force to replace"
                 )
         with _storage_errors(path):

@@ -410,8 +410,8 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
                 ) from error
             member = _tar_member(info)
             if info.size < 0 or headers.offset <= at or "\0" in info.name:
-                what = "a name with a zero byte" if info.size >= 0 else f"{info.size} is no size"
-                raise DataError(f"{of} is damaged at byte {at:,}: {what}")
+                problem = "a name with a zero byte" if info.size >= 0 else f"{info.size} is no size"
+                raise DataError(f"{of} is damaged at byte {at:,}: {problem}")
             if member.offset + member.size > end:
                 raise DataError(
                     f"{of} is cut short: {printable(member.name)} needs {member.size:,} bytes from byte"
@@ -462,7 +462,7 @@ def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:
         else:
             error_text = f"is damaged ({error}): copy or download it again"
         raise DataError(f"{of} {error_text}") from error
-    taken = 0
+    total = 0
     for info in archive.infolist():
         name, kind = _zip_name(info), "file"
         mode = info.external_attr >> 16 if info.create_system in (3, 19) else 0  # Unix, macOS
@@ -472,8 +472,8 @@ def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:
             kind = "a link" if stat.S_ISLNK(mode) else "a device"
         if info.volume:
             raise DataError(f"{of} is one of several volumes: join them (zip -s 0 {of} --out whole.zip)")
-        taken += info.compress_size
-        if taken > size:  # members that share their bytes: a bomb
+        total += info.compress_size
+        if total > size:  # members that share their bytes: a bomb
             raise DataError(f"{of}: its members need more bytes than it has: it is damaged, or a bomb")
         if kind != "file":
             yield Member(name, 0, 0, 0, kind=kind)

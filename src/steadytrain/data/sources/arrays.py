@@ -188,15 +188,15 @@ def _idx_partner(path: Path) -> Path:
             " NAME-images-idx3-ubyte and"
             " NAME-labels-idx1-ubyte"
         )
-    wanted = "labels" if match["what"] == "images" else "images"
+    kind = "labels" if match["what"] == "images" else "images"
     for other in sorted(path.parent.iterdir()):
         partner = _IDX_NAME.fullmatch(other.name)
-        if partner and partner["what"] == wanted and partner["set"] == match["set"]:
+        if partner and partner["what"] == kind and partner["set"] == match["set"]:
             return other
-    dims = "3" if wanted == "images" else "1"
-    other_name = f"{path.name[: match.start('what')]}{wanted}{path.name[match.end('what') : match.start('dims')]}{dims}"
+    dims = "3" if kind == "images" else "1"
+    other_name = f"{path.name[: match.start('what')]}{kind}{path.name[match.end('what') : match.start('dims')]}{dims}"
     raise DataError(
-        f"{path} has no {wanted} next to it: put {other_name}{path.name[match.end('dims') :]} into {path.parent} as"
+        f"{path} has no {kind} next to it: put {other_name}{path.name[match.end('dims') :]} into {path.parent} as"
         f" well, or remove {path.name}"
     )
 

@@ -212,10 +212,10 @@ def _missing_shards(names: list[str]) -> list[str]:
     """
     if len(names) < 2:
         return []
-    wanted = {
+    expected = {
         f"{match[1]}-{number:0{len(match[2])}}-of-{match[3]}{match[4]}": None
         for match in map(_NUMBERED.fullmatch, names)
         if match
         for number in range(min(int(match[3]), MOST_NAMES))
     }
-    return [name for name in wanted if name not in set(names)]
+    return [name for name in expected if name not in set(names)]

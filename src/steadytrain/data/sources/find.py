@@ -78,9 +78,9 @@ def find(
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
-        place, whole = scratch.absolute().parent, Path(source).resolve()
-        inside = whole.is_dir() and whole in place.parents
-        if inside and not any(is_ignored(part) for part in place.relative_to(whole).parts):
+        place, folder = scratch.absolute().parent, Path(source).resolve()
+        inside = folder.is_dir() and folder in place.parents
+        if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
         raise
     for listing in listings:
@@ -136,8 +136,8 @@ def require_there(source: str) -> None:
         raise DataError(f"{source} is a broken link (to {path.readlink()}): fix it")
     names = {p.name for p in path.parent.iterdir()} if path.parent.is_dir() else set()
     packed = {name.removesuffix(".rec") for name in names if name.endswith(".rec")}
-    beside = {f"{name}{ending}" for name in packed for ending in (".idx", ".lst", ".json")}  # no sources themselves
-    near = did_you_mean(path.name, sorted(names - beside))
+    companions = {f"{name}{ending}" for name in packed for ending in (".idx", ".lst", ".json")}  # no sources themselves
+    near = did_you_mean(path.name, sorted(names - companions))
     raise DataError(f"there is no file or folder {source}.{near}")
 
 
@@ -167,8 +167,8 @@ class _Source:
         self._refuse("--root", self.source)
         folders = [path for path in paths if path.is_dir()]
         if folders or all(is_image(path.name) for path in paths):
-            what = f"{folders[0]}, a folder" if folders else f"{len(paths):,} images without labels"
-            raise DataError(f"{self.source} names {what}: give one folder with a folder of images for each class")
+            given = f"{folders[0]}, a folder" if folders else f"{len(paths):,} images without labels"
+            raise DataError(f"{self.source} names {given}: give one folder with a folder of images for each class")
         if len(paths) == 1:
             return self._list_file(paths[0])
         files = open_sources(paths, self.scratch, self.say)

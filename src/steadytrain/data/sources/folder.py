@@ -77,8 +77,8 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     splits = _find_splits(folders, lambda name: bool(read_entries(source / name)[0]), str(source))
     top, files = scan_folder(source, list(splits.values()) or [""])
     first, *more = list_tree(top, files, root=source, classes=classes)
-    beside = [f"{name}/" for name in folders if splits and name not in splits.values()]
-    return [replace(first, passed_over=Names([*first.passed_over, *beside])), *more] if beside else [first, *more]
+    loose = [f"{name}/" for name in folders if splits and name not in splits.values()]
+    return [replace(first, passed_over=Names([*first.passed_over, *loose])), *more] if loose else [first, *more]
 
 
 def count_images(source: Path) -> tuple[int, int]:
@@ -304,8 +304,8 @@ def _list_classes(
     require_known(sorted(name for name in rows.keys() - set(names) if rows[name]), names, where)
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if class_list is None and empty:
-        what = "class folders hold" if len(empty) > 1 else "class folder holds"
-        raise DataError(f"{len(empty)} {what} no image in {where} ({few(empty)}): add images or remove the folder")
+        noun = "class folders hold" if len(empty) > 1 else "class folder holds"
+        raise DataError(f"{len(empty)} {noun} no image in {where} ({few(empty)}): add images or remove the folder")
     if class_list is None and len(names) < 2:
         inner_names = list(by_name[names[0]].folders) if on_disk else []
         hint = f" (did you mean {Path(where) / names[0]}? It holds {few(inner_names)})" * (len(inner_names) > 1)
@@ -339,12 +339,12 @@ def _list_classes(
 
 def _no_class(where: str, *, loose: bool, on_disk: bool) -> DataError:
     """The error for no images in folders of classes; ``loose`` where some lie beside them."""
-    wanted = f"{'a folder' if on_disk else 'an archive'} with one folder of images for each class"
+    remedy = f"{'a folder' if on_disk else 'an archive'} with one folder of images for each class"
     if not loose:
-        return DataError(f"{where} holds no images: give {wanted}{', or a .lst' * on_disk}")
+        return DataError(f"{where} holds no images: give {remedy}{', or a .lst' * on_disk}")
     if on_disk:
         example = f"{Path(where).name}/cat/1.jpg"
-        wanted = f"put the images of each class into a folder ({example}), or give a .lst with their labels"
+        remedy = f"put the images of each class into a folder ({example}), or give a .lst with their labels"
     else:
-        wanted = f"give their labels in a file with --labels, or {wanted}"
-    return DataError(f"the images in {where} have no classes: {wanted}")
+        remedy = f"give their labels in a file with --labels, or {remedy}"
+    return DataError(f"the images in {where} have no classes: {remedy}")

@@ -195,9 +195,9 @@ def multi_hot(
     """
     words = {text: text.split(sign) if sign else [text] for text in set(texts)}
     parts = {text: {class_name(word) for word in split if word.strip()} for text, split in words.items()}
-    found = set().union(*parts.values())
-    names = tuple(sorted(found) if classes is None else classes)
-    require_known(list(found - set(names)), names, where)
+    used = set().union(*parts.values())
+    names = tuple(sorted(used) if classes is None else classes)
+    require_known(list(used - set(names)), names, where)
     if len(names) > MOST_LABELS:
         raise DataError(f"{where} has {len(names):,} labels; {MOST_LABELS:,} are the most that vectors are made of")
     column_of = {name: column for column, name in enumerate(names)}

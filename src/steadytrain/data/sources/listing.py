@@ -82,17 +82,17 @@ class Names(Sequence[str]):
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Names:
         """The names at these places, counted from 0, in that order."""
-        taken = Names()
+        names = Names()
         data, ends = np.frombuffer(self._bytes, np.uint8), np.frombuffer(self._ends, np.int64)
         for start in range(0, len(rows), _NAMES_BLOCK):
             part = np.asarray(rows[start : start + _NAMES_BLOCK], np.int64)
             sizes = ends[part + 1] - ends[part]
             stops = np.cumsum(sizes)
             within = np.arange(int(stops[-1])) - np.repeat(stops - sizes, sizes)
-            before = len(taken._bytes)
-            taken._bytes += data[np.repeat(ends[part], sizes) + within].tobytes()
-            taken._ends.frombytes((stops + before).tobytes())
-        return taken
+            before = len(names._bytes)
+            names._bytes += data[np.repeat(ends[part], sizes) + within].tobytes()
+            names._ends.frombytes((stops + before).tobytes())
+        return names
 
     def parts(self) -> Iterator[bytes | bytearray]:
         """All its content as bytes, to be hashed."""
@@ -122,7 +122,7 @@ class Names(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return len(self) == len(other) and all(name == other_name for name, other_name in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -43,8 +43,8 @@ def spellings(name: str) -> Iterator[str]:
     """Other ways to write a path, each once."""
     known = {name}
     stem, suffix = os.path.splitext(name)  # noqa: PTH122
-    for whole in (name, stem + suffix.swapcase()):
-        for turned in (whole, whole.replace("\\", "/")):
+    for spelling in (name, stem + suffix.swapcase()):
+        for turned in (spelling, spelling.replace("\\", "/")):
             for form in (turned, unicodedata.normalize("NFC", turned), unicodedata.normalize("NFD", turned)):
                 if form not in known:
                     known.add(form)
@@ -162,9 +162,9 @@ class ImagesInArchives:
                 return self._rows[path]
             ends = set()
             for row in self._of_base.get(_stem(path.rpartition("/")[2]), ()):
-                whole = _plain(self._files.names[row])
-                if f"/{whole}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(whole)}".endswith(f"/{path}")):
-                    ends.add(whole)
+                entry = _plain(self._files.names[row])
+                if f"/{entry}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(entry)}".endswith(f"/{path}")):
+                    ends.add(entry)
             if ends:
                 return self._rows[ends.pop()] if len(ends) == 1 else _AMBIGUOUS
         return None

@@ -105,16 +105,16 @@ def choose(listings: Sequence[Listing], *, only: Sequence[str] = (), exclude: Se
     for name in (*only, *exclude):
         if name not in classes:
             raise DataError(f"there is no class {name}.{did_you_mean(name, classes)} The classes: {few(classes)}")
-    kept = [number for number, name in enumerate(classes) if (not only or name in only) and name not in exclude]
-    if len(kept) < 2:
-        raise DataError(f"{len(kept)} of {len(classes)} classes would be left: a classifier needs at least two")
+    left = [number for number, name in enumerate(classes) if (not only or name in only) and name not in exclude]
+    if len(left) < 2:
+        raise DataError(f"{len(left)} of {len(classes)} classes would be left: a classifier needs at least two")
     renumbered = np.full(len(classes), -1, np.int64)
-    renumbered[kept] = np.arange(len(kept))
+    renumbered[left] = np.arange(len(left))
     chosen = []
     for listing in listings:
         labels = renumbered[listing.labels.astype(np.int64)]
         part = take(listing, np.flatnonzero(labels >= 0))
-        chosen.append(replace(part, labels=labels[labels >= 0], classes=tuple(classes[number] for number in kept)))
+        chosen.append(replace(part, labels=labels[labels >= 0], classes=tuple(classes[number] for number in left)))
     return chosen
 
 
@@ -158,8 +158,8 @@ def hold_out(
     else:
         raise DataError(f"the fraction to hold out is {fraction}; it must be above 0 and below 1")
     if not len(val):
-        whole = "" if sets is None else " without separating images that belong together"
-        raise DataError(f"no image of {len(listing):,} would be left for validation{whole}: hold out more")
+        constraint = "" if sets is None else " without separating images that belong together"
+        raise DataError(f"no image of {len(listing):,} would be left for validation{constraint}: hold out more")
     return [replace(take(listing, train), split="train"), replace(take(listing, val), split="val", passed_over=[])]
 
 
@@ -187,8 +187,8 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Rows 
     counts = np.unique(groups, return_counts=True)[1]
     most = np.maximum(counts - 1, 0)
     wanted = np.minimum(np.maximum(np.rint(counts * fraction).astype(np.int64), 1), most) if fraction else 0 * counts
-    held = _draw(groups, wanted, most, seed, sets)
-    return np.flatnonzero(~held), np.flatnonzero(held)
+    is_held_out = _draw(groups, wanted, most, seed, sets)
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
 def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: Rows | None = None) -> tuple[Rows, Rows]:
@@ -199,8 +199,8 @@ def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: R
     (4, 1)
     """
     counts = np.unique(labels, return_counts=True)[1]
-    drawn = _draw(labels, np.minimum(counts, count), counts, seed, sets)
-    return np.flatnonzero(drawn), np.flatnonzero(~drawn)
+    is_drawn = _draw(labels, np.minimum(counts, count), counts, seed, sets)
+    return np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)
 
 
 def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) -> NDArray[np.bool_]:
@@ -216,12 +216,12 @@ def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) 
     """
     order = np.lexsort((_splitmix64(len(labels), seed), labels))
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    drawn = np.zeros(len(labels), np.bool_)
+    is_drawn = np.zeros(len(labels), np.bool_)
     if sets is None:
-        drawn[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts) < np.repeat(
+        is_drawn[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts) < np.repeat(
             wanted, counts
         )
-        return drawn
+        return is_drawn
     by_set = np.argsort(sets, kind="stable")
     members = np.split(by_set, np.flatnonzero(np.diff(sets[by_set])) + 1)
     members_of = {int(sets[rows[0]]): rows for rows in members if len(rows)}
@@ -235,17 +235,20 @@ def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) 
             return False
         missing[classes] -= sizes
         num_drawn[classes] += sizes
-        drawn[rows] = True
+        is_drawn[rows] = True
         return True
 
     for row in order.tolist():  # single images as without sets: the first ones of each class
-        if (own := int(sets[row])) not in seen:
-            seen.add(own)
-            draw(members_of[own])
+        if (set_number := int(sets[row])) not in seen:
+            seen.add(set_number)
+            draw(members_of[set_number])
     for label in np.flatnonzero((wanted > 0) & (num_drawn == 0)).tolist():  # sets larger than twice what is wanted
         own_sets = dict.fromkeys(sets[row] for row in order[number[order] == label].tolist())
-        any(draw(rows, anyway=True) for rows in sorted((members_of[int(own)] for own in own_sets), key=len))
-    return drawn
+        any(
+            draw(rows, anyway=True)
+            for rows in sorted((members_of[int(set_number)] for set_number in own_sets), key=len)
+        )
+    return is_drawn
 
 
 def find_sets(listing: Listing, identical: Identical, say: Say) -> Rows | None:
@@ -280,8 +283,8 @@ def find_sets(listing: Listing, identical: Identical, say: Say) -> Rows | None:
             parent[row] = row = parent[parent[row]]
         return row
 
-    for one, other in links:
-        parent[root(other)] = root(one)
+    for first_row, second_row in links:
+        parent[root(second_row)] = root(first_row)
     return np.array([root(row) for row in range(len(listing))])
 
 
@@ -352,14 +355,14 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def without_loose(listings: Sequence[Listing], say: Say) -> list[Listing]:
     """Return the images that lie beside the folders of classes, and drop them from what is passed over."""
-    kept = []
+    cleaned = []
     for listing in listings:
         if loose := [name for name in listing.passed_over if is_image(name)]:
-            what = "images without a class are" if len(loose) > 1 else "image without a class is"
-            say(f"{f'{listing.split}: ' * bool(listing.split)}{len(loose):,} {what} skipped ({few(loose, 3)})")
+            noun = "images without a class are" if len(loose) > 1 else "image without a class is"
+            say(f"{f'{listing.split}: ' * bool(listing.split)}{len(loose):,} {noun} skipped ({few(loose, 3)})")
             listing = replace(listing, passed_over=Names(name for name in listing.passed_over if not is_image(name)))
-        kept.append(listing)
-    return kept
+        cleaned.append(listing)
+    return cleaned
 
 
 def remark(listings: Sequence[Listing], say: Say) -> None:
@@ -455,18 +458,18 @@ def shard(listing: Listing, count: int) -> list[Listing]:
 
 def _align_columns(listings: Sequence[Listing]) -> list[Listing]:
     """Listings whose label vectors have their columns in one order."""
-    wanted = listings[0].label_names
+    names = listings[0].label_names
     aligned: list[Listing] = []
     for listing in listings:
-        if sorted(listing.label_names) != sorted(wanted):
-            other = few(sorted(set(listing.label_names) ^ set(wanted)))
+        if sorted(listing.label_names) != sorted(names):
+            other = few(sorted(set(listing.label_names) ^ set(names)))
             raise DataError(
                 f"the sources have different labels in their vectors (not in all of them: {other}): give them as one"
                 " table, or name the same columns in each"
             )
-        if listing.label_names != wanted:
-            order = [listing.label_names.index(name) for name in wanted]
-            listing = replace(listing, labels=listing.labels[:, order], label_names=wanted)
+        if listing.label_names != names:
+            order = [listing.label_names.index(name) for name in names]
+            listing = replace(listing, labels=listing.labels[:, order], label_names=names)
         aligned.append(listing)
     return aligned
 

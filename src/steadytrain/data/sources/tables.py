@@ -307,21 +307,21 @@ def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> 
         numbering = next((place for place in left if [row[place] for row in body] in counts), None)
         left = [place for place in left if place != numbering]
 
-    rest = [place for place in left if not header or header[place] not in _NUMBERING]
+    others = [place for place in left if not header or header[place] not in _NUMBERING]
     if known := [place for name in LABELS for place in left if header and header[place] == name]:
         labels = known[:1]
-    elif len(rest) == 1 or (rest and body and all(is_number(row[place]) for row in body for place in rest)):
-        labels = rest
-    elif not header and rest:
+    elif len(others) == 1 or (others and body and all(is_number(row[place]) for row in body for place in others)):
+        labels = others
+    elif not header and others:
         raise DataError(f"{len(left)} columns besides the path: add a first line with their names, such as path,label")
-    elif not rest and any(_FOLDER.search(row[path]) for row in body):
+    elif not others and any(_FOLDER.search(row[path]) for row in body):
         labels = []
-    elif not rest and not has_header and width == 1:
+    elif not others and not has_header and width == 1:
         raise DataError(
             "only one column: each line needs a path and a label (where every 80 images in a row are a class:"
             " awk '{print $0 \",\" int((NR-1)/80)}' FILE > labels.csv)"
         )
-    elif not rest:
+    elif not others:
         raise DataError(f"no label column: name one 'label' (the columns: {listed or 'a path alone'})")
     else:
         raise DataError(f"which column is the label? Name it 'label' (the columns: {listed})")
@@ -447,11 +447,11 @@ def _read_body(
     _refuse_wrong(path, names, wrong, "table")
     cells: list[str] | NDArray[np.float32] = texts or np.array(values, np.float32).reshape(len(names), -1)
     if again:
-        kept = np.setdiff1d(np.arange(len(names)), again)
-        cells = [cells[row] for row in kept.tolist()] if isinstance(cells, list) else cells[kept]
-        splits = [splits[row] for row in kept.tolist()]
-        names = names.take(kept)
-        groups = groups.take(kept) if columns.group is not None else groups
+        rows_kept = np.setdiff1d(np.arange(len(names)), again)
+        cells = [cells[row] for row in rows_kept.tolist()] if isinstance(cells, list) else cells[rows_kept]
+        splits = [splits[row] for row in rows_kept.tolist()]
+        names = names.take(rows_kept)
+        groups = groups.take(rows_kept) if columns.group is not None else groups
         plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
         say(f"{path}: {len(again):,} line{plural} used once")
     return names, cells, sign, np.array(splits), groups

@@ -83,14 +83,14 @@ def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say
             " write the members of each key one after the other (tar --sort=name)"
         )
     hint = f", with members named KEY.{compound}: rename them to KEY.{compound.rpartition('.')[2]}" * bool(compound)
-    for what, keys in lacking.items():
+    for part, keys in lacking.items():
         if keys and not rows:
             raise DataError(
-                f"{root}: no sample has an image and a label; {len(keys):,} have no {what} ({few(keys)}){hint}"
+                f"{root}: no sample has an image and a label; {len(keys):,} have no {part} ({few(keys)}){hint}"
             )
         if keys:
-            plural, article = "s" * (len(keys) > 1), "an" if what == "image" else "a"
-            say(f"{len(keys):,} sample{plural} without {article} {what} skipped ({few(keys, 3)})")
+            plural, article = "s" * (len(keys) > 1), "an" if part == "image" else "a"
+            say(f"{len(keys):,} sample{plural} without {article} {part} skipped ({few(keys, 3)})")
     longest = max(known, key=len)
     if kind == "txt" and (len(longest) > _LONGEST_NAME or "\n" in longest or 2 * len(known) > len(texts)):
         raise DataError(
@@ -238,10 +238,10 @@ class _LabelReader:
         if self.clash:
             say(f"{self.root}: class numbers are used as names ({self.clash})")
             return None
-        wanted = [str(number) for number in range(largest + 1)] if len(self.names) == largest + 1 else []
-        if not wanted or self.names.keys() != set(wanted) or len(set(self.names.values())) < len(wanted):
+        numbers = [str(number) for number in range(largest + 1)] if len(self.names) == largest + 1 else []
+        if not numbers or self.names.keys() != set(numbers) or len(set(self.names.values())) < len(numbers):
             return None
-        return [self.names[number] for number in wanted]
+        return [self.names[number] for number in numbers]
 
 
 def _is_name(value: object) -> bool:

@@ -94,8 +94,8 @@ class Augmentation:
         parts = []
         for start in range(0, len(images), self.group):
             part, first = images[start : start + self.group], positions[start : start + 1]
-            drawn = uniforms(self.seed, first, number + 1, TRANSFORMS + transform.kind.number)[0, number]
-            with _seeded(int(drawn * 2**32), images.device):
+            draw = uniforms(self.seed, first, number + 1, TRANSFORMS + transform.kind.number)[0, number]
+            with _seeded(int(draw * 2**32), images.device):
                 parts.append(_call_own(transform.name, apply, part))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -114,19 +114,19 @@ class Augmentation:
         """Mix each image with the one that is half a micro-batch away, by mixup or by cutmix."""
         n, height, width, _ = images.shape
         transforms = [transform for transform in self.transforms if transform.name in MIXING]
-        drawn = {transform.name: self.draws(transform, positions) for transform in transforms}
+        draws_of = {transform.name: self.draws(transform, positions) for transform in transforms}
         chosen = {
             name: draws[:, 0] < transform.number("probability")
-            for transform, (name, draws) in zip(transforms, drawn.items(), strict=True)
+            for transform, (name, draws) in zip(transforms, draws_of.items(), strict=True)
         }
         if len(transforms) == 2:
-            is_mixup = drawn["mixup"][:, 1] < 0.5
+            is_mixup = draws_of["mixup"][:, 1] < 0.5
             chosen = {"mixup": chosen["mixup"] & is_mixup, "cutmix": chosen["cutmix"] & ~is_mixup}
         group = min(self.group, n)
         others = np.roll(np.arange(n).reshape(-1, group), -(group // 2), axis=1).reshape(-1)
-        partners, own = images.index_select(0, to_device(others, images)), np.ones(n)
+        partners, own_shares = images.index_select(0, to_device(others, images)), np.ones(n)
         for transform in transforms:
-            draws, rows = drawn[transform.name], np.flatnonzero(chosen[transform.name])
+            draws, rows = draws_of[transform.name], np.flatnonzero(chosen[transform.name])
             shares = operations.beta_quantiles(transform.number("alpha"), draws[rows, 2])
             where = to_device(rows, images)
             first, second = images.index_select(0, where), partners.index_select(0, where)
@@ -140,8 +140,8 @@ class Augmentation:
                 top, left, bottom, right = corners.T
                 shares = 1 - (bottom - top) * (right - left) / (height * width)
             images.index_copy_(0, where, result)
-            own[rows] = shares
-        targets, share = self.targets(labels), to_device(own, images)[:, None]
+            own_shares[rows] = shares
+        targets, share = self.targets(labels), to_device(own_shares, images)[:, None]
         return images, targets * share + targets.index_select(0, to_device(others, images)) * (1 - share)
 
 
@@ -159,7 +159,7 @@ def make_own(
     Raises:
         RecipeError: one may not be imported, fails, or gives no images of the same shape.
     """
-    made: dict[str, OwnTransform] = {}
+    functions: dict[str, OwnTransform] = {}
     device = device or torch.device("cpu")
     for name in (transform.name for transform in transforms if transform.is_own):
         factory = import_factory(
@@ -180,23 +180,24 @@ def make_own(
             raise
         except Exception as error:
             raise RecipeError(f"data.transforms={name} failed: {type(error).__name__}: {first_line(error)}") from error
-        made[name] = apply
-    return made
+        functions[name] = apply
+    return functions
 
 
 def _call_own(name: str, apply: OwnTransform, images: Tensor) -> Tensor:
     """Call a transform of the user's own with images uint8[B, H, W, C]. Raises RecipeError where it gives no such."""
-    made = apply(images.permute(0, 3, 1, 2))
+    result = apply(images.permute(0, 3, 1, 2))
     n, height, width, channels = images.shape
-    if not isinstance(made, Tensor) or made.shape != (n, channels, height, width):
-        what = f"{made.dtype} of shape {list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+    if not isinstance(result, Tensor) or result.shape != (n, channels, height, width):
+        is_tensor = isinstance(result, Tensor)
+        given = f"{result.dtype} of shape {list(result.shape)}" if is_tensor else f"a {type(result).__name__}"
         raise RecipeError(
-            f"data.transforms={name} gave {what}; of images uint8 [B, C, H, W] it must give as many of the same size,"
+            f"data.transforms={name} gave {given}; of images uint8 [B, C, H, W] it must give as many of the same size,"
             " uint8 or floating-point numbers from 0 to 1"
         )
-    if made.is_floating_point():
-        made = (made * 255).round_().clamp_(0, 255)
-    return made.permute(0, 2, 3, 1).to(torch.uint8).contiguous()
+    if result.is_floating_point():
+        result = (result * 255).round_().clamp_(0, 255)
+    return result.permute(0, 2, 3, 1).to(torch.uint8).contiguous()
 
 
 @contextmanager

@@ -54,11 +54,11 @@ def warp(images: Tensor, maps: Floats, fill: Tensor) -> Tensor:
         return torch.cat([warp(images[piece], maps[piece], fill) for piece in pieces])
     n, height, width, channels = images.shape
     across, down = (torch.arange(side, device=images.device) - (side - 1) / 2 for side in (width, height))
-    each = to_device(maps, images)[:, :, :, None, None]
+    m = to_device(maps, images)[:, :, :, None, None]
     places = torch.empty((n, height, width, 2), device=images.device)  # -1 and 1: the edges of an image
     for k, scale in enumerate((2 / width, 2 / height)):
         # A pixel comes from the same place in however large a batch: products and sums of single numbers, no matrices.
-        torch.mul(each[:, k, 0] * across + each[:, k, 1] * down[:, None] + each[:, k, 2], scale, out=places[..., k])
+        torch.mul(m[:, k, 0] * across + m[:, k, 1] * down[:, None] + m[:, k, 2], scale, out=places[..., k])
     values = torch.empty((n, channels, height, width), device=images.device).copy_(images.permute(0, 3, 1, 2))
     values -= fill[:, None, None]
     moved = functional.grid_sample(values, places, mode="bilinear", padding_mode="zeros", align_corners=False)
@@ -75,12 +75,12 @@ def recolor(images: Tensor, maps: Tensor, shifts: Tensor) -> Tensor:
         shifts: float32[n, C], in levels.
     """
     planes = images.movedim(3, 0).float()  # of one channel each: so the innermost loops are long
-    each = maps[..., None, None]
+    weights = maps[..., None, None]
     out = torch.empty_like(images)
     for channel in range(len(planes)):
-        value = planes[0] * each[:, channel, 0]
+        value = planes[0] * weights[:, channel, 0]
         for other in range(1, len(planes)):
-            value += planes[other] * each[:, channel, other]
+            value += planes[other] * weights[:, channel, other]
         value += shifts[:, channel, None, None]
         out[..., channel] = value.round_().clamp_(0, 255)
     return out
@@ -94,8 +94,8 @@ def brightness(factors: Floats, channels: int) -> Floats:
 def saturation(factors: Floats, channels: int) -> Floats:
     """Make colour maps that blend with grey, which is what the factor 0 gives: float64[n, C, C]."""
     grey = np.ones((channels, 1)) @ np.array([LUMA]) / sum(LUMA) if channels == 3 else np.eye(1)
-    each = factors[:, None, None]
-    return each * np.eye(channels) + (1 - each) * grey
+    factor = factors[:, None, None]
+    return factor * np.eye(channels) + (1 - factor) * grey
 
 
 def hue(shares: Floats) -> Floats:
@@ -172,9 +172,9 @@ def sharpen(images: Tensor, factors: Floats) -> Tensor:
     rows = values[:, :-2] + values[:, 1:-1] + values[:, 2:]
     inner = values[:, 1:-1, 1:-1]
     smooth = ((rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * inner) / 13).round_()
-    each = to_device(factors, images)[:, None, None, None]
+    factor = to_device(factors, images)[:, None, None, None]
     out = images.clone()
-    out[:, 1:-1, 1:-1] = _rounded(smooth + each * (inner - smooth))
+    out[:, 1:-1, 1:-1] = _rounded(smooth + factor * (inner - smooth))
     return out
 
 

@@ -208,13 +208,13 @@ def augmix(images: Tensor, draws: Floats, transform: Transform, fill: Tensor) ->
     height, width = images.shape[1:3]
     n, columns = len(images), 2 + chains * (2 + 3 * most)
     draws, share = draws[:, :columns], draws[:, 0].astype(np.float32)
-    each = draws[:, 2:].reshape(n, chains, -1)
-    weights = -np.log(1 - each[:, :, 0])
+    uniform_of = draws[:, 2:].reshape(n, chains, -1)
+    weights = -np.log(1 - uniform_of[:, :, 0])
     weights /= weights.sum(1, keepdims=True).clip(1e-12)
-    lengths = 1 + (each[:, :, 1] * most).astype(np.int64)
+    lengths = 1 + (uniform_of[:, :, 1] * most).astype(np.int64)
     chain = images.repeat_interleave(chains, 0)
     for k in range(most):
-        which, sign, level = (each[:, :, 2 + 3 * k + j].reshape(-1) for j in range(3))
+        which, sign, level = (uniform_of[:, :, 2 + 3 * k + j].reshape(-1) for j in range(3))
         ops = np.where(lengths.reshape(-1) > k, _MIXED[(which * len(_MIXED)).astype(np.int64)], Op.IDENTITY)
         levels = np.floor(level * max(1, transform.number("magnitude"))) / 9
         values = values_of(ops, levels.clip(0, 1), np.where(sign < 0.5, -1.0, 1.0), AUGMIX, height, width)

@@ -57,12 +57,12 @@ def measure_transforms(augmentation: Augmentation, batch: Batch) -> list[Transfo
     device = measuring_device()
     images, labels = (torch.from_numpy(values).to(device) for values in (batch.images, batch.labels))
     transforms = augmentation.transforms
-    each = {str(transform): replace(augmentation, transforms=(transform,)) for transform in transforms}
+    variants = {str(transform): replace(augmentation, transforms=(transform,)) for transform in transforms}
     if 1 < len(transforms) < len(KINDS):
-        each["all of these"] = augmentation
-    seconds: dict[str, list[float]] = {name: [] for name in each}
+        variants["all of these"] = augmentation
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
     for round_number in range(ROUNDS + 1):
-        for name, some in each.items():
+        for name, some in variants.items():
             began = time.perf_counter()
             some(images, labels, batch.positions + round_number * len(batch))
             if device.type == "cuda":
