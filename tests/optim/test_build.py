@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from steadytrain import optim
 from steadytrain.config import Optim
-from steadytrain.config.recipe import OPTIMIZERS
+from steadytrain.config.parts import OPTIMIZERS
 from steadytrain.errors import RecipeError
 
 CPU = torch.device("cpu")

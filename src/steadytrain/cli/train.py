@@ -20,9 +20,9 @@ from steadytrain.cli.options import Json, TrainingOptions, read_table, require_r
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe, schedules
 from steadytrain.config.batches import parse_growth, parse_sizes
 from steadytrain.config.losses import parse_loss
+from steadytrain.config.parts import ADAMS, listed_gpus
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
-from steadytrain.config.recipe import ADAMS, listed_gpus
 from steadytrain.cost.prices import Price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, RunError, SteadyError, did_you_mean, storage_error

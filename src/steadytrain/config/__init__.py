@@ -13,17 +13,17 @@ True
 
 from __future__ import annotations
 
-from steadytrain.config.recipe import MOST_EPOCHS as MOST_EPOCHS
-from steadytrain.config.recipe import MOST_STEPS as MOST_STEPS
-from steadytrain.config.recipe import Budget as Budget
-from steadytrain.config.recipe import CompileMode as CompileMode
-from steadytrain.config.recipe import Data as Data
-from steadytrain.config.recipe import Every as Every
-from steadytrain.config.recipe import Layout as Layout
-from steadytrain.config.recipe import Model as Model
-from steadytrain.config.recipe import Numbers as Numbers
-from steadytrain.config.recipe import Optim as Optim
-from steadytrain.config.recipe import Parallel as Parallel
-from steadytrain.config.recipe import Precision as Precision
+from steadytrain.config.parts import MOST_EPOCHS as MOST_EPOCHS
+from steadytrain.config.parts import MOST_STEPS as MOST_STEPS
+from steadytrain.config.parts import Budget as Budget
+from steadytrain.config.parts import CompileMode as CompileMode
+from steadytrain.config.parts import Data as Data
+from steadytrain.config.parts import Every as Every
+from steadytrain.config.parts import Layout as Layout
+from steadytrain.config.parts import Model as Model
+from steadytrain.config.parts import Numbers as Numbers
+from steadytrain.config.parts import Optim as Optim
+from steadytrain.config.parts import Parallel as Parallel
+from steadytrain.config.parts import Precision as Precision
+from steadytrain.config.parts import Scalar as Scalar
 from steadytrain.config.recipe import Recipe as Recipe
-from steadytrain.config.recipe import Scalar as Scalar

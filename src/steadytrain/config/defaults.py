@@ -8,9 +8,10 @@ from typing import Any
 
 from steadytrain.config.factories import FACTORY
 from steadytrain.config.losses import parse_loss
+from steadytrain.config.parts import OPTIMIZERS, Budget, Data, Model, Optim
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, to_toml
-from steadytrain.config.recipe import OPTIMIZERS, Budget, Data, Model, Optim, Recipe
+from steadytrain.config.recipe import Recipe
 from steadytrain.config.stages import RISING, parse_schedule
 from steadytrain.errors import RecipeError
 

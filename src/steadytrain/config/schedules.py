@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from steadytrain.config.recipe import ADAMS, Optim
+from steadytrain.config.parts import ADAMS, Optim
 from steadytrain.config.stages import Stage, Warmup, parse_schedule, parse_warmup
 from steadytrain.errors import RecipeError
 

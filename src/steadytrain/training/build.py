@@ -18,9 +18,9 @@ from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.config.batches import parse_sizes
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
+from steadytrain.config.parts import listed_gpus
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
-from steadytrain.config.recipe import listed_gpus
 from steadytrain.config.schedules import momentum, usual_momentum
 from steadytrain.config.transforms import parse_transforms
 from steadytrain.data.loader import (

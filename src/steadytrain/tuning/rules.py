@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steadytrain.config.recipe import ADAMS, Optim
+from steadytrain.config.parts import ADAMS, Optim
 from steadytrain.data.loader import packed_side
 from steadytrain.data.loader.image_loader import MOST_KEPT_BYTES
 from steadytrain.format import percent
