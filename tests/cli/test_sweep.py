@@ -204,8 +204,8 @@ def test_a_search_that_is_repeated_trains_again_what_failed(
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     Path("sick_net.py").write_text(
-        f"import os\n{NET.replace('make', 'build')}\ndef make(**options):\n"
-        "    if os.path.exists('sick'):\n        raise OSError('no device')\n    return build(**options)\n"
+        f"import os\n{NET.replace('make', 'build')}\ndef make(num_classes, channels):\n"
+        "    if os.path.exists('sick'):\n        raise OSError('no device')\n    return build(num_classes, channels)\n"
     )
     words = command(recipe_file, digits, tmp_path / "sweep", "--model", "sick_net:make", "--over", "lr=0.01..0.1")
     Path("sick").touch()

@@ -567,8 +567,8 @@ def _find_leaks(scan: RecordScan, theirs: RecordScan, other: Path, findings: Fin
     """Add images that are in a file of another split as well; returns a remark."""
     if not len(theirs.headers):
         return f"{other.name} holds no whole record: there is nothing to compare with"
-    pairs = alike(theirs.images.prints, theirs.images.hashes, scan.images.prints, scan.images.hashes)
-    for number, row, is_mirrored in pairs:
+    near_pairs = alike(theirs.images.prints, theirs.images.hashes, scan.images.prints, scan.images.hashes)
+    for number, row, is_mirrored in near_pairs:
         text = f"like {describe_record(number, other.name, theirs.name(number))}{', mirrored' * is_mirrored}"
         scan.add(findings, "near-leak", row, text)
     pairs = shared(scan.images.prints, theirs.images.prints)
