@@ -112,7 +112,7 @@ def test_ctrl_c_is_one_line(digits: Path) -> None:
     child.send_signal(signal.SIGINT)
     out, error = child.communicate()
     assert (child.returncode, out) == (130, "")
-    assert error == "steady: interrupted: the same command goes on, or begins again\n"
+    assert error == "steady: interrupted: the same command resumes, or starts over\n"
 
 
 def test_ctrl_c_that_a_lock_turns_into_its_own_error_is_one_line(
@@ -128,7 +128,7 @@ def test_ctrl_c_that_a_lock_turns_into_its_own_error_is_one_line(
 
     monkeypatch.setattr("steadytrain.cli._run", wait)
     assert main(["feed"]) == 130
-    assert capsys.readouterr().err == "steady: interrupted: the same command goes on, or begins again\n"
+    assert capsys.readouterr().err == "steady: interrupted: the same command resumes, or starts over\n"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is told by /proc")
@@ -141,7 +141,7 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line(library: str) -> None:
     child.send_signal(signal.SIGINT)
     out, error = child.communicate()
     assert (child.returncode, out) == (130, "")
-    assert error in ("steady: interrupted\n", "steady: interrupted: the same command goes on, or begins again\n")
+    assert error in ("steady: interrupted\n", "steady: interrupted: the same command resumes, or starts over\n")
 
 
 def test_the_recipe_is_explained_in_the_width_of_the_terminal(

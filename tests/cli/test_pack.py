@@ -182,7 +182,7 @@ def test_ctrl_c_reaches_children_as_they_begin_and_is_one_line_all_the_same(phot
         out, error = process.communicate()
     assert (process.returncode, out) == (130, b"")
     assert b"Traceback" not in error
-    assert error.endswith(b"steady: interrupted: the same command goes on, or begins again\n")
+    assert error.endswith(b"steady: interrupted: the same command resumes, or starts over\n")
     assert not list(Path().glob("*out*")) and not list(Path().glob(".*"))
 
 

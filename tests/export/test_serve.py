@@ -616,7 +616,7 @@ def test_sigterm_answers_the_requests_at_hand_and_then_ends(server: Server, imag
         assert [one.result().status for one in waiting] == [200, 200]
     assert server.process.wait(20) == 0
     *lines, end = server.messages.read_text().splitlines()
-    assert end == "stopped: the requests at hand were answered"
+    assert end == "stopped: pending requests were answered"
     logged = [json.loads(line) for line in lines if line.startswith("{")]
     assert logged[-1]["path"] == "/predict" and {line["status"] for line in logged} >= {200, 401, 413, 429, 503}
     assert not [line for line in lines if "Traceback" in line]

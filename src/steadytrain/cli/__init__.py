@@ -110,7 +110,7 @@ SAME_VERBS = {
 """Other tools' names for these verbs."""
 
 
-_INTERRUPTED = "interrupted: the same command goes on, or begins again"
+_INTERRUPTED = "interrupted: the same command resumes, or starts over"
 
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 """Messages of the system's loader for a library that does not fit into memory."""

@@ -78,7 +78,7 @@ def bench_infer(
         seconds: How long to measure each engine with each batch size.
         minutes: Begin no network after so long.
         plot: Draw latency and throughput into this file: .svg or .html.
-        save: Write all figures into this .json file; the same command goes on where it was stopped.
+        save: Write all figures into this .json file; the same command resumes.
 
     Examples:
         steady bench infer resnet50 --engines eager openvino --batch-size 1 32

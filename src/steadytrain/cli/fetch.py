@@ -35,7 +35,7 @@ def fetch(
     """Fetch a public data set, check it, and pack it with its known split: NAME-train.rec, NAME-val.rec.
 
     Without a name: list the data sets, with size, images, classes, licence and source. After Ctrl-C, a kill or a lost
-    connection, the same command goes on where it ended.
+    connection, the same command resumes.
 
     Args:
         name: The data set (steady fetch lists them), or imagenet.

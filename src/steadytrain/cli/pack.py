@@ -296,7 +296,7 @@ def _print_estimate(
         )
         return
     columns = shutil.get_terminal_size().columns
-    work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core that decodes each image anew"
+    work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core decoding every image"
     print_text(f"{subject}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
     print(textwrap.fill(f"from {len(sampled.places)} of them; {work}", columns) + "\n")
     print_text("\n".join(_estimate_table(estimates, sampled, cores, columns)))

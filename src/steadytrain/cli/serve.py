@@ -141,7 +141,7 @@ def serve(
 
         num_cut = serve_model(load, settings, listener, on_ready=announce)
     late = f"{count(num_cut, 'request')} had no answer after --grace-seconds {grace_seconds:g}"
-    note(f"stopped: {late if num_cut else 'the requests at hand were answered'}")
+    note(f"stopped: {late if num_cut else 'pending requests were answered'}")
 
 
 def _flags(settings: Settings, more: Mapping[str, object]) -> list[str]:

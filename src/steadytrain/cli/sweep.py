@@ -56,7 +56,7 @@ def sweep(
     """Train a recipe with every combination of some values, each with several seeds, and compare the results.
 
     Each run is an ordinary one, in RUN/CASE/seed-N, trained in a process of its own: one on each GPU, on a CPU one at
-    a time; or on other machines. The same command goes on where it was interrupted and keeps what is finished. The
+    a time; or on other machines. The same command resumes where it was interrupted and keeps what is finished. The
     table, best first, is printed, and written as sweep.json and report.html.
 
     The sweep can be described in the recipe file, in a table [sweep] with over, cases, seeds, halving, search and

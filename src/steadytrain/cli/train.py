@@ -45,7 +45,7 @@ EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 Until = Annotated[
     float | None,
     Parameter(
-        help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it goes on."
+        help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it continues."
     ),
 ]
 TrainingData = Annotated[
@@ -269,7 +269,7 @@ def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
     if ranks > 1 and not before.finished and options.value("parallel.procs") is None:
         resume = f"resume {shlex.quote(str(run.directory))}"
         note(
-            f"{run.directory} had {ranks} ranks, and goes on with one: steady {resume} --procs {ranks} starts as many"
+            f"{run.directory} had {ranks} ranks, and resumes with one: steady {resume} --procs {ranks} starts as many"
             f" on this machine, steady launch ... -- {resume} on several"
         )
 

@@ -59,7 +59,10 @@ EXAMPLES: dict[str, Any] = {
 
 WORKED_OUT = {
     "data.train": ("required", "required"),
-    "model.name": ("timm/resnet50; resnet20 for images up to 64 pixels", "timm/mobilenetv3_large_100, or one at hand"),
+    "model.name": (
+        "timm/resnet50; resnet20 for images up to 64 pixels",
+        "a small one whose weights are on this machine, else timm/mobilenetv3_large_100",
+    ),
     "budget.epochs": ("90; 30 for images up to 64 pixels", "8"),
     "batch_size": (
         "128; at most a tenth of the images, but at least 2",

@@ -40,7 +40,7 @@ _FREEZE = (
 )
 _GPUS = "--device cuda:1 takes that GPU, --device cuda:0,2 these two, --procs auto all, steady launch other machines"
 _PARTS = "--batch-size says the images of an update in all; --set optim.accumulate=4 computes them in four parts"
-_RESUME = "the same command goes on where its run ended, and so does steady resume RUN"
+_RESUME = "the same command resumes its run, and so does steady resume RUN"
 _RUN = "--run FOLDER says where all that a run writes lies"
 _SIXTEEN = "--precision bf16, or fp16"
 _AREA = "--set data.area=[0.08,1] and --set data.ratio=[0.75,1.33] say what random crops take"

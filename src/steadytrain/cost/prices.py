@@ -301,7 +301,7 @@ def refresh(source: str, *, cloud: str | None = None) -> Refreshed:
     parts = [part for part in where.split("/") if part]
     cloud = (cloud or (parts[-2] if len(parts) > 1 else "")).lower()
     if not re.fullmatch(r"[a-z][a-z0-9-]*", cloud):
-        raise InputError(f"the cloud of {source} cannot be told from its folder: say it with --cloud aws")
+        raise InputError(f"the cloud of {source} cannot be inferred from its folder: name it with --cloud aws")
     rows, left_out = _read_catalogue(text, source)
     folder = _folder()
     if folder is None:

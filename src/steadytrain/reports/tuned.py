@@ -186,7 +186,7 @@ def remarks(evidence: Evidence) -> list[str]:
     if not evidence.missing:
         return list(evidence.advice)
     missing = ", ".join(dict.fromkeys(evidence.missing))
-    return [*evidence.advice, f"The time was too short for: {missing}. The same command goes on."]
+    return [*evidence.advice, f"The time was too short for: {missing}. The same command measures on."]
 
 
 def measurement_rows(evidence: Evidence) -> list[list[str]]:

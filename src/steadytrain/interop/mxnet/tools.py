@@ -94,12 +94,12 @@ def _im2rec(words: Sequence[str]) -> Translated:
     ratio, test = values.get("train_ratio", 1.0), values.get("test_ratio", 0.0)
     if test:
         raise InputError(
-            f"--test-ratio is {test:g}: hold out validation data (--train-ratio), and pack test images apart"
+            f"--test-ratio is {test:g}: hold out validation data (--train-ratio), and pack test images separately"
         )
     split = ("--val-fraction", f"{1 - ratio:g}") if ratio < 1 else ()
     if "list" in values:
         draft.rows.append(
-            ("--list", "no list is needed; the images are packed at once, and PREFIX.lst is written beside")
+            ("--list", "no list is needed; the images are packed at once, and PREFIX.lst is written as well")
         )
     lists = [] if "list" in values else sorted(Path(prefix).parent.glob(f"{Path(prefix).name}*.lst"))
     flags = list(_packing(draft))
