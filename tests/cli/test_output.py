@@ -88,7 +88,7 @@ def test_the_help_of_a_verb_ends_with_its_examples(verb: str, capsys: pytest.Cap
 
 
 def test_the_help_of_each_verb_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    """``resume`` has none: a flag left out keeps the run's value, as it says."""
+    """``resume`` has none: flags that are left out keep the run's values, as it says."""
     shown = {}
     for verb in ("train", "finetune", "resume"):
         assert main([verb, "--help"]) == 0
@@ -97,7 +97,7 @@ def test_the_help_of_each_verb_has_its_own_defaults(capsys: pytest.CaptureFixtur
     assert (
         "Passes over the training data. [default: 8]" in shown["finetune"] and "[default: adamw]" in shown["finetune"]
     )
-    assert "[default:" not in shown["resume"] and "a flag left out keeps the run's value" in shown["resume"]
+    assert "[default:" not in shown["resume"] and "flags that are left out keep the run's values" in shown["resume"]
 
 
 def test_ctrl_c_is_one_line(digits: Path) -> None:
