@@ -19,7 +19,7 @@ import pytest
 from steadytrain import events
 from steadytrain.cli import main
 from steadytrain.config import Recipe
-from steadytrain.config import recipe as recipes
+from steadytrain.config import parts
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 
@@ -137,7 +137,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_not_bits(
 def test_evaluations_are_saved_as_far_as_the_share_of_saving_allows_and_the_first_one_always(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[int]
 ) -> None:
-    monkeypatch.setattr(recipes, "SAVE_SHARE", share)
+    monkeypatch.setattr(parts, "SAVE_SHARE", share)
     run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 4}))
     assert [e.step for e in steps(run) if isinstance(e, events.Saved)] == expected
 
