@@ -18,8 +18,7 @@ import pytest
 
 from steadytrain import events
 from steadytrain.cli import main
-from steadytrain.config import Recipe
-from steadytrain.config import parts
+from steadytrain.config import Recipe, parts
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 
