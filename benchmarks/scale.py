@@ -201,7 +201,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "ratios": engine_overhead.rounded(ratios(told), 4),
         "skipped": skipped,
         "failed": failed,
-        "overhead": engine_overhead.measure(args.overhead_rounds, args.overhead_steps, real),
+        "overhead": engine_overhead.measure(
+            1 if args.quick else args.overhead_rounds, 200 if args.quick else args.overhead_steps, real
+        ),
     }
 
 
@@ -210,31 +212,42 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser, *, rounds: int, steps: int, images: int) -> None:
+    """Add what this benchmark and its kin take, with their own defaults."""
     parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=120, help=f"updates of {BATCH} images")
-    parser.add_argument("--images", type=int, default=5120, help="to train on, of 50,000")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--steps", type=int, default=steps, help=f"updates of {BATCH} images")
+    parser.add_argument("--images", type=int, default=images, help="to train on, of 50,000")
     parser.add_argument("--val", type=int, default=2000, help="to evaluate on, of 10,000")
-    parser.add_argument("--overhead-rounds", type=int, default=7)
-    parser.add_argument("--overhead-steps", type=int, default=2000)
     parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
     parser.add_argument("--work", type=Path, help="where the images are kept, packed and decoded (default: nowhere)")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, and nothing else")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/scale.json")
+    parser.add_argument("--save", action="store_true", help="also write the figures to benchmarks/results")
+
+
+def measure_and_record(
+    name: str, parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace, Path], dict[str, Any]]
+) -> None:
+    """Measure as the command line says, print, perhaps save."""
     args = parser.parse_args()
     if args.data is None:
         parser.error("give --data, the folder that holds cifar10-png.tar.zst")
     args.data = Path(args.data)
     if args.quick:
         args.rounds, args.steps, args.images, args.val = 1, 40, 2560, 500
-        args.overhead_rounds, args.overhead_steps = 1, 200
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        machine.record("scale", measure(args, folder.resolve()), save=args.save)
+        machine.record(name, measure(args, folder.resolve()), save=args.save)
+
+
+def main() -> None:
+    """Measure, print, perhaps save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments(parser, rounds=5, steps=120, images=5120)
+    parser.add_argument("--overhead-rounds", type=int, default=7)
+    parser.add_argument("--overhead-steps", type=int, default=2000)
+    measure_and_record("scale", parser, measure)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -63,7 +63,8 @@ class Told:
 
     ``step_seconds``: wall clock of an update, whatever is between two of them included; ``right``: images of the
     validation that were classified right; ``seconds`` of the whole command, ``cpu_seconds`` of all its processes;
-    ``loopback_bytes``: what this machine sent to itself meanwhile.
+    ``loopback_bytes``: what this machine sent to itself meanwhile; ``exchanged_bytes``: pushed and pulled in an update,
+    and ``staleness``: of pushes, mean and largest, where the contender tells it.
     """
 
     step_seconds: float
@@ -72,24 +73,45 @@ class Told:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     loopback_bytes: int = 0
+    exchanged_bytes: float | None = None
+    staleness: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a contender, with what it writes."""
+
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    errors: IO[bytes]
 
 
 def steadytrain(work: Work, folder: Path, procs: int, cores: set[int] | None = None) -> Told:
     """``steady train``, as so many processes; ``cores``: on these only."""
-    run = folder / "run"
-    words = [sys.executable, "-m", "steadytrain", "train"]
-    words += [f"{work.images}-train.rec", "--val", f"{work.images}-val.rec"]
-    words += ["--model", "resnet20", "--batch-size", str(work.batch), "--seed", str(work.seed), "--run", str(run)]
-    words += ["--procs", str(procs)] if procs > 1 else []
+    with processes(
+        [(train_command(work, folder / "run", *(("--procs", str(procs)) if procs > 1 else ())), {})], cores
+    ) as started:
+        answers(started)
+    return told_by(Run.open(folder / "run"), work.warm)
+
+
+def train_command(work: Work, run: Path, *words: str) -> list[str]:
+    """``steady train`` of the work into a run's folder."""
+    command = [sys.executable, "-m", "steadytrain", "train"]
+    command += [f"{work.images}-train.rec", "--val", f"{work.images}-val.rec"]
+    command += ["--model", "resnet20", "--batch-size", str(work.batch), "--seed", str(work.seed), "--run", str(run)]
     for key, value in settings(work).items():
-        words += ["--set", f"{key}={json.dumps(value)}"]
-    with _processes([(words, {})], cores) as started:
-        _answers(started)
-    events = list(Run.open(run).events())
-    steps = [event for event in events if isinstance(event, Step) and event.step >= work.warm]
+        command += ["--set", f"{key}={json.dumps(value)}"]
+    return [*command, *words]
+
+
+def told_by(run: Run, warm: int) -> Told:
+    """What a run's events say of it, without the first ``warm`` updates."""
+    events = list(run.events())
+    steps = [event for event in events if isinstance(event, Step) and event.step >= warm]
     held_out = [event for event in events if isinstance(event, Evaluated)][-1]
     return Told(
-        step_seconds=(steps[-1].time - steps[0].time) / (len(steps) - 1),
+        step_seconds=(steps[-1].time - steps[0].time) / (steps[-1].step - steps[0].step),
         right=round(held_out.top1 * held_out.n),
         parameters=next(event for event in events if isinstance(event, Started)).model["parameters"],
     )
@@ -115,26 +137,49 @@ def ddp(work: Work, folder: Path, ranks: int) -> Told:
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     job = json.dumps(asdict(work) | {"threads": threads})
     command, port = [sys.executable, str(HERE / "scale_ddp.py"), job], free_port()
-    with _processes([(command, rank_variables(rank, ranks, port)) for rank in range(ranks)]) as started:
-        return _told(_answers(started))
+    with processes([(command, rank_variables(rank, ranks, port)) for rank in range(ranks)]) as started:
+        (line,) = filter(None, answers(started))  # of the one rank that speaks
+    return Told(**json.loads(line))
 
 
-def mxnet(work: Work, folder: Path, ranks: int, python: str) -> Told:
-    """``dist_sync``: a scheduler, a server and workers, as its local tracker starts them."""
-    told = {
+@contextmanager
+def no_watch(started: Sequence[Process]) -> Iterator[None]:
+    """Do nothing while a contender works."""
+    yield
+
+
+def mxnet(
+    work: Work,
+    folder: Path,
+    ranks: int,
+    python: str,
+    *,
+    store: str = "dist_sync",
+    servers: int = 1,
+    meanwhile: Callable[[Sequence[Process]], AbstractContextManager[None]] = no_watch,
+) -> Told:
+    """A kvstore's scheduler, servers and workers, as its local tracker starts them."""
+    variables = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
         "DMLC_NUM_WORKER": str(ranks),
-        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_SERVER": str(servers),
         "MXNET_SUBGRAPH_BACKEND": "NONE",
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
     }
-    worker = [python, str(HERE / "scale_mxnet.py"), json.dumps(asdict(work))]
-    nodes = [([python, "-c", SERVE], told | {"DMLC_ROLE": role}) for role in ("scheduler", "server")]
-    workers = [(worker, told | {"DMLC_ROLE": "worker"})] * ranks
-    with _processes(nodes + workers) as started:
-        return _told(_answers(started[2:]))
+    worker = [python, str(HERE / "scale_mxnet.py"), json.dumps(asdict(work) | {"store": store})]
+    roles = ["scheduler", *["server"] * servers]
+    nodes = [([python, "-c", SERVE], variables | {"DMLC_ROLE": role}) for role in roles]
+    workers = [(worker, variables | {"DMLC_ROLE": "worker"})] * ranks
+    with processes(nodes + workers) as started, meanwhile(started[len(nodes) :]):
+        lines = [json.loads(line) for line in answers(started[len(nodes) :])]
+    updates = [line["updates"] for line in lines]
+    return Told(
+        step_seconds=max(line["seconds"] for line in lines) / (updates[0] if store == "dist_sync" else sum(updates)),
+        right=next(line["right"] for line in lines if "right" in line),
+        parameters=lines[0]["parameters"],
+    )
 
 
 def measured(contender: Callable[[Path], Told]) -> Told:
@@ -150,14 +195,7 @@ def measured(contender: Callable[[Path], Told]) -> Told:
         )
 
 
-@dataclass(frozen=True)
-class _Process:
-    process: subprocess.Popen[bytes]
-    out: IO[bytes]
-    errors: IO[bytes]
-
-
-def _answers(started: Sequence[_Process]) -> list[str]:
+def answers(started: Sequence[Process]) -> list[str]:
     """The last line of each one's output, when all have ended well."""
     until = time.monotonic() + MOST_SECONDS
     while any(one.process.poll() is None for one in started):
@@ -169,7 +207,7 @@ def _answers(started: Sequence[_Process]) -> list[str]:
     return [_last_line(one) for one in started]
 
 
-def _last_line(one: _Process) -> str:
+def _last_line(one: Process) -> str:
     for file in (one.out, one.errors):
         file.seek(0)
     if one.process.poll():
@@ -179,9 +217,9 @@ def _last_line(one: _Process) -> str:
 
 
 @contextmanager
-def _processes(
+def processes(
     commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], cores: set[int] | None = None
-) -> Iterator[list[_Process]]:
+) -> Iterator[list[Process]]:
     """Commands with their variables, running, and killed at the end. Each finds its own number of threads."""
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     with ExitStack() as stack:
@@ -195,15 +233,8 @@ def _processes(
             stack.callback(process.kill)  # before it is waited for
             if cores is not None:
                 os.sched_setaffinity(process.pid, cores)
-            started.append(_Process(process, out, errors))
+            started.append(Process(process, out, errors))
         yield started
-
-
-def _told(lines: Sequence[str]) -> Told:
-    """What the one rank says that speaks."""
-    (line,) = filter(None, lines)
-    told = json.loads(line)
-    return Told(**told)
 
 
 def _loopback_bytes() -> int:

@@ -1,7 +1,10 @@
-"""ResNet-20 by MXNet 1.9.1's Gluon over ``dist_sync``: a worker; its environment says where server and scheduler are.
+"""ResNet-20 by MXNet 1.9.1's Gluon over a kvstore: a worker; its environment says where servers and scheduler are.
+
+In ``dist_sync`` an update is made of all workers' shares of a batch. In ``dist_async`` each push is an update, of a
+whole batch, so that of two workers each makes half of the updates, of batches in an order of its own.
 
 usage: DMLC_ROLE=worker DMLC_PS_ROOT_URI=127.0.0.1 ... python scale_mxnet.py JOB
-       JOB is JSON: see ``scale_contenders.job``
+       JOB is JSON: see ``scale_contenders.Work``, with the ``store``
 """
 
 import json
@@ -77,16 +80,20 @@ def right(net, told):
 def main():
     told = job()
     mx.random.seed(told["seed"])
-    store = mx.kv.create("dist_sync")
+    store = mx.kv.create(told["store"])
+    is_async = told["store"] == "dist_async"
     net = resnet20()
     net(mx.nd.zeros((2, 3, 32, 32)))  # the shapes of what is not known before
     parameters = net.collect_params()
-    trained = [name for name, one in parameters.items() if one.grad_req != "null"]
-    trained_parameters = {name: parameters[name] for name in trained}
-    trainer = gluon.Trainer(trained_parameters, optimizer(told, sorted(trained)), kvstore=store)
+    trained = {name: one for name, one in parameters.items() if one.grad_req != "null"}
+    trainer = gluon.Trainer(trained, optimizer(told, sorted(trained)), kvstore=store)
     criterion = gluon.loss.SoftmaxCrossEntropyLoss()
-    stream = Stream(told, store.rank, store.num_workers)
-    for step in range(told["steps"]):
+    if is_async:
+        stream = Stream(dict(told, seed=1000 * told["seed"] + store.rank), 0, 1)
+    else:
+        stream = Stream(told, store.rank, store.num_workers)
+    steps = told["steps"] // store.num_workers if is_async else told["steps"]
+    for step in range(steps):
         if step == told["warm"]:
             mx.nd.waitall()
             began = time.perf_counter()
@@ -94,14 +101,18 @@ def main():
         with autograd.record():
             loss = criterion(net(normalised(images)), mx.nd.array(labels))
         loss.backward()
-        trainer.step(told["batch"])  # the server adds up the gradients of all workers
+        trainer.step(told["batch"])  # of dist_sync, the server adds up the gradients of all workers
         if step % LOG_STEPS == LOG_STEPS - 1:
             loss.mean().asscalar()
     mx.nd.waitall()
-    seconds = (time.perf_counter() - began) / (told["steps"] - told["warm"])
+    size = sum(int(np.prod(one.shape)) for one in trained.values())
+    answer = {"seconds": time.perf_counter() - began, "updates": steps - told["warm"], "parameters": size}
+    store._barrier()  # the final weights are those of all workers' pushes
     if store.rank == 0:
-        size = sum(int(np.prod(one.shape)) for one in trained_parameters.values())
-        print(json.dumps({"step_seconds": seconds, "right": right(net, told), "parameters": size}), flush=True)
+        for number, one in enumerate(trainer._params):
+            store.pull(number, out=one.list_data())
+        answer["right"] = right(net, told)
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
