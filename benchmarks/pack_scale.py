@@ -14,7 +14,7 @@ proportional set size (PSS) of all of them, children included, twice a second.
 A command's seconds hold its start, so each is also run on a hundredth of the images, and ``images_per_second`` is of
 the rest of both.
 
-usage: python benchmarks/pack_scale.py [--parts latency million] [--images 6000] [--round-trip 0.2]
+usage: python benchmarks/pack_scale.py [--parts latency million] [--images 3200] [--round-trip 0.4]
        [--procs 1 2 4 8] [--photos FOLDER] [--million 1000000] [--at FOLDER] [--save]
 """
 
@@ -49,6 +49,7 @@ from storage import ENVIRONMENT, put, served
 PACK = (sys.executable, "-m", "steadytrain", "pack")
 CLASSES = 10
 TAR_IMAGES = 10_000
+SHARDS = 16
 
 
 def png(lines: bytes, side: int) -> bytes:
@@ -160,10 +161,12 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
             digests: list[str] = []
             for count in procs:
                 shape = ["--procs", str(count), "--workers", "1"]
-                few = ["s3://bench/few/", f"s3://bench/few-{count}/x", *shape, "--shards", str(max(procs))]
+                few = ["s3://bench/few/", f"s3://bench/few-{count}/x", *shape, "--shards", "1"]
                 start = run(few, at, at=here)
                 before = psutil.Process(server.pid).cpu_times().user
-                whole = run(["s3://bench/raw/", f"s3://bench/out-{count}/x", *shape, "--shards", "64"], at, at=here)
+                whole = run(
+                    ["s3://bench/raw/", f"s3://bench/out-{count}/x", *shape, "--shards", str(SHARDS)], at, at=here
+                )
                 share = (psutil.Process(server.pid).cpu_times().user - before) / whole["seconds"]
                 digests = digests or whole["digests"]
                 row = {"procs": count, "images_per_second": rate(whole, start), "seconds": whole["seconds"]}
@@ -225,8 +228,8 @@ def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", default=["latency", "million"], choices=["latency", "million"])
-    parser.add_argument("--images", type=int, default=6000)
-    parser.add_argument("--round-trip", type=float, default=0.2)
+    parser.add_argument("--images", type=int, default=3200)
+    parser.add_argument("--round-trip", type=float, default=0.4)
     parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--photos", type=Path)

@@ -325,15 +325,19 @@ class _Worker:
                         part = next(encoded)
                     card = tally.card(writer, self.request.settings.to_dict(), source=self.request.source)
                     writer.companions |= {".json": card.to_json(), ".lst": tally.list_lines()}
-                for suffix in (".idx", ".lst", ".json", ".rec"):  # records last: without them nothing looks finished
-                    file = (scratch / shard.file).with_suffix(suffix)
-                    self.out.write(file.name, file)
-                    file.unlink(missing_ok=True)
+                beside = [(scratch / shard.file).with_suffix(suffix) for suffix in (".idx", ".lst", ".json")]
+                with ThreadPoolExecutor(len(beside), "storage") as pool:
+                    list(pool.map(self._put, beside))
+                self._put(scratch / shard.file)  # last: without records nothing looks finished
                 self._blob(number, scratch).unlink(missing_ok=True)
                 self.notes.create(self._mark(number), card.to_json().encode())
                 self.leases.drop(self._task(number))
                 self.done.add(number)
         return bool(self.claimed)
+
+    def _put(self, file: Path) -> None:
+        self.out.write(file.name, file)
+        file.unlink(missing_ok=True)
 
     def _num_done(self, num_seen: int = 0) -> int:
         return num_seen + sum(self.plan.shards[number].num_listed for number in self.done)
