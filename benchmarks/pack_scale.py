@@ -3,7 +3,7 @@
 ``latency``: a folder of small images in a bucket (moto, an S3 server in Python, in a network namespace of its own)
 behind a link of ``--round-trip`` seconds, so that requests are slow and cores are not what limits: ``steady pack
 s3://... s3://... --procs N`` for N of ``--procs``. Beside it what the same store gives to bare GET requests,
-``--requests`` at a time: its limit. Needs root.
+``--requests`` at a time: its limit. moto closes each connection, so a request takes two round trips. Needs root.
 
 ``cores``: photographs on the disk, scaled down and encoded: the pool of one process (``--workers``) against processes
 that share a plan (``--procs``).
@@ -14,7 +14,7 @@ proportional set size (PSS) of all of them, children included, twice a second.
 A command's seconds hold its start, so each is also run on a hundredth of the images, and ``images_per_second`` is of
 the rest of both.
 
-usage: python benchmarks/pack_scale.py [--parts latency million] [--images 3200] [--round-trip 0.4]
+usage: python benchmarks/pack_scale.py [--parts latency million] [--images 3200] [--round-trip 0.2]
        [--procs 1 2 4 8] [--photos FOLDER] [--million 1000000] [--at FOLDER] [--save]
 """
 
@@ -229,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", default=["latency", "million"], choices=["latency", "million"])
     parser.add_argument("--images", type=int, default=3200)
-    parser.add_argument("--round-trip", type=float, default=0.4)
+    parser.add_argument("--round-trip", type=float, default=0.2)
     parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--photos", type=Path)
