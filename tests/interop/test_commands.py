@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
 from steadytrain.errors import InputError
 from steadytrain.interop.mxnet.tools import translate
+from steadytrain.launch.trackers import translate as translate_launcher
 
 OLD = (Path(__file__).parent.parent / "golden" / "mxnet-commands.txt").read_text().splitlines()[1:]
 
@@ -66,6 +68,35 @@ def test_workers_without_a_distributed_store_are_one_training_and_it_is_said() -
     alone = translate("launch", [*words, "device"]).rows
     assert dict(alone)["4 workers, --kv-store device"].startswith("one training, whose ranks share each batch; MXNet's")
     assert not [old for old, _ in translate("launch", [*words, "dist_sync"]).rows if old.startswith("4 workers")]
+
+
+ASYNC = "-n 4 -s 2 -H hosts python train_cifar10.py --num-layers 20 --batch-size 32 --kv-store dist_async"
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_dist_async_is_the_asynchronous_engine() -> None:
+    """Each worker's batch is an update of its own, so it is not multiplied; launch.py had a server for each worker."""
+    [command] = translate("launch", ASYNC.split()).commands
+    options = parse(command[command.index("--") + 1 :])["options"]
+    assert (options.engine, options.batch_size) == ("async", 32)
+    started = translate_launcher(command[1:]).argv
+    assert started[: started.index("--")] == ("--hosts", "hosts", "--set", "ranks=4")
+    assert started[-2:] == ("--servers", "2")
+    [command] = translate("launch", ASYNC.replace("-s 2 ", "").split()).commands
+    assert translate_launcher(command[1:]).argv[-2:] == ("--servers", "4")
+
+
+def test_without_ray_dist_async_is_synchronous_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    told = translate("launch", ASYNC.split())
+    assert "--batch-size 128 " in " ".join(told.commands[0]) and "async" not in told.commands[0]
+    said = dict(told.rows)["--kv-store dist_async"]
+    assert said.startswith("synchronous") and "pip install 'steadytrain[async]'" in said
+
+
+def test_dist_async_of_one_worker_is_training_as_ever() -> None:
+    told = translate("train_cifar10", ["--num-layers", "20", "--kv-store", "dist_async"])
+    assert "async" not in told.commands[0] and "one worker" in dict(told.rows)["--kv-store dist_async"]
 
 
 @pytest.mark.parametrize(

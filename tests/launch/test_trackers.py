@@ -17,6 +17,12 @@ CASES = [
             "2 workers are so many ranks",
         ],
     ),
+    # the asynchronous engine has servers
+    (
+        "-n 2 -s 2 -H hosts train a.rec --engine async",
+        "--hosts hosts --set ranks=2 -- train a.rec --engine async --servers 2",
+        ["2 workers are so many ranks"],
+    ),
     ("-n 4 --launcher local train a.rec", "--on local --set ranks=4 -- train a.rec", ["4 workers are so many ranks"]),
     (
         "-n 4 -H hosts --env OMP_NUM_THREADS:3 train a.rec",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from steadytrain.errors import InputError, did_you_mean
 
@@ -34,8 +35,9 @@ _SET = {
     "--kube-namespace": "kubernetes.namespace",
     "--kube-worker-image": "image",
 }
+_SERVERS = ("-s", "--num-servers", "--server-nodes", "--slurm-server-nodes")
 _LEFT_OUT = {
-    **dict.fromkeys(("-s", "--num-servers", "--server-nodes", "--slurm-server-nodes", "--env-server"), _NO_SERVERS),
+    **dict.fromkeys((*_SERVERS, "--env-server"), _NO_SERVERS),
     **dict.fromkeys(
         ("--server-cores", "--server-memory", "--kube-server-image", "--kube-server-template"), _NO_SERVERS
     ),
@@ -80,6 +82,8 @@ def translate(argv: Sequence[str]) -> Translated:
     new: list[str] = []
     notes: list[str] = []
     old: dict[str, str] = {}
+    servers: list[str] = []
+    is_async = ("--engine", "async") in pairwise(argv) or "--engine=async" in argv
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word, equals, value = rest.pop(0).partition("=")
@@ -95,7 +99,9 @@ def translate(argv: Sequence[str]) -> Translated:
             value = value if equals else rest.pop(0)
             if word in _REFUSED:
                 raise InputError(f"{word} {value}: {_REFUSED[word]}")
-            if word in _PLACED:
+            if word in _SERVERS and is_async and value != "0":
+                servers = ["--servers", value]
+            elif word in _PLACED:
                 old[_PLACED[word]] = value
             elif word in _SET:
                 new += ["--set", f"{_SET[word]}={value}"]
@@ -110,7 +116,7 @@ def translate(argv: Sequence[str]) -> Translated:
                 notes.append(f"{word} {value} is ignored: {_LEFT_OUT[word]}")
     command = rest[1:] if rest[:1] == ["--"] else rest
     first = _placed(old, new, notes)
-    return Translated(argv=(*first, *new, *(["--", *command] if command else [])), notes=tuple(notes))
+    return Translated(argv=(*first, *new, *(["--", *command, *servers] if command else [])), notes=tuple(notes))
 
 
 def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:

@@ -218,6 +218,7 @@ def _launch(words: Sequence[str]) -> Translated:
     flags = list(first[:-1] if first[-1:] == ["--"] else first)
     parser = Parser(prog="launch", add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--num-workers", "--nworker", type=int, default=1)
+    parser.add_argument("-s", "--num-servers", "--server-nodes", type=int)
     parsed, others = parser.parse_known_args(flags)
     workers: int = parsed.num_workers
     places = Parser(prog="launch", add_help=False, allow_abbrev=False)
@@ -241,6 +242,10 @@ def _launch(words: Sequence[str]) -> Translated:
             f"{workers} workers on this machine would share the GPUs of --gpus: start one rank on each instead, without"
             f" launch: steady mxnet {words[at_script]} --gpus 0,1,... and {workers} times the --batch-size"
         )
+    servers = parsed.num_servers
+    if servers is None and "async" in command:
+        servers = workers  # as launch.py has it
+    others += [] if servers is None else ["-s", str(servers)]
     return Translated(commands=(("launch", *others, "-n", str(ranks), "--", *command),), rows=tuple(rows))
 
 

@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -210,16 +211,17 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     else:
         draft.drop("image_shape", _SMALL)
     batch, asked_workers = values["batch_size"], workers
-    workers = workers if values["kv_store"].startswith("dist") else 1
+    is_async = values["kv_store"].startswith("dist_async") and workers > 1 and find_spec("ray") is not None
+    workers = workers if values["kv_store"].startswith("dist") and not is_async else 1  # that share a batch
     meaning = f"{batch} of each of {workers} workers" if workers > 1 else ""
     draft.add(["batch_size"], "--batch-size", str(batch * workers), why=meaning)
-    if workers < asked_workers:
+    if workers < asked_workers and not is_async:
         draft.rows.append((f"{asked_workers} workers, --kv-store {values['kv_store']}", _NOT_ALONE))
     passed = _length(draft)
     _rate(draft, passed)
     _optimizer(draft, workers)
     _numbers(draft)
-    _devices(draft)
+    _devices(draft, is_async=is_async, is_alone=asked_workers == 1)
     _augmentation(draft, script)
     _normalised(draft, script)
     add_threads(draft)
@@ -409,7 +411,7 @@ _STORES = (
 )
 
 
-def _devices(draft: Draft) -> None:
+def _devices(draft: Draft, *, is_async: bool, is_alone: bool) -> None:
     gpus, store = read_gpus(draft), draft.values["kv_store"]
     if len(gpus) > 1:
         why = "a rank on each of these GPUs"
@@ -422,8 +424,16 @@ def _devices(draft: Draft) -> None:
         raise InputError(
             f"--kv-store is {store!r}, which MXNet would have taken for local: {', '.join(_STORES)}.{near}"
         )
-    if store.startswith("dist_async"):
-        draft.drop("kv_store", "synchronous: workers wait for each other, which reaches more in as many samples")
+    if is_async:
+        draft.add(["kv_store"], "--engine", "async", why="each worker's batch is an update, for which nobody waits")
+    elif store.startswith("dist_async") and is_alone:
+        draft.drop("kv_store", "one worker has nobody to wait for: launch -n 2 starts several, which do not either")
+    elif store.startswith("dist_async"):
+        draft.drop(
+            "kv_store",
+            "synchronous, the batches of all workers make one update: pip install 'steadytrain[async]' makes it"
+            " asynchronous (--engine async)",
+        )
     elif store.startswith("dist"):
         draft.drop("kv_store", "ranks exchange gradients directly, without servers; steady launch starts them")
     else:
