@@ -71,6 +71,31 @@ def test_the_old_trackers_command_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
+    "on", [["--hosts", "hosts"], ["--on", "mpi", "--procs", "2"], ["--on", "slurm", "--nodes", "2"]]
+)
+def test_asynchronous_ranks_get_a_password_that_no_plan_shows(
+    on: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "never shown")
+    asynchronous = ["train", "a.rec", "--engine", "async", "--servers", "2"]
+    assert main(["launch", *on, "--dry-run", "--", *asynchronous]) == 0
+    shown = capsys.readouterr().out
+    assert "RAY_AUTH_TOKEN=..." in shown and "never shown" not in shown
+    assert main(["launch", *on, "--dry-run", "--", *asynchronous, "--ray-address", "auto"]) == 0
+    assert main(["launch", *on, "--dry-run", "--", "train", "a.rec"]) == 0
+    assert "RAY_AUTH" not in capsys.readouterr().out, "a cluster of the user's own has its own; other engines need none"
+
+
+def test_where_pods_cannot_get_a_password_unseen_a_secret_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", "--on", "kubernetes", "--nodes", "2", "--set", "image=me/x:1", "--dry-run"]
+    asynchronous = ["--", "train", "/data/a.rec", "--engine", "async"]
+    assert main([*words, *asynchronous]) == 2
+    assert "--set kubernetes.secret=NAME" in capsys.readouterr().err
+    assert main([*words, "--set", "kubernetes.secret=ray", *asynchronous]) == 0
+    assert "key: RAY_AUTH_TOKEN" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--", "trian", "a.rec"], "Did you mean train?"),

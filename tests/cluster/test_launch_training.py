@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+import psutil
 import pytest
 from tests.cluster.machines import Hosts, Slurm, run
-from tests.cluster.trained import Training, wait_until
+from tests.cluster.trained import EPOCHS, Training, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -29,6 +33,79 @@ def _over(hosts: Hosts, training: Training) -> list[str]:
     path = training.run.parent / "hosts"
     path.write_text("".join(f"{one}\n" for one in hosts.addresses))
     return ["--hosts", str(path), "--set", f"ssh.options={json.dumps(hosts.ssh_options)}"]
+
+
+ASYNC = ["--engine", "async", "--servers", "2"]
+
+
+def _require_asynchronous(training: Training) -> None:
+    """Each image was trained on once an epoch, by one of two workers; both have trained."""
+    assert training.ended() == ["finished"] and training.step() == 5 * EPOCHS
+    shares = [[image for batch in training.seen_by(rank) for image in batch] for rank in range(2)]
+    assert all(shares)
+    assert Counter(shares[0] + shares[1]) == dict.fromkeys(training.images(), EPOCHS)
+
+
+@contextmanager
+def _nothing_of_ray_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a job has started of Ray, known by the job's password, ends with it on all machines."""
+    password = secrets.token_hex(32)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", password)
+
+    def running() -> list[str]:
+        found = []
+        for one in psutil.process_iter():
+            with suppress(psutil.Error):
+                if one.pid != os.getpid() and one.environ().get("RAY_AUTH_TOKEN") == password:
+                    found.append(one.name())
+        return found
+
+    yield
+    wait_until(lambda: not running(), "the end of Ray's processes", 60)
+
+
+@pytest.mark.parametrize("words", [[], ["--on", "mpi", "--set", "mpi.program=mpirun.openmpi"]], ids=["local", "mpi"])
+def test_asynchronous_workers_on_this_machine(
+    words: Sequence[str], training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _nothing_of_ray_left(monkeypatch):
+        run([*_command(training, *words, "--procs", "2"), *ASYNC], more={**training.variables, **AS_ROOT})
+    _require_asynchronous(training)
+
+
+def test_asynchronous_workers_over_ssh(two_hosts: Hosts, training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _nothing_of_ray_left(monkeypatch):
+        run([*_command(training, *_over(two_hosts, training)), *ASYNC])
+    _require_asynchronous(training)
+    hosts = {str(place).partition(",")[0] for place in training.started()[0].machine["servers"]}
+    assert hosts == {"node1", "node2"}, "servers are spread over the machines"
+
+
+def test_asynchronous_workers_over_ssh_stopped_and_gone_on_with(
+    two_hosts: Hosts, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.pace(0.3)
+    command = [*_command(training, *_over(two_hosts, training), "--set", "grace_seconds=120"), *ASYNC]
+    with _nothing_of_ray_left(monkeypatch):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            training.wait_for_step(4)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=200)
+        assert process.returncode == PREEMPTED, said
+    assert training.ended() == ["preempted"], said
+    training.pace(0)
+    run(command)
+    assert training.ended() == ["preempted", "finished"]
+
+
+def test_asynchronous_workers_over_ssh_end_with_the_command_that_started_them(
+    two_hosts: Hosts, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.pace(0.3)
+    command = [*_command(training, *_over(two_hosts, training)), *ASYNC]
+    with _nothing_of_ray_left(monkeypatch), subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        training.wait_for_step(4)
+        process.kill()
 
 
 @pytest.mark.parametrize("words", [[], ["--on", "mpi", "--set", "mpi.program=mpirun.openmpi"]], ids=["local", "mpi"])
@@ -100,3 +177,17 @@ def test_on_slurm_the_time_limit_costs_no_bit(slurm: Slurm, training: Training, 
     assert slurm.state(number) == "COMPLETED", log
     assert training.ended() == ["preempted", "finished"], log
     assert training.weights() == reference.weights()
+
+
+def test_asynchronous_workers_on_slurm_save_at_the_time_limit(slurm: Slurm, training: Training) -> None:
+    training.pace(2)
+    words = ["--on", "slurm", "--nodes", "2", "--set", "minutes=1", "--set", "slurm.signal_seconds=15"]
+    words += ["--set", f"folder={training.run.parent}", "-o", str(training.run.parent / "out")]
+    more = {**training.variables, "SLURM_CONF": slurm.variables["SLURM_CONF"]}
+    number = int(run([*_command(training, *words), *ASYNC], more=more).splitlines()[-1])
+    wait_until(lambda: training.step() > 0, "its first step", 180)
+    wait_until(lambda: training.ended() == ["preempted"], "its time to be up", 180)
+    training.pace(0)
+    wait_until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"), "its end", 180)
+    log = (training.run.parent / f"steadytrain-{number}.log").read_text()
+    assert (slurm.state(number), training.ended()) == ("COMPLETED", ["preempted", "finished"]), log

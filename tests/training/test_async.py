@@ -30,11 +30,12 @@ from steadytrain.run import Run
 from steadytrain.training import checkpoints
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Ray's actors are measured on Linux")
-SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
+SETTINGS = ["--model", "digits", "--epochs", "12", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.log_steps=5", "--set", "data.pad=1"]
 SETTINGS += ["--set", "data.holdout=0.2", "--threads", "1"]
 ASYNC = ["--engine", "async", "--workers", "2"]
-STEPS = 40  # 320 images in batches of 32, four times
+EPOCHS = 12
+STEPS = 10 * EPOCHS  # 320 images in batches of 32
 
 
 def start(digits: Path, run: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
@@ -140,10 +141,20 @@ def test_workers_make_all_updates_of_the_run_between_them(whole: Path) -> None:
     assert steps == sorted(steps) and steps[-1] == STEPS
 
 
-def test_it_learns_and_is_evaluated_at_every_epoch(whole: Path) -> None:
+@pytest.fixture(scope="module")
+def alone(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same samples, trained on by one process."""
+    run = tmp_path_factory.mktemp("async") / "alone"
+    assert main(["train", str(digits), "--run", str(run), *SETTINGS]) == 0
+    return run
+
+
+def test_it_learns_as_one_process_does(whole: Path, alone: Path) -> None:
+    """Of the 80 held-out images, four seeds had at most one more wrong than one process (0.938 to 1.0 right)."""
     evaluated = [event for event in of_kind(whole, Evaluated) if isinstance(event, Evaluated)]
-    assert len(evaluated) == 4 and evaluated[-1].step == STEPS
-    assert evaluated[-1].top1 > 0.3, "by chance 0.1"
+    assert len(evaluated) == EPOCHS and evaluated[-1].step == STEPS
+    [*_, oracle] = of_kind(alone, Evaluated)
+    assert isinstance(oracle, Evaluated) and evaluated[-1].top1 >= oracle.top1 - 0.1  # 8 images
 
 
 def test_staleness_and_bytes_are_told(whole: Path) -> None:
@@ -153,14 +164,12 @@ def test_staleness_and_bytes_are_told(whole: Path) -> None:
         assert 0 <= event.staleness <= event.staleness_max < STEPS
         assert sum(server["pushed_bytes"] for server in event.servers) == 4 * parameters * event.pushes
     [started] = of_kind(whole, Started)
-    assert isinstance(started, Started) and started.machine["servers"] == 2 and started.machine["ranks"] == 2
+    assert isinstance(started, Started) and len(started.machine["servers"]) == 2 and started.machine["ranks"] == 2
 
 
-def test_the_checkpoint_is_that_of_one_process(whole: Path, digits: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_is_that_of_one_process(whole: Path, alone: Path) -> None:
     """Any engine goes on from it: the optimizer's state is whole."""
     state = checkpoints.load(checkpoints.saved(whole / "checkpoints")[-1])
-    alone = tmp_path / "alone"
-    assert main(["train", str(digits), "--run", str(alone), *SETTINGS, "--epochs", "1"]) == 0
     own = checkpoints.load(checkpoints.saved(alone / "checkpoints")[-1])
     assert state["optimizer"]["state"].keys() == own["optimizer"]["state"].keys()
     for number, values in own["optimizer"]["state"].items():
@@ -208,82 +217,178 @@ def test_with_bound_zero_two_workers_make_what_ddp_makes(digits: Path, tmp_path:
     assert isinstance(first, Evaluated) and isinstance(second, Evaluated) and abs(first.loss - second.loss) < 1e-3
 
 
-SEEING = '''
-import hashlib, os
+COUNTING = """
+import hashlib, os, zlib
 import torch
 from torch import nn
 
-class Seeing(nn.Module):
-    """Writes down which images it is trained on."""
+class Passing(torch.autograd.Function):
+    # Logits as they are; whatever the loss, the gradient of the counts is -1 for each image of the batch.
+    @staticmethod
+    def forward(ctx, logits, counts, ids):
+        ctx.save_for_backward(ids)
+        ctx.size = len(counts)
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, -torch.bincount(ctx.saved_tensors[0], minlength=ctx.size).float(), None
+
+class Counting(nn.Module):
+    # With a rate of 1 its weights count in how many updates an image was; writes down what it was trained on.
     def __init__(self, num_classes):
         super().__init__()
-        self.norm, self.last = nn.BatchNorm1d(64), nn.Linear(64, num_classes)
-        self.file = os.path.join(os.environ["SEEN"], str(os.getpid()))
+        self.counts = nn.Parameter(torch.zeros(4096))
+        self.register_buffer("last", torch.ones(64, num_classes))
+        self.itself = id(self)  # and no copy of it, on which passes are measured
+        self.file = os.path.join(os.environ["SEEN"], f"{os.environ.get('RANK', 0)}-{os.getpid()}")
 
     def forward(self, images):
         flat = images.flatten(1)
-        if self.training:
-            with open(self.file, "a") as file:
-                for image in flat[flat.std(1) > 0].detach().numpy():  # a model is tried on a blank one
-                    file.write(hashlib.sha1(image.tobytes()).hexdigest() + "\\n")
-        return self.last(self.norm(flat))
+        logits = flat @ self.last
+        flat = flat[flat.std(1) > 0]  # a model is tried on blank ones
+        if not self.training or not len(flat) or self.itself != id(self):
+            return logits
+        ids = [zlib.crc32(image.tobytes()) % 4096 for image in flat.detach().numpy()]
+        with open(self.file, "a") as file:
+            file.write("".join(f"{id}\\n" for id in ids))
+        return Passing.apply(logits, self.counts, torch.tensor(ids))
 
 def make(num_classes, **options):
-    return Seeing(num_classes)
-'''
+    return Counting(num_classes)
+"""
+EXACT = ["--model", "counting:make", "--lr", "1", "--weight-decay", "0"]
+for _setting in ("optim.momentum=0", "optim.nesterov=false", "optim.base_batch_size=null"):
+    EXACT += ["--set", _setting]
+for _setting in ("optim.schedule=constant", "optim.warmup_epochs=0"):
+    EXACT += ["--set", _setting]
+for _setting in ("data.augment=none", "data.flip=none", "data.pad=0"):
+    EXACT += ["--set", _setting]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A run whose weights count in how many updates each image was."""
+
+    run: Path
+    seen: Path
+
+    @property
+    def variables(self) -> dict[str, str]:
+        path = os.pathsep.join(filter(None, (str(self.seen.parent), os.environ.get("PYTHONPATH"))))
+        return {"PYTHONPATH": path, "SEEN": str(self.seen)}
+
+    def computed(self) -> Counter[int]:
+        """How often workers computed the gradient of each image, by its id."""
+        return Counter(int(line) for file in self.seen.iterdir() for line in file.read_text().split())
+
+    def wait_for_trainees(self, child: subprocess.Popen[str], rank: int, count: int) -> None:
+        """Until so many processes, one the successor of the other, have trained as a worker, and a moment longer."""
+        deadline = time.monotonic() + 60
+        while len(list(self.seen.glob(f"{rank}-*"))) < count and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.5)
+
+    def applied(self) -> torch.Tensor:
+        return load_file(self.run / "model.safetensors")["counts"]
 
 
 @pytest.fixture
-def seeing(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a run whose model writes down the images that it is trained on."""
-    (tmp_path / "seeing.py").write_text(SEEING)
+def counted(digits: Path, tmp_path: Path) -> Counted:
+    (tmp_path / "counting.py").write_text(COUNTING)
     (tmp_path / "seen").mkdir()
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    yield {"PYTHONPATH": path, "SEEN": str(tmp_path / "seen")}
-
-
-def seen(folder: str) -> Counter[str]:
-    return Counter(line for file in Path(folder).iterdir() for line in file.read_text().split())
-
-
-SAME = ["--model", "seeing:make", "--set", "data.pad=0", "--set", "data.flip=none", "--set", "data.augment=none"]
+    return Counted(tmp_path / "run", tmp_path / "seen")
 
 
 @pytest.mark.slow
-def test_workers_see_each_image_once_an_epoch(digits: Path, tmp_path: Path, seeing: dict[str, str]) -> None:
-    trained(digits, tmp_path / "run", *ASYNC, *SAME, **seeing)
-    assert set(seen(seeing["SEEN"]).values()) == {4} and len(seen(seeing["SEEN"])) == 320
+def test_each_image_is_in_one_update_an_epoch(digits: Path, counted: Counted) -> None:
+    trained(digits, counted.run, *ASYNC, *EXACT, "--servers", "2", **counted.variables)
+    computed, applied = counted.computed(), counted.applied()
+    assert computed.total() == EPOCHS * 320
+    assert {id: int(count) for id, count in enumerate(applied.tolist()) if count} == computed
+    assert all(count % EPOCHS == 0 for count in computed.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_is_started_again_while_the_others_train_on(
-    digits: Path, tmp_path: Path, seeing: dict[str, str], rank: int
+def test_where_workers_are_killed_no_update_is_lost_and_none_made_twice(
+    digits: Path, counted: Counted, rank: int
 ) -> None:
-    run = tmp_path / "run"
-    child = start(digits, run, *ASYNC, *SAME, "--epochs", "200", **seeing)
-    wait_for_step(child, run, 100)
-    worker(child, rank).kill()
+    words = [*ASYNC, *EXACT, "--servers", "2", "--epochs", "800", "--set", "parallel.restarts=20"]
+    child = start(digits, counted.run, *words, **counted.variables)
+    kills = 2
+    for number in range(kills):
+        counted.wait_for_trainees(child, rank, number + 1)
+        worker(child, rank).kill()
+    counted.wait_for_trainees(child, rank, kills + 1)
     told, _ = child.communicate(timeout=240)
     assert child.returncode == 0, told
-    assert f"worker {rank} was killed by SIGKILL" in told and "it is started again" in told
-    assert of_kind(run, Ended)[-1].step == 2000  # type: ignore[attr-defined]
-    counts = seen(seeing["SEEN"])
-    assert len(counts) == 320 and min(counts.values()) >= 200
+    assert told.count(f"worker {rank} was killed by SIGKILL") == kills and "it is started again" in told
+    assert of_kind(counted.run, Ended)[-1].step == 8000  # type: ignore[attr-defined]
+    applied, computed = counted.applied(), counted.computed()
+    assert (applied % 800 == 0).all(), "each image in 800 updates, no more and no less"
+    assert int(applied.sum()) == 800 * 320
+    lost = computed.total() - 800 * 320
+    assert lost % 32 == 0 and 0 <= lost <= 32 * kills, "gradients that a killed worker had computed and not pushed"
+    assert len(list(counted.seen.glob(f"{rank}-*"))) == kills + 1, "each successor trained"
 
 
 @pytest.mark.slow
-def test_a_killed_server_is_recovered_from_the_last_checkpoint(digits: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    child = start(digits, run, *ASYNC, "--servers", "2", "--epochs", "100", "--set", "every.save_steps=20")
-    wait_for_step(child, run, 200)
+def test_a_killed_server_is_recovered_from_the_last_checkpoint(digits: Path, counted: Counted) -> None:
+    words = [*ASYNC, *EXACT, "--servers", "2", "--epochs", "100", "--set", "every.save_steps=20"]
+    child = start(digits, counted.run, *words, **counted.variables)
+    wait_for_step(child, counted.run, 200)
     servers(child)[0].kill()
     told, _ = child.communicate(timeout=240)
     assert child.returncode == 0, told
     assert "a server was lost: all start again from the last checkpoint" in told
-    ended = of_kind(run, Ended)[-1]
+    ended = of_kind(counted.run, Ended)[-1]
     assert isinstance(ended, Ended) and (ended.status, ended.step) == ("finished", 1000)
-    assert of_kind(run, Started)[-1].step >= 160  # type: ignore[attr-defined]
+    assert of_kind(counted.run, Started)[-1].step >= 160  # type: ignore[attr-defined]
+    applied = counted.applied()
+    assert (applied % 100 == 0).all() and int(applied.sum()) == 100 * 320, "each image in 100 updates"
+
+
+@pytest.mark.slow
+def test_what_2bit_has_not_sent_yet_is_in_the_checkpoint(digits: Path, counted: Counted) -> None:
+    """What was sent and what is left are together all gradients, over a stop as well."""
+    words = [*ASYNC, *EXACT, "--servers", "2", "--epochs", "100"]
+    words += ["--set", "parallel.compress=2bit", "--set", "parallel.threshold=128"]  # 4 in the unit of a mean
+    child = start(digits, counted.run, *words, **counted.variables)
+    wait_for_step(child, counted.run, 105)
+    child.send_signal(signal.SIGTERM)
+    told, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, told
+    left = checkpoints.load(checkpoints.saved(counted.run / "checkpoints")[-1])["engine"]["async"]["residual"]
+    assert left.abs().max() > 2, "more than one image's"
+    trained(digits, counted.run, *words, **counted.variables)
+    left = checkpoints.load(checkpoints.saved(counted.run / "checkpoints")[-1])["engine"]["async"]["residual"]
+    due = counted.applied() - left
+    assert (due % 100 == 0).all() and int(due.sum()) == 100 * 320
+
+
+@pytest.mark.slow
+def test_a_slowed_server_is_named_by_the_verdict(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, *ASYNC, "--servers", "2", "--epochs", "15")
+    wait_for_step(child, run, 10)
+    slow = servers(child)[0]
+    with contextlib.suppress(psutil.Error):
+        while child.poll() is None:
+            slow.suspend()
+            time.sleep(0.05)
+            slow.resume()
+            time.sleep(0.01)
+    child.wait(60)
+    assert child.returncode == 0, child.communicate()[0]
+    child.communicate()
+    [started] = of_kind(run, Started)
+    assert isinstance(started, Started)
+    [number] = [n for n, place in enumerate(started.machine["servers"]) if place.endswith(f"process {slow.pid}")]
+    assert main(["diagnose", str(run)]) == 0
+    assert f"Server {number} is slow" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -337,6 +442,25 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     finally:
         process.terminate()
         process.wait(60)
+
+
+@pytest.mark.slow
+def test_ranks_of_another_launcher_are_workers(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}"]
+    command = [*launcher, "-m", "--", "steadytrain", "train", str(digits), "--run", str(run), *SETTINGS]
+    command += ["--engine", "async"]
+
+    def outcome(**variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **variables}
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+
+    without = outcome()
+    assert without.returncode != 0 and "set RAY_AUTH_TOKEN" in without.stderr
+    done = outcome(RAY_AUTH_TOKEN="0" * 64)
+    assert done.returncode == 0, done.stderr
+    assert of_kind(run, Ended)[-1].step == STEPS  # type: ignore[attr-defined]
+    assert pushes(run, 0) + pushes(run, 1) == STEPS and pushes(run, 0) > 0 and pushes(run, 1) > 0
 
 
 @pytest.mark.slow

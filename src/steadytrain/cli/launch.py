@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +22,10 @@ from steadytrain.errors import InputError
 
 if TYPE_CHECKING:
     from steadytrain.launch import Job
+
+
+_PASSWORD = "RAY_AUTH_TOKEN"
+"""Variable by which Ray's processes know each other."""
 
 
 def launch(
@@ -85,6 +91,7 @@ def launch(
     values |= dict(map(parse_setting, set))
     place, described = job_for(command, on, job, values)
     _require_understood(described.words)  # before anything is written or submitted
+    described = _with_password(place, described)
     plan = render(place, described)
     folder = output or Path("launch") / described.name
     about = {"on": place, "name": described.name, "ranks": described.size}
@@ -97,6 +104,8 @@ def launch(
         for path in written:
             note(f"written: {path}")
         return 0
+    if _PASSWORD in described.env:
+        os.environ.setdefault(_PASSWORD, secrets.token_hex(32))
     is_submitted = plan.stages[-1].what == "submit"
     if json and not is_submitted:
         raise InputError(
@@ -129,6 +138,20 @@ def _require_understood(words: tuple[str, ...]) -> None:
     options = parse(words).get("options")
     if isinstance(options, TrainingOptions) and (options.recipe is None or options.recipe.exists()):
         options.recipe_over(Recipe(data=Data(train="data"), model=Model("model")))
+
+
+def _with_password(place: str, job: Job) -> Job:
+    """Give ranks of the asynchronous engine on several machines a password, by which only they use their servers."""
+    from steadytrain.launch.job import is_python
+
+    if is_python(job.words[0]) or place == "local" or job.size == 1 or any(n.startswith("RAY_AUTH_") for n in job.env):
+        return job
+    options = parse(job.words).get("options")
+    if not isinstance(options, TrainingOptions) or options.value("parallel.engine") != "async":
+        return job
+    if options.value("parallel.ray_address") is not None:
+        return job
+    return replace(job, env={**job.env, _PASSWORD: None})
 
 
 def warn_of_local_folder(words: tuple[str, ...]) -> None:

@@ -223,14 +223,9 @@ def _train_with_servers(
     if options.probe or options.measured:
         flag = "--probe measures" if options.probe else f"auto ({', '.join(sorted(options.measured))}) measures"
         raise InputError(f"{flag} one process, which --engine async has not: leave it out")
-    from steadytrain.launch.workers import join_run, keep_workers
+    from steadytrain.launch.workers import join_run, keep_worker, keep_workers
 
-    servers, staleness, address = (_parallel(data, options, name) for name in ("servers", "staleness", "ray_address"))
-    if VARIABLE not in os.environ and world.size > 1:
-        raise InputError(
-            f"{world.launcher} has started {world.size} ranks, but --engine async starts its workers itself: run the"
-            " command once, and on further machines with --join"
-        )
+    staleness, address = _parallel(data, options, "staleness"), _parallel(data, options, "ray_address")
     if VARIABLE in os.environ:
         with _only_first_rank_prints(world), connect(world) as cluster:
             import steadytrain.training  # noqa: F401 - takes seconds, in which worker 0 opens the run
@@ -248,18 +243,18 @@ def _train_with_servers(
     is_told = _parallel(data, options, "procs") is not None or listed_gpus(_parallel(data, options, "device"))
     count = num_procs(data, options, world) if is_told else 2
     restarts = _parallel(data, options, "restarts")
+    if world.size > 1 and (options.join or options.value("parallel.procs") is not None):
+        what = "--join" if options.join else "--workers"
+        raise InputError(
+            f"{world.launcher} has started {world.size} ranks, each of which is a worker: leave out {what}"
+        )
     if options.join:
         return join_run(sys.orig_argv, count, address=address, namespace=str(namespace), restarts=restarts, say=note)
-    return keep_workers(
-        sys.orig_argv,
-        count,
-        servers=servers,
-        staleness=staleness,
-        address=address,
-        namespace=namespace,
-        restarts=restarts,
-        say=note,
-    )
+    about = {"servers": _parallel(data, options, "servers"), "staleness": staleness, "address": address}
+    about |= {"namespace": namespace, "restarts": restarts, "say": note}
+    if world.size > 1:
+        return keep_worker(sys.orig_argv, world, **about)
+    return keep_workers(sys.orig_argv, count, **about)
 
 
 def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:

@@ -45,6 +45,7 @@ AHEAD = 2
 """Batches that a worker loads beside the one that it trains on: what others have to do if it dies."""
 WAIT_SECONDS = 0.5
 _FIGURES = ("seconds", "update_seconds", "pushed_bytes", "pulled_bytes")
+_SAVED = ("unfinished", "after", "residual")
 _SCHEDULED = ("lr", "momentum", "betas")
 
 
@@ -162,6 +163,7 @@ class AsyncEngine(Engine):
         self._form = Form(compress, threshold)
         self._optimizer: RemoteOptimizer | None = None
         self._make: MakeOptimizer | None = None
+        self._residual: Tensor | None = None  # of 2bit: what is left of the gradients that were pushed
         self._place: dict[str, Any] = {}  # what of the batches a checkpoint has to know
         self._assigned: deque[int] | None = deque()  # batches that are to be loaded; None: there are no more
         self._loading: deque[int] = deque()  # those that the loader has delivered
@@ -193,7 +195,8 @@ class AsyncEngine(Engine):
             self._gradient.as_strided(place.shape, place.stride, place.start) for place in self._places
         ]
         if self._form.name == "2bit":
-            self._residual = torch.zeros(total)
+            saved = self._place.get("residual") if self._cluster.place is None else None  # of all workers, to the first
+            self._residual = torch.zeros(total) if saved is None else saved.clone()
         if self._cluster.place is None:
             self._publish(optimizer, self._make, memories, step)
         optimizer._loaded = {}
@@ -251,12 +254,9 @@ class AsyncEngine(Engine):
             if gradient is not None:
                 view.copy_(gradient)
         sent = self._gradient.cpu()
-        own = [
-            (compress(sent[start:end], self._residual[start:end] if self._form.name == "2bit" else None, self._form),)
-            for start, end in self._spans
-        ]
         if self.is_synchronous:
             self.on_numbered(self._step)
+            own = self._compressed(sent)
             shares = [(cluster.size, *one) for one in own]
             cluster.call_each("push_share", shares, cluster.rank, self._step, self._form, missing, self._options)
             seconds = cluster.seconds
@@ -266,8 +266,13 @@ class AsyncEngine(Engine):
             both = [push + pull for push, pull in zip(seconds, cluster.seconds, strict=True)]
             self.exchanged.add(0, both, [result[2] for result in results], own, results)
             return
-        update, staleness, batches = cluster.ask("begin", cluster.rank, self._batch)
+        while (
+            begun := cluster.ask("begin", cluster.rank, self._batch, has_residual=self._residual is not None)
+        ) is None:
+            self._deposit()
+        update, staleness, batches = begun
         self.on_numbered(update)
+        own = self._compressed(sent)  # from here on the residual belongs to weights with this update
         results = cluster.call_each("push", own, cluster.rank, self._batch, self._form, missing, self._options)
         pulled = self._install(results)
         self.exchanged.add(staleness, cluster.seconds, [result[-1] for result in results], own, results)
@@ -284,6 +289,7 @@ class AsyncEngine(Engine):
     def rest(self) -> None:
         self._is_resting = True
         if not self.is_synchronous:
+            self._deposit()
             self._cluster.ask("rest", self._cluster.rank)
 
     def end_run(self) -> None:
@@ -293,6 +299,19 @@ class AsyncEngine(Engine):
         """Return what was exchanged since the last call."""
         taken, self.exchanged = self.exchanged, Exchanged(time.perf_counter())
         return taken
+
+    def _compressed(self, gradient: Tensor) -> list[tuple[Any]]:
+        """Return what is pushed to each server of a gradient of all elements."""
+        parts = [slice(start, end) for start, end in self._spans]
+        left = [None if self._residual is None else self._residual[part] for part in parts]
+        return [(compress(gradient[part], residual, self._form),) for part, residual in zip(parts, left, strict=True)]
+
+    def _deposit(self) -> None:
+        """Give the servers a copy of what compression has left, for a checkpoint."""
+        if self._residual is not None:
+            own = [(self._residual[start:end].numpy(),) for start, end in self._spans]
+            self._cluster.call_each("deposit", own, self._cluster.rank)
+            self._cluster.ask("note_deposit", self._cluster.rank)
 
     @property
     def _options(self) -> list[dict[str, Any]]:
@@ -353,9 +372,13 @@ class AsyncEngine(Engine):
         """Bring weights and optimizer of the servers here as they are between two updates, which wait meanwhile."""
         assert self._optimizer is not None
         self.rest()
-        self._place = self._cluster.ask("pause")
+        has_residuals = self._residual is not None and not self.is_synchronous
+        self._place = self._cluster.ask("pause", has_residuals=has_residuals)
         try:
             saved = self._cluster.call_all("save")
+            if has_residuals:
+                parts = self._cluster.call_all("sum_residuals", self._place["deposited"])
+                self._place["residual"] = torch.cat([as_tensor(part) for part in parts])
         finally:
             self._cluster.ask("resume")
         self._step = self._place["step"]
@@ -372,7 +395,7 @@ class AsyncEngine(Engine):
         return self._step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"async": {name: self._place[name] for name in ("unfinished", "after")} if self._place else {}}
+        return {"async": {name: self._place[name] for name in _SAVED if name in self._place}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._place = dict(state.get("async", {}))

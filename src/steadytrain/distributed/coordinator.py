@@ -40,11 +40,14 @@ class Coordinator:
         self._assigned: dict[int, set[int]] = {}  # by worker
         self._pulled: dict[int, int] = {}  # of workers in flight: updates in the weights that they compute with
         self._pushing: dict[int, int] = {}  # by worker: the batch whose update has begun and not ended
+        self._deposited: set[int] = set()  # workers whose residuals, as they are now, the servers have a copy of
         self._arrived: set[int] = set()  # workers whose share of the next update is there, with bound 0
         self._wishes: list[str] = []
         self._decided: dict[int, str | None] = {}
         self._is_paused = self._is_closed = False
         self._num_servers = 0
+        self._keepers: set[int] = set()  # ranks of a launcher that keep a worker each, beside the first
+        self._is_dismissed = False
         self._changed = asyncio.Condition()
         self._was_applied: Callable[[int], Awaitable[bool]] | None = None
 
@@ -68,6 +71,7 @@ class Coordinator:
         """
         batches = self._assigned.pop(rank, set())
         self._pulled.pop(rank, None)
+        self._deposited.discard(rank)
         self._arrived.discard(rank)
         if rank == 0:
             self._is_paused = False
@@ -100,15 +104,27 @@ class Coordinator:
             self._assigned.setdefault(rank, set()).add(batches[-1])
         return batches
 
-    async def begin(self, rank: int, batch: int) -> tuple[int, int, list[int] | None]:
+    async def begin(
+        self, rank: int, batch: int, *, has_residual: bool = False
+    ) -> tuple[int, int, list[int] | None] | None:
         """Begin an update with a worker's gradient of a batch, when it may be pushed.
 
         Returns:
             Its number, from 0; the updates that were begun since the worker pulled; and another batch for it, as of
-            :meth:`assign`.
+            :meth:`assign`. None: a checkpoint needs the worker's residual first: see :meth:`note_deposit`.
         """
         bound = self.staleness
-        await self._wait(lambda: not self._is_paused and (bound is None or self._leaves_room(rank, bound)))
+
+        def owes() -> bool:
+            return has_residual and self._is_paused and rank not in self._deposited
+
+        def may_push() -> bool:
+            return not self._is_paused and (bound is None or self._leaves_room(rank, bound))
+
+        await self._wait(lambda: owes() or may_push())
+        if owes():
+            return None
+        self._deposited.discard(rank)
         update = self._begun
         staleness = update - self._pulled.get(rank, update)
         self._begun += 1
@@ -127,6 +143,11 @@ class Coordinator:
     async def pull(self, rank: int, pulled: int) -> None:
         """Note that a worker begins to compute with weights of so many updates."""
         self._pulled[rank] = pulled
+
+    async def note_deposit(self, rank: int) -> None:
+        """Note that the servers have a copy of a worker's residual, which holds until its next push begins."""
+        self._deposited.add(rank)
+        await self._tell()
 
     async def rest(self, rank: int) -> None:
         """Note that a worker computes nothing: it pulls before it does again, and nobody waits for it meanwhile."""
@@ -154,14 +175,19 @@ class Coordinator:
         await self._wait(lambda: self._ended > step or self._is_closed)
         return self._decided.get(step) if self._ended > step else "closed"
 
-    async def pause(self) -> dict[str, Any]:
-        """Let no update begin until :meth:`resume`; return what is needed to go on from the servers' weights."""
+    async def pause(self, *, has_residuals: bool = False) -> dict[str, Any]:
+        """Let no update begin until :meth:`resume`; return what is needed to go on from the servers' weights.
+
+        ``has_residuals``: wait for those of all workers that compute, and name the workers, in ``deposited``.
+        """
         self._is_paused = True
-        await self._wait(lambda: not self._pushing)
+        await self._tell()
+        await self._wait(lambda: not self._pushing and (not has_residuals or self._pulled.keys() <= self._deposited))
         if self.staleness == 0:
             return {"step": self._ended, "unfinished": [], "after": self._ended}
         unfinished = sorted([*self._returned, *(batch for batches in self._assigned.values() for batch in batches)])
-        return {"step": self._ended, "unfinished": unfinished, "after": self._next}
+        place = {"step": self._ended, "unfinished": unfinished, "after": self._next}
+        return {**place, "deposited": sorted(self._deposited)} if has_residuals else place
 
     async def resume(self) -> None:
         """Let updates begin again."""
@@ -175,7 +201,10 @@ class Coordinator:
 
     async def leave(self, rank: int) -> None:
         """Let a worker go that ends well. Without the first, or any where all make each update, it is the end."""
+        has_deposited = rank in self._deposited
         await self.lose(rank)
+        if has_deposited:
+            self._deposited.add(rank)
         if rank == 0 or self.staleness == 0:
             await self.close()
 
@@ -190,6 +219,31 @@ class Coordinator:
             return None
         self.size += count
         return first, self._num_servers
+
+    async def enter(self, rank: int, seconds: float) -> int:
+        """Note that a rank of a launcher is there; wait for the servers, and return how many there are."""
+        self._keepers.add(rank)
+        await self._tell()
+        await self._wait(lambda: self._num_servers > 0, seconds)
+        return self._num_servers
+
+    async def missing(self, seconds: float) -> list[int]:
+        """Wait for all ranks of a launcher beside the first; return which are not there."""
+        await self._wait(lambda: len(self._keepers) == self.size - 1, seconds)
+        return sorted({*range(1, self.size)} - self._keepers)
+
+    async def depart(self, rank: int, seconds: float) -> bool:
+        """Note that a rank's worker has ended; wait for :meth:`dismiss`, and return whether it came."""
+        self._keepers.discard(rank)
+        await self._tell()
+        await self._wait(lambda: self._is_dismissed, seconds)
+        return self._is_dismissed
+
+    async def dismiss(self, seconds: float) -> None:
+        """Wait until the other ranks' workers have ended; then nothing is needed any more, on no machine."""
+        await self._wait(lambda: not self._keepers, seconds)
+        self._is_dismissed = True
+        await self._tell()
 
     async def watch_servers(self, servers: list[Any]) -> None:
         """Keep the servers, to ask them what became of the update of a worker that is gone."""

@@ -94,6 +94,7 @@ class ParameterServer:
         self._groups: list[int] = []  # of all groups, those of this server's optimizer
         self._optimizer: Optimizer | None = None
         self._pulled: dict[int, Tensor] = {}  # by worker: the weights that it has, where the optimizer wants to know
+        self._residuals: dict[int, Tensor] = {}  # by worker: what compression had left of its gradients
         self._shares: dict[int, Tensor] = {}  # by worker, of an update that is made of all of them
         self._applied, self._seconds = 0, 0.0
         self._batches: set[int] = set()  # whose updates were made here
@@ -211,6 +212,17 @@ class ParameterServer:
             self._shares.clear()
             self._step(rank, total, missing, options)
             self._applied += 1
+
+    def deposit(self, rank: int, residual: Array) -> None:
+        """Keep a copy of a worker's residual, float32 [n], for a checkpoint."""
+        self._residuals[rank] = as_tensor(residual).clone()
+
+    def sum_residuals(self, ranks: Sequence[int]) -> Array:
+        """Return what compression has left of the gradients of all these workers together, float32 [n]."""
+        total = torch.zeros_like(self._weights)
+        for rank in ranks:
+            total += self._residuals[rank]
+        return total.numpy()
 
     def has_applied(self, batch: int) -> bool:
         """Whether the update of a batch was made here."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -18,7 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, TypeVar
+
+import psutil
 
 from steadytrain.distributed.coordinator import Coordinator
 from steadytrain.distributed.world import LOOPBACK, World
@@ -35,9 +39,13 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch for systems whose firewalls ask: with 0 its processes listen on 127.0.0.1 and nowhere else."""
 OPEN_SECONDS = 600.0
 """How long workers wait at the start for worker 0, which may have to pack the data."""
-
-
+MEET_SECONDS = 300.0
+"""How long the ranks of a launcher wait for each other at the start."""
+LEAVE_SECONDS = 10.0
+"""How long the first rank of a launcher waits at the end for the others' workers."""
 RETRY_SECONDS = 1.0
+TASK_BYTES = 1 << 30
+"""Memory that Ray may give to tasks, of which there are none; else it does not start where little is free."""
 
 T = TypeVar("T")
 
@@ -66,6 +74,10 @@ class ServerActor:
         """Call one of its methods."""
         return getattr(self._server, method)(*arguments, **options)
 
+    def where(self) -> str:
+        """Return its machine and process, in words."""
+        return f"{platform.node()}, process {os.getpid()}"
+
 
 @dataclass(frozen=True)
 class Host:
@@ -83,10 +95,30 @@ class Host:
         with _lost_servers(self._ray):
             return len(self._ray.get(self._coordinator.lose.remote(rank)))
 
+    def part(self, rank: int) -> None:
+        """Wait, as a rank of a launcher whose worker has ended well, until Ray is needed on none of the machines.
+
+        What another machine has of the servers the first rank's worker needs until it has saved.
+        """
+        until = time.monotonic() + MEET_SECONDS
+        with suppress(RankLostError), _lost_servers(self._ray):
+            if rank == 0:
+                self._ray.get(self._coordinator.dismiss.remote(LEAVE_SECONDS))
+                return
+            while not self._ray.get(self._coordinator.depart.remote(rank, RETRY_SECONDS)) and time.monotonic() < until:
+                pass
+
 
 @contextmanager
 def host_servers(
-    *, workers: int, servers: int, staleness: int | None, address: str | None = None, namespace: str | None = None
+    *,
+    workers: int,
+    servers: int,
+    staleness: int | None,
+    address: str | None = None,
+    namespace: str | None = None,
+    node_ip: str | None = None,
+    should_stop: Callable[[], bool] | None = None,
 ) -> Iterator[Host]:
     """Run a coordinator and servers for the length of the block.
 
@@ -96,24 +128,35 @@ def host_servers(
         staleness: as of :class:`.coordinator.Coordinator`.
         address: of a running Ray cluster, such as ``10.0.0.1:6379`` or ``auto``; None: Ray is started here.
         namespace: where the servers have their names; None: one of their own.
+        node_ip: of this machine in the cluster; None: Ray finds it.
+        should_stop: workers are kept by ranks of a launcher, of which this is the first: wait for the others before
+            there are servers, so that these are spread over their machines, while this does not return True.
 
     Raises:
         InputError: there is no Ray, or no cluster at the address.
-        RankLostError: the servers could not be started.
+        RankLostError: the servers could not be started, or other ranks did not come.
     """
     namespace = namespace or f"steadytrain-{os.getpid()}-{os.urandom(4).hex()}"
-    with _environment({} if address else {LOOPBACK_ONLY: "0", **_token()}):  # for all processes that are started
-        yield from _host(workers, servers, staleness, address, namespace)
+    with ray_environment({} if address else {LOOPBACK_ONLY: "0", **_token()}):  # for all processes that are started
+        yield from _host(workers, servers, staleness, address, namespace, node_ip, should_stop)
 
 
-def _host(workers: int, servers: int, staleness: int | None, address: str | None, namespace: str) -> Iterator[Host]:
+def _host(
+    workers: int,
+    servers: int,
+    staleness: int | None,
+    address: str | None,
+    namespace: str,
+    node_ip: str | None,
+    should_stop: Callable[[], bool] | None,
+) -> Iterator[Host]:
     ray = require_ray()
     folder = tempfile.mkdtemp(prefix="steady-ray-", dir="/tmp") if address is None else None  # a short path: of sockets
-    own: dict[str, Any] = {"address": address}
+    own: dict[str, Any] = {"address": address, "_node_ip_address": node_ip}
     if folder is not None:
         # No worker of Ray's own: actors are the only processes.
         own = {"address": "local", "num_cpus": 0, "num_gpus": 0, "_node_ip_address": LOOPBACK, "_temp_dir": folder}
-        own |= {"include_dashboard": False, "object_store_memory": _store_bytes()}
+        own |= {"include_dashboard": False, "object_store_memory": store_bytes(), "_memory": TASK_BYTES}
     try:
         with _signals_kept():
             try:
@@ -124,13 +167,17 @@ def _host(workers: int, servers: int, staleness: int | None, address: str | None
         try:
             make = ray.remote(Coordinator).options(name="coordinator", num_cpus=0, max_concurrency=1000)
             coordinator = make.remote(workers, staleness)
-            spread = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}  # over the machines of a cluster
-            actors = [ray.remote(ServerActor).options(name=f"server-{k}", **spread).remote() for k in range(servers)]
+            if should_stop is not None:
+                _await_ranks(ray, coordinator, should_stop)
+            actors = [
+                ray.remote(ServerActor).options(name=f"server-{k}", num_cpus=0, resources={machine: 0.001}).remote()
+                for k, machine in zip(range(servers), cycle(_machines(ray)), strict=False)
+            ]
             with _lost_servers(ray):
                 ray.get([actor.call.remote("has_applied", 0) for actor in actors])
                 ray.get(coordinator.watch_servers.remote(actors))
             place = {"address": address or about["gcs_address"], "namespace": namespace, "servers": servers}
-            yield Host({VARIABLE: json.dumps(place)}, coordinator, ray)
+            yield Host({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
         finally:
             with _signals_kept():
                 ray.shutdown()
@@ -153,7 +200,7 @@ def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *,
         SteadyError: a task's.
         RankLostError: no task came to the end.
     """
-    with _environment({}):
+    with ray_environment({}):
         ray = require_ray("--ray", "start the processes by steady launch")
         try:
             with _signals_kept():
@@ -184,6 +231,44 @@ def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *,
         finally:
             with _signals_kept():
                 ray.shutdown()
+
+
+def _machines(ray: Any) -> list[str]:
+    """Return the names by which Ray places an actor on each machine of the cluster, this one first.
+
+    Strategies (SPREAD, node affinity) move nothing that asks for no resource, and a server asks for no core.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = sorted((node["NodeID"] != here, node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"])
+    return [f"node:{address}" for _, address in nodes]
+
+
+def _await_ranks(ray: Any, coordinator: Any, should_stop: Callable[[], bool]) -> None:
+    until = time.monotonic() + MEET_SECONDS
+    with _lost_servers(ray):
+        while (missing := ray.get(coordinator.missing.remote(RETRY_SECONDS))) and not should_stop():
+            if time.monotonic() > until:
+                ranks = ", ".join(map(str, missing))
+                raise RankLostError(f"rank {ranks} did not come in {MEET_SECONDS:g} s: see what it says")
+
+
+@contextmanager
+def enter(
+    rank: int, *, address: str, namespace: str, node_ip: str | None, should_stop: Callable[[], bool]
+) -> Iterator[Host]:
+    """Find the servers that the first rank of a launcher hosts, as another one, and stay until it lets go of all.
+
+    Raises:
+        RankLostError: they are not there.
+    """
+    place = {"address": address, "namespace": namespace, "node_ip": node_ip}
+    with reach(World(), servers=0, seconds=MEET_SECONDS, **place) as cluster:  # type: ignore[arg-type]
+        servers = 0
+        while not servers and not should_stop():
+            servers = cluster.ask("enter", rank, RETRY_SECONDS)
+        if not servers:
+            raise RankLostError("this rank was asked to end before the run began")
+        yield Host({VARIABLE: json.dumps({**place, "servers": servers})}, cluster._coordinator, cluster._ray)
 
 
 @contextmanager
@@ -237,6 +322,12 @@ class Cluster:
             if time.monotonic() > until:
                 raise RankLostError(f"worker 0 has not opened the run in {OPEN_SECONDS:g} s: see what it says")
             self.place = self.ask("join", self.rank, 1.0)
+
+    def where(self) -> list[str]:
+        """Return the machine and the process of each server, in words."""
+        with _lost_servers(self._ray):
+            places: list[str] = self._ray.get([server.where.remote() for server in self.servers])
+            return places
 
     def describe(self, about: dict[str, Any], attempt: int) -> None:
         """Say what the run is of that this worker has, or refuse to train another one with the others.
@@ -300,20 +391,24 @@ def connect(world: World) -> Iterator[Cluster]:
 
 
 @contextmanager
-def reach(world: World, *, address: str, namespace: str, servers: int, seconds: float) -> Iterator[Cluster]:
+def reach(
+    world: World, *, address: str, namespace: str, servers: int, seconds: float, node_ip: str | None = None
+) -> Iterator[Cluster]:
     """Reach servers by the address of their Ray cluster and their namespace, which may take ``seconds`` to be there.
+
+    ``node_ip``: of this machine in the cluster; None: Ray finds it.
 
     Raises:
         RankLostError: they are not there.
     """
     until = time.monotonic() + seconds
-    with _environment({}):
+    with ray_environment({}):
         ray = require_ray()
         try:
             while True:
                 try:
                     with _signals_kept():
-                        _init(ray, namespace, {"address": address})
+                        _init(ray, namespace, {"address": address, "_node_ip_address": node_ip})
                     cluster = Cluster(ray, world, servers=servers)
                     break
                 except (RankLostError, ConnectionError, OSError, ValueError, RuntimeError, TimeoutError) as error:
@@ -345,7 +440,7 @@ def _token() -> dict[str, str]:
 
 
 @contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
+def ray_environment(variables: dict[str, str]) -> Iterator[None]:
     """Set variables of Ray that the user has not set, and forget on exit what Ray sets."""
     before = dict(os.environ)
     os.environ.update({name: value for name, value in {**_QUIET, **variables}.items() if name not in before})
@@ -391,7 +486,7 @@ def _server_is_gone(error: Exception) -> RankLostError:
     )
 
 
-def _store_bytes() -> int:
+def store_bytes() -> int:
     """How large Ray's shared memory may become: most of it is never touched."""
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 1 << 30  # noqa: PTH112
-    return max(100_000_000, min(int(0.8 * free), 16 << 30))
+    return max(100_000_000, min(int(0.8 * free), psutil.virtual_memory().available // 2, 16 << 30))

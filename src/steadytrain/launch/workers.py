@@ -1,4 +1,5 @@
-"""Workers of the asynchronous engine: started on one machine beside their servers, and each started again by itself.
+"""Workers of the asynchronous engine: started beside their servers, by one command or by each rank of a launcher, and
+each started again by itself.
 
 A worker that is killed is started again while the others train on: what it had not finished they do. Where a server is
 gone all start again, from the last checkpoint.
@@ -7,16 +8,31 @@ gone all start again, from the last checkpoint.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Any
 
-from steadytrain.distributed.ray_cluster import Host, enlist, host_servers
+from steadytrain.distributed.ray_cluster import (
+    LOOPBACK_ONLY,
+    MEET_SECONDS,
+    RETRY_SECONDS,
+    TASK_BYTES,
+    Host,
+    enlist,
+    enter,
+    host_servers,
+    ray_environment,
+    require_ray,
+    store_bytes,
+)
+from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import InputError, RankLostError
 from steadytrain.launch.supervise import (
     GRACE,
@@ -111,11 +127,160 @@ def join_run(
         return workers.run(count, host, received, first=first)
 
 
+def keep_worker(
+    command: Sequence[str],
+    world: World,
+    *,
+    servers: int,
+    staleness: int | None = None,
+    address: str | None = None,
+    namespace: str | None = None,
+    restarts: int = 3,
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
+    """Keep one worker of a run, as the rank of a launcher that this process is; the first one has the servers as well.
+
+    Without an address, the first rank of each machine starts Ray there, at the first of which all of them meet.
+    Arguments and exit code are those of :func:`keep_workers`. All end where a server is gone: the launcher starts them
+    again.
+
+    Raises:
+        InputError: the workers' machines cannot meet, or not safely; or as :func:`keep_workers`.
+    """
+    if staleness is not None and 0 < staleness < world.size - 1:
+        raise InputError(
+            f"--staleness {staleness} is too narrow for {world.size} workers, of which some would always wait: use 0,"
+            f" {world.size - 1} or more"
+        )
+    workers = _Workers(command, say, restarts, is_launched=True)
+    with take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), workers.forward) as received:
+
+        def should_stop() -> bool:
+            return bool(received)
+
+        try:
+            with ExitStack() as stack:
+                node_ip = None
+                if address is None:
+                    address, node_ip = stack.enter_context(_ray_of_machine(world, should_stop))
+                place: dict[str, Any] = {"address": address, "node_ip": node_ip, "should_stop": should_stop}
+                place["namespace"] = namespace or f"steadytrain-{world.address}-{world.port}"
+                if world.rank:
+                    host = stack.enter_context(enter(world.rank, **place))
+                else:
+                    hosting = host_servers(workers=world.size, servers=servers, staleness=staleness, **place)
+                    host = stack.enter_context(hosting)
+                code = workers.run(1, host, received, first=world.rank)
+                if code in (0, PREEMPTED):
+                    host.part(world.rank)
+                return code
+        except RankLostError as error:
+            say(str(error))
+            return PREEMPTED if received else RANK_LOST
+
+
+@contextmanager
+def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
+    """Run this machine's part of a Ray cluster of the run's own; yield the cluster's address and this machine's."""
+    is_alone = world.local_size == world.size
+    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        raise InputError(
+            f"{world.launcher} has started {world.size} ranks, and with --engine async they need a password that all"
+            " of them have: set RAY_AUTH_TOKEN (openssl rand -hex 32), or use steady launch, which makes one"
+        )
+    variables = {} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token"}
+    with ray_environment({**variables, **({LOOPBACK_ONLY: "0"} if is_alone else {})}):
+        require_ray()  # which reads these when it is imported
+        head = LOOPBACK if is_alone else _address_of(world.address, should_stop)
+        if head.startswith("127.") and not is_alone:
+            raise InputError(
+                f"{world.address}, the first machine, is {head} here, which other machines cannot reach: set an address"
+                " that they can reach (MASTER_ADDR; steady launch --set address=10.0.0.1)"
+            )
+        address = f"{head}:{world.port - 1}"  # where the ranks meet torchrun may have a store of its own
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((head, world.port))  # sends nothing
+            node_ip: str = probe.getsockname()[0]
+        if world.local_rank:
+            _await_port(head, world.port - 1, should_stop)
+            yield address, node_ip
+            return
+        folder = tempfile.mkdtemp(prefix="steady-ray-", dir="/tmp")  # a short path: of sockets
+        words = ["start", "--block", "--disable-usage-stats", "--num-cpus=0", "--num-gpus=0"]
+        words += [f"--node-ip-address={node_ip}", f"--temp-dir={folder}", f"--object-store-memory={store_bytes()}"]
+        words += [f"--memory={TASK_BYTES}"]
+        if world.is_first:
+            words += ["--head", f"--port={world.port - 1}", "--include-dashboard=false"]
+        else:
+            words += [f"--address={address}"]
+            _await_port(head, world.port - 1, should_stop)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_outlast_signals,
+        )
+        try:
+            while b"Ray runtime started" not in (said := os.pread(log.fileno(), 1 << 20, 0)):
+                if process.poll() is not None:
+                    raise InputError(f"Ray does not start: {' '.join(said.decode(errors='replace').split())[-600:]}")
+                if should_stop():
+                    raise RankLostError("this rank was asked to end before the run began")
+                time.sleep(POLL_SECONDS)
+            yield address, node_ip
+        finally:
+            process.terminate()
+            try:
+                process.wait(SHORT_GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            log.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _outlast_signals() -> None:
+    """Keep Ray through what asks ranks to save, which may be sent to all processes of a job; it ends with its rank."""
+    die_with_parent()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _address_of(name: str, should_stop: Callable[[], bool]) -> str:
+    """Resolve a machine's name, which may not be known yet where machines have just been started."""
+    until = time.monotonic() + MEET_SECONDS
+    while True:
+        try:
+            return socket.gethostbyname(name)
+        except OSError as error:
+            if should_stop() or time.monotonic() > until:
+                raise RankLostError(f"{name}, the first rank's machine, has no address: {error}") from error
+        time.sleep(RETRY_SECONDS)
+
+
+def _await_port(address: str, port: int, should_stop: Callable[[], bool]) -> None:
+    until = time.monotonic() + MEET_SECONDS
+    while True:
+        try:
+            socket.create_connection((address, port), RETRY_SECONDS).close()
+            return
+        except OSError as error:
+            if should_stop() or time.monotonic() > until:
+                raise RankLostError(f"the first rank does not answer at {address}:{port}: {error}") from error
+        time.sleep(RETRY_SECONDS)
+
+
 class _Workers:
     """The processes of a run's workers."""
 
-    def __init__(self, command: Sequence[str], say: Callable[[str], None], restarts: int) -> None:
+    def __init__(
+        self, command: Sequence[str], say: Callable[[str], None], restarts: int, *, is_launched: bool = False
+    ) -> None:
         self._command, self._say, self._restarts = command, say, restarts
+        self._is_launched = is_launched  # then this process's own environment says which worker it is
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []
         self.left, self._restarted = restarts, time.monotonic()
@@ -189,16 +354,15 @@ class _Workers:
 
     def _start(self, place: int, host: Host) -> subprocess.Popen[bytes]:
         rank, first = self._first + place, self._first
-        variables: Mapping[str, str] = {
-            **rank_variables(rank, self._size, free_port(), first=first, local_size=self._size - first),
-            **host.variables,
-        }
+        variables: Mapping[str, str] = {}
+        if not self._is_launched:
+            variables = rank_variables(rank, self._size, free_port(), first=first, local_size=self._size - first)
         sys.stdout.flush()
         sys.stderr.flush()
         try:
             return subprocess.Popen(
                 self._command,
-                env={**os.environ, **variables},
+                env={**os.environ, **variables, **host.variables},
                 stdin=subprocess.DEVNULL if rank else None,
                 stdout=subprocess.DEVNULL if rank else None,
                 stderr=self._errors[place] if rank else None,

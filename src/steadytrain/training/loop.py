@@ -291,6 +291,8 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     consensus.close()
     if session.is_first:
         state.engine.end_run()
+    else:
+        state.engine.rest()
     if not signal:
         with state.engine.settled(session.evaluated_module):
             session.export("model.safetensors")

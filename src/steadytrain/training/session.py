@@ -419,7 +419,7 @@ def open_session(
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
         if cluster is not None:
-            machine |= {"ranks": world.size, "engine": "async", "servers": len(cluster.servers)}
+            machine |= {"ranks": world.size, "engine": "async", "servers": cluster.where()}
         build.require_schedule(recipe, data.num_train)
         for records in filter(None, (data.train, data.val)):
             records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it

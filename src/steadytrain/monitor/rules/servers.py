@@ -25,11 +25,13 @@ def servers(evidence: Evidence) -> Iterator[Cause]:
     others = [seconds for number, seconds in enumerate(calls) if number != late]
     waits = clip(share * (1 - max(others) / calls[late])) if others and calls[late] > 0 else 0.0
     if others and waits >= LEAST and calls[late] >= STANDS_OUT * median(others):
+        places = evidence.started.machine.get("servers", [])
         yield Cause(
             name="slow_server",
             share=waits,
             sentence=f"Server {late} is slow: workers wait for it {percent(waits)} of the time.",
             evidence=(
+                *([f"it is on {places[late]}"] if late < len(places) else []),
                 f"a push and a pull take {duration(calls[late])} there, {duration(median(others))} at the others",
                 f"its updates take {duration(updates[late])} of that, those of the others"
                 f" {duration(median([u for n, u in enumerate(updates) if n != late]))}",
