@@ -146,6 +146,7 @@ def wait_until_free(folder: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_halving_stops_the_worst_at_the_same_epochs_and_the_best_ends_as_without(
     recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +310,7 @@ def test_where_every_case_fails_it_is_said_why_and_nothing_goes_on(
     assert {row["status"] for row in table(tmp_path / "sweep")} == {"failed"}
 
 
+@pytest.mark.slow
 def test_the_recipe_file_says_what_to_sweep_and_train_reads_it_too(
     recipe_file: Path, digits: Path, tmp_path: Path
 ) -> None:

@@ -245,6 +245,7 @@ def test_two_ranks_agree_on_what_the_narrower_one_has_room_for(
     assert weights(tmp_path / "ours") == weights(tmp_path / "hand")
 
 
+@pytest.mark.slow
 def test_ranks_start_again_where_one_runs_out_of_memory_in_an_update(digits: Path, own: Own, tmp_path: Path) -> None:
     """After ten passes of rank 1: no collective is left hanging, and the next attempt takes what it has room for."""
     words = ranks(digits, own, tmp_path / "run", "--set", 'model.options={"room": 8, "rank": 1, "late": 10}')

@@ -38,6 +38,7 @@ def value(tuned: Tuned, key: str) -> object:
     return next(choice.value for choice in tuned.choices if choice.key == key)
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recipe) -> None:
     recipe, first, second = free(recipe), list[Trial](), list[Trial]()
 
