@@ -157,12 +157,13 @@ def test_machines_may_go_where_fewer_are_enough(two_hosts: Hosts, training: Trai
     assert training.ended()[-1] == "finished", said
 
 
-def test_on_slurm_the_time_limit_costs_no_bit(slurm: Slurm, training: Training, reference: Training) -> None:
+def _run_past_its_time(slurm: Slurm, training: Training, *more: str) -> None:
+    """Submit a job whose time is up before its training, and wait until it has been requeued and has ended."""
     training.pace(2)
     words = ["--on", "slurm", "--nodes", "2", "--set", "minutes=1", "--set", "slurm.signal_seconds=15"]
     words += ["--set", f"folder={training.run.parent}", "-o", str(training.run.parent / "out")]
     done = subprocess.run(
-        _command(training, *words),
+        [*_command(training, *words), *more],
         env={**os.environ, **training.variables, "SLURM_CONF": slurm.variables["SLURM_CONF"]},
         capture_output=True,
         text=True,
@@ -174,20 +175,13 @@ def test_on_slurm_the_time_limit_costs_no_bit(slurm: Slurm, training: Training, 
     training.pace(0)
     wait_until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"), "its end", 180)
     log = (training.run.parent / f"steadytrain-{number}.log").read_text()
-    assert slurm.state(number) == "COMPLETED", log
-    assert training.ended() == ["preempted", "finished"], log
+    assert (slurm.state(number), training.ended()) == ("COMPLETED", ["preempted", "finished"]), log
+
+
+def test_on_slurm_the_time_limit_costs_no_bit(slurm: Slurm, training: Training, reference: Training) -> None:
+    _run_past_its_time(slurm, training)
     assert training.weights() == reference.weights()
 
 
 def test_asynchronous_workers_on_slurm_save_at_the_time_limit(slurm: Slurm, training: Training) -> None:
-    training.pace(2)
-    words = ["--on", "slurm", "--nodes", "2", "--set", "minutes=1", "--set", "slurm.signal_seconds=15"]
-    words += ["--set", f"folder={training.run.parent}", "-o", str(training.run.parent / "out")]
-    more = {**training.variables, "SLURM_CONF": slurm.variables["SLURM_CONF"]}
-    number = int(run([*_command(training, *words), *ASYNC], more=more).splitlines()[-1])
-    wait_until(lambda: training.step() > 0, "its first step", 180)
-    wait_until(lambda: training.ended() == ["preempted"], "its time to be up", 180)
-    training.pace(0)
-    wait_until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"), "its end", 180)
-    log = (training.run.parent / f"steadytrain-{number}.log").read_text()
-    assert (slurm.state(number), training.ended()) == ("COMPLETED", ["preempted", "finished"]), log
+    _run_past_its_time(slurm, training, *ASYNC)
