@@ -126,12 +126,14 @@ class Training:
 
     def require_each_once(self, ranks: int) -> None:
         """Each epoch of a run that was never interrupted showed every image to exactly one rank."""
-        shares = [[one for batch in self.seen_by(rank) for one in batch] for rank in range(ranks)]
-        images = self.images()
+        images = self.images()  # a run also measures passes of images that it made up
+        shares = [
+            [image for batch in self.seen_by(rank) for image in batch if image in images] for rank in range(ranks)
+        ]
         own = len(images) // ranks
         assert [len(share) for share in shares] == [own * EPOCHS] * ranks
         for epoch in range(EPOCHS):
-            shown = [one for share in shares for one in share[epoch * own : (epoch + 1) * own]]
+            shown = [image for share in shares for image in share[epoch * own : (epoch + 1) * own]]
             assert len(shown) == len(images)
             assert set(shown) == images
 
