@@ -46,6 +46,8 @@ LEAVE_SECONDS = 10.0
 RETRY_SECONDS = 1.0
 TASK_BYTES = 1 << 30
 """Memory that Ray may give to tasks, of which there are none; else it does not start where little is free."""
+_UNREACHABLE = (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError)
+"""What Ray raises where there is no cluster, or none can be started."""
 
 T = TypeVar("T")
 
@@ -158,12 +160,10 @@ def _host(
         own = {"address": "local", "num_cpus": 0, "num_gpus": 0, "_node_ip_address": LOOPBACK, "_temp_dir": folder}
         own |= {"include_dashboard": False, "object_store_memory": store_bytes(), "_memory": TASK_BYTES}
     try:
-        with _signals_kept():
-            try:
-                about = _init(ray, namespace, own)
-            except (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError) as error:
-                where = "on this machine" if address is None else f"at {address}"
-                raise InputError(f"Ray cannot be reached {where}: {first_line(error)}") from error
+        try:
+            about = _init(ray, namespace, own)
+        except _UNREACHABLE as error:
+            raise _no_ray("on this machine" if address is None else f"at {address}", error) from error
         try:
             make = ray.remote(Coordinator).options(name="coordinator", num_cpus=0, max_concurrency=1000)
             coordinator = make.remote(workers, staleness)
@@ -179,8 +179,7 @@ def _host(
             place = {"address": address or about["gcs_address"], "namespace": namespace, "servers": servers}
             yield Host({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
         finally:
-            with _signals_kept():
-                ray.shutdown()
+            _shut_down(ray)
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -203,10 +202,9 @@ def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *,
     with ray_environment({}):
         ray = require_ray("--ray", "start the processes by steady launch")
         try:
-            with _signals_kept():
-                _init(ray, "steadytrain-tasks", {"address": address})
-        except (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError) as error:
-            raise InputError(f"Ray cannot be reached at {address}: {first_line(error)}") from error
+            _init(ray, "steadytrain-tasks", {"address": address})
+        except _UNREACHABLE as error:
+            raise _no_ray(f"at {address}", error) from error
         try:
             size = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
@@ -229,8 +227,7 @@ def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *,
                 raise RankLostError(f"all {size} tasks on the Ray cluster at {address} were lost ({lost})")
             return results
         finally:
-            with _signals_kept():
-                ray.shutdown()
+            _shut_down(ray)
 
 
 def _machines(ray: Any) -> list[str]:
@@ -407,30 +404,38 @@ def reach(
         try:
             while True:
                 try:
-                    with _signals_kept():
-                        _init(ray, namespace, {"address": address, "_node_ip_address": node_ip})
+                    _init(ray, namespace, {"address": address, "_node_ip_address": node_ip})
                     cluster = Cluster(ray, world, servers=servers)
                     break
-                except (RankLostError, ConnectionError, OSError, ValueError, RuntimeError, TimeoutError) as error:
+                except (RankLostError, *_UNREACHABLE) as error:
                     if time.monotonic() >= until:
                         raise RankLostError(
                             f"the servers of this run cannot be reached at {address}: {first_line(error)}"
                         ) from error
-                with _signals_kept():
-                    ray.shutdown()
+                _shut_down(ray)
                 time.sleep(RETRY_SECONDS)
             yield cluster
         finally:
-            with _signals_kept():
-                ray.shutdown()
+            _shut_down(ray)
 
 
 def _init(ray: Any, namespace: str, options: dict[str, Any]) -> dict[str, Any]:
-    context = ray.init(
-        namespace=namespace, log_to_driver=False, configure_logging=False, logging_level="ERROR", **options
-    )
+    """Start or join a cluster; return its addresses. Raises one of :data:`_UNREACHABLE`."""
+    with _signals_kept():
+        context = ray.init(
+            namespace=namespace, log_to_driver=False, configure_logging=False, logging_level="ERROR", **options
+        )
     about: dict[str, Any] = context.address_info
     return about
+
+
+def _no_ray(where: str, error: Exception) -> InputError:
+    return InputError(f"Ray cannot be reached {where}: {first_line(error)}")
+
+
+def _shut_down(ray: Any) -> None:
+    with _signals_kept():
+        ray.shutdown()
 
 
 def _token() -> dict[str, str]:

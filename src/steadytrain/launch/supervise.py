@@ -29,6 +29,8 @@ RANK_LOST = RankLostError.exit_code
 PREEMPTED = 75
 INTERRUPTED = 130
 
+FORWARDED = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT")
+"""Signals that whoever keeps ranks sends on to them."""
 GRACE = 30.0
 """Seconds for the other ranks to end by themselves, and then again after SIGTERM, before they are killed."""
 
@@ -233,7 +235,7 @@ def keep_ranks(
             send(number)
 
     left = restarts
-    with take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), forward) as received:
+    with take_signals(FORWARDED, forward) as received:
         while True:
             began = time.monotonic()
             ranks.clear()

@@ -17,7 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, Any
+from functools import partial
+from typing import IO, Any, TypeVar
 
 from steadytrain.distributed.ray_cluster import (
     LOOPBACK_ONLY,
@@ -35,6 +36,7 @@ from steadytrain.distributed.ray_cluster import (
 from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import InputError, RankLostError
 from steadytrain.launch.supervise import (
+    FORWARDED,
     GRACE,
     LASTING,
     POLL_SECONDS,
@@ -54,6 +56,8 @@ from steadytrain.launch.supervise import (
 _LEFT = "STEADYTRAIN_RESTARTS_LEFT"
 SHORT_GRACE = 5.0
 """Seconds for workers that have nothing to save."""
+
+T = TypeVar("T")
 
 
 def keep_workers(
@@ -86,7 +90,7 @@ def keep_workers(
         InputError: the command cannot be started, or Ray is not there.
     """
     workers = _Workers(command, say, int(os.environ.get(_LEFT, restarts)))
-    with take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), workers.forward) as received:
+    with take_signals(FORWARDED, workers.forward) as received:
         try:
             with host_servers(
                 workers=count, servers=servers, staleness=staleness, address=address, namespace=namespace
@@ -120,7 +124,7 @@ def join_run(
     """
     workers = _Workers(command, say, restarts)
     with (
-        take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), workers.forward) as received,
+        take_signals(FORWARDED, workers.forward) as received,
         enlist(count, address=address, namespace=namespace) as (host, first),
     ):
         say(f"workers {first} to {first + count - 1} join")
@@ -153,7 +157,7 @@ def keep_worker(
             f" {world.size - 1} or more"
         )
     workers = _Workers(command, say, restarts, is_launched=True)
-    with take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), workers.forward) as received:
+    with take_signals(FORWARDED, workers.forward) as received:
 
         def should_stop() -> bool:
             return bool(received)
@@ -191,7 +195,10 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
     variables = {} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token"}
     with ray_environment({**variables, **({LOOPBACK_ONLY: "0"} if is_alone else {})}):
         require_ray()  # which reads these when it is imported
-        head = LOOPBACK if is_alone else _address_of(world.address, should_stop)
+        head = LOOPBACK
+        if not is_alone:
+            failure = f"{world.address}, the first rank's machine, has no address"
+            head = _try_until_there(partial(socket.gethostbyname, world.address), failure, should_stop)
         if head.startswith("127.") and not is_alone:
             raise InputError(
                 f"{world.address}, the first machine, is {head} here, which other machines cannot reach: set an address"
@@ -249,27 +256,26 @@ def _outlast_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _address_of(name: str, should_stop: Callable[[], bool]) -> str:
-    """Resolve a machine's name, which may not be known yet where machines have just been started."""
-    until = time.monotonic() + MEET_SECONDS
-    while True:
-        try:
-            return socket.gethostbyname(name)
-        except OSError as error:
-            if should_stop() or time.monotonic() > until:
-                raise RankLostError(f"{name}, the first rank's machine, has no address: {error}") from error
-        time.sleep(RETRY_SECONDS)
-
-
 def _await_port(address: str, port: int, should_stop: Callable[[], bool]) -> None:
+    def connect() -> None:
+        socket.create_connection((address, port), RETRY_SECONDS).close()
+
+    _try_until_there(connect, f"the first rank does not answer at {address}:{port}", should_stop)
+
+
+def _try_until_there(attempt: Callable[[], T], failure: str, should_stop: Callable[[], bool]) -> T:
+    """Return what an attempt returns that raises no OSError: machines that have just been started need some time.
+
+    Raises:
+        RankLostError: ``failure``, after :data:`MEET_SECONDS` or where this rank was asked to stop.
+    """
     until = time.monotonic() + MEET_SECONDS
     while True:
         try:
-            socket.create_connection((address, port), RETRY_SECONDS).close()
-            return
+            return attempt()
         except OSError as error:
             if should_stop() or time.monotonic() > until:
-                raise RankLostError(f"the first rank does not answer at {address}:{port}: {error}") from error
+                raise RankLostError(f"{failure}: {error}") from error
         time.sleep(RETRY_SECONDS)
 
 
