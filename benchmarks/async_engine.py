@@ -15,9 +15,9 @@ round begins with another one:
 the final weights; ``exchanged_bytes_per_second``: pushed and pulled, by the number of parameters where the contender
 does not tell; ``staleness``: updates between pull and push, mean and largest, where it is told.
 
-usage: python benchmarks/async_engine.py --data FOLDER [--rounds 3] [--steps 780] [--images 10000]
+usage: python benchmarks/async_engine.py --data FOLDER [--rounds 3] [--steps 780] [--images 10000] [--lr 0.1]
                                          [--mxnet-python PATH] [--work FOLDER] [--quick] [--save]
-       FOLDER holds cifar10-png.tar.zst; the Python of MXNet 1.9.1 may be given as STEADYTRAIN_MXNET_PYTHON as well
+       another rate than 0.1 has a file of its own, such as results/async_engine_lr_0.02.json; FOLDER holds cifar10-png.tar.zst; the Python of MXNet 1.9.1 may be given as STEADYTRAIN_MXNET_PYTHON as well
 """
 
 from __future__ import annotations
@@ -143,12 +143,13 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     who, skipped = contenders(args.mxnet_python)
     who = {name: one for name, one in who.items() if not args.only or name in args.only}
     images = prepare(args.data / "cifar10-png.tar.zst", folder, args.images, args.val)
-    work = Work(images=images, batch=BATCH, steps=args.steps)
+    work = Work(images=images, batch=BATCH, steps=args.steps, lr=args.lr)
     turns, failed = rounds_of(who, work, args.rounds)
     return {
         "rounds": args.rounds,
         "batch": BATCH,
         "updates": args.steps,
+        "lr": args.lr,
         "train_images": args.images,
         "val_images": args.val,
         "workers": WORKERS,
@@ -181,7 +182,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments(parser, rounds=3, steps=780, images=10_000)
     parser.add_argument("--only", nargs="*", help="these contenders")
-    measure_and_record("async_engine", parser, measure)
+    parser.add_argument("--lr", type=float, default=Work.lr, help="learning rate of all contenders")
+    lr = parser.parse_args().lr
+    measure_and_record("async_engine" if lr == Work.lr else f"async_engine_lr_{lr:g}", parser, measure)
 
 
 if __name__ == "__main__":

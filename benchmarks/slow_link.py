@@ -19,6 +19,7 @@ import argparse
 import fcntl
 import json
 import os
+import secrets
 import selectors
 import shutil
 import struct
@@ -47,6 +48,8 @@ CONTENDERS = {
     "local, every 32 updates": ("--engine", "local", "--sync-every", "32"),
     "post-local": ("--engine", "local", "--sync-every", "32", "--local-from", "1"),
     "diloco": ("--engine", "local", "--sync-every", "32", "--set", "parallel.outer=diloco"),
+    "async, 1 server": ("--engine", "async"),
+    "async, 2bit": ("--engine", "async", "--set", "parallel.compress=2bit"),
 }
 """Flags by name; those that ``steady bandwidth`` knows have its names."""
 BATCH, IMAGES, CORES = 128, 50_000, (0, 1)
@@ -149,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # which the ranks' Ray asks for
     start, _ = prepared(given.data, given.work)
     rows = []
     with far_cable(given.rate, given.round_trip / 1000) as ends:
