@@ -17,7 +17,8 @@ does not tell; ``staleness``: updates between pull and push, mean and largest, w
 
 usage: python benchmarks/async_engine.py --data FOLDER [--rounds 3] [--steps 780] [--images 10000] [--lr 0.1]
                                          [--mxnet-python PATH] [--work FOLDER] [--quick] [--save]
-       another rate than 0.1 has a file of its own, such as results/async_engine_lr_0.02.json; FOLDER holds cifar10-png.tar.zst; the Python of MXNet 1.9.1 may be given as STEADYTRAIN_MXNET_PYTHON as well
+       FOLDER holds cifar10-png.tar.zst; the Python of MXNet 1.9.1 may be given as STEADYTRAIN_MXNET_PYTHON as well;
+       figures of another rate than 0.1 have a file of their own, such as results/async_engine_lr_0.02.json
 """
 
 from __future__ import annotations
