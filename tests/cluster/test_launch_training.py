@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
-from tests.cluster.machines import Hosts, Slurm, run
+from tests.cluster.machines import Hosts, Slurm, outcome, run, started
 from tests.cluster.trained import EPOCHS, Training, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -38,12 +38,21 @@ def _over(hosts: Hosts, training: Training) -> list[str]:
 ASYNC = ["--engine", "async", "--servers", "2"]
 
 
-def _require_asynchronous(training: Training) -> None:
-    """Each image was trained on once an epoch, by one of two workers; both have trained."""
+def _train_asynchronously(training: Training, command: Sequence[str], more: Mapping[str, str]) -> None:
+    """Train by two workers: each image is seen once an epoch, by one of them, and both see some."""
+    images = training.images()
+
+    def seen_by(rank: int) -> list[str]:
+        return [image for batch in training.seen_by(rank) for image in batch if image in images]
+
+    training.pace(5)  # one worker alone would need 100 s, in which the other one starts as well
+    with started(command, more=more) as [process]:
+        wait_until(lambda: bool(seen_by(0) and seen_by(1)) or process.poll() is not None, "both workers' batches")
+        training.pace(0)
+        said = outcome(process)
+    assert seen_by(0) and seen_by(1), said
     assert training.ended() == ["finished"] and training.step() == 5 * EPOCHS
-    shares = [[image for batch in training.seen_by(rank) for image in batch] for rank in range(2)]
-    assert all(shares)
-    assert Counter(shares[0] + shares[1]) == dict.fromkeys(training.images(), EPOCHS)
+    assert Counter(seen_by(0) + seen_by(1)) == dict.fromkeys(images, EPOCHS)
 
 
 @contextmanager
@@ -69,14 +78,13 @@ def test_asynchronous_workers_on_this_machine(
     words: Sequence[str], training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _nothing_of_ray_left(monkeypatch):
-        run([*_command(training, *words, "--procs", "2"), *ASYNC], more={**training.variables, **AS_ROOT})
-    _require_asynchronous(training)
+        command = [*_command(training, *words, "--procs", "2"), *ASYNC]
+        _train_asynchronously(training, command, {**training.variables, **AS_ROOT})
 
 
 def test_asynchronous_workers_over_ssh(two_hosts: Hosts, training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     with _nothing_of_ray_left(monkeypatch):
-        run([*_command(training, *_over(two_hosts, training)), *ASYNC])
-    _require_asynchronous(training)
+        _train_asynchronously(training, [*_command(training, *_over(two_hosts, training)), *ASYNC], {})
     hosts = {str(place).partition(",")[0] for place in training.started()[0].machine["servers"]}
     assert hosts == {"node1", "node2"}, "servers are spread over the machines"
 
