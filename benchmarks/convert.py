@@ -303,24 +303,21 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/convert.json")
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/convert*.json")
     args = parser.parse_args()
     if args.data is None or args.mxnet_python is None:
         parser.error("give --data, the folder with weights/, and --mxnet-python, a Python 3.8 with mxnet==1.9.1")
     args.work.mkdir(parents=True, exist_ok=True)
     peer = MXNet(args.mxnet_python, args.work.resolve())
-    document: dict[str, Any] = {}
-    if args.save and (machine.RESULTS / "convert.json").exists() and (args.finetune or args.speed):
-        kept = json.loads((machine.RESULTS / "convert.json").read_text())
-        document = {key: value for key, value in kept.items() if key not in ("benchmark", "machine")}
     if args.finetune:
-        document["finetune"] = finetune(args.data, args.work.resolve(), peer, args.epochs, args.seeds)
+        rows = finetune(args.data, args.work.resolve(), peer, args.epochs, args.seeds)
+        machine.record("convert_finetune", rows, save=args.save)
     if args.speed:
-        document["speed"] = speed(args.data)
+        machine.record("convert_speed", speed(args.data), save=args.save)
     if not args.finetune and not args.speed:
-        document["real"] = {name: compare_real(name, args.data, args.work, peer) for name in REAL}
-        document["drawn"] = {name: compare_drawn(name, size, args.work, peer) for name, size in DRAWN.items()}
-    machine.record("convert", document, save=args.save)
+        real = {name: compare_real(name, args.data, args.work, peer) for name in REAL}
+        drawn = {name: compare_drawn(name, size, args.work, peer) for name, size in DRAWN.items()}
+        machine.record("convert", {"real": real, "drawn": drawn}, save=args.save)
 
 
 if __name__ == "__main__":
