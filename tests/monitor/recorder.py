@@ -25,12 +25,14 @@ RECIPE = Recipe(data=Data(train="train.rec"), model=Model("mlp"), budget=Budget(
 class Recorder:
     """``truth``: what the seconds of all attempts really were, by recorded bucket; ``wall``: of each attempt.
 
-    ``accounts``: whether it writes what it knows of its seconds, as runs of an older version do not.
+    ``accounts``: whether it writes what it knows of its seconds, as runs of an older version do not. ``workers``: of an
+    asynchronous run, whose updates count between any two of this one's.
     """
 
     accounts: bool = True
     time: float = 1_700_000_000.0
     rank: int = 0
+    workers: int = 1
     events: list[Event] = field(default_factory=list)
     walls: list[float] = field(default_factory=list)
     saved: dict[int, tuple[int, float]] = field(default_factory=dict)  # step -> attempt (from 0) and its wall then
@@ -68,13 +70,13 @@ class Recorder:
         """One update: seconds by recorded bucket, those of ``input`` its wait."""
         for bucket, value in seconds.items():
             self._spend("warmup" if self._is_warm_up(bucket) else bucket, value)
-        self.step += 1
+        self.step += self.workers
         wait = seconds.get("input", 0.0)
         self._tell(
             Step(
                 step=self.step,
                 position=self.step * BATCH,
-                n=BATCH,
+                n=BATCH * self.workers,
                 seconds=sum(seconds.values()),
                 wait_seconds=wait,
                 lr=0.1,
@@ -107,7 +109,13 @@ class Recorder:
         images = (self.step - self._first) * BATCH
         if self.accounts:
             self._tell(
-                Accounted(step=self.step, images=images, wall_seconds=self.wall, seconds=dict(self._seconds)),
+                Accounted(
+                    step=self.step,
+                    images=images,
+                    wall_seconds=self.wall,
+                    seconds=dict(self._seconds),
+                    warmup_images=min(images, 2 * self.workers * BATCH),
+                ),
             )
         if feed:
             self._tell(self.stats(images))
@@ -137,7 +145,7 @@ class Recorder:
         self._tell(Ended(status="interrupted", step=self.step, seconds=seconds, images=images))
 
     def _is_warm_up(self, bucket: str) -> bool:
-        return self.step - self._first < 2 and bucket in ("forward", "backward", "optimizer")
+        return self.step - self._first < 2 * self.workers and bucket in ("forward", "backward", "optimizer")
 
     def _spend(self, bucket: str, seconds: float) -> None:
         self.time += seconds

@@ -32,7 +32,7 @@ from steadytrain.events import (
 from steadytrain.monitor import evidence, ledger, read_history
 from steadytrain.monitor.evidence import gather_evidence
 from steadytrain.monitor.history import RunHistory
-from steadytrain.monitor.ledger import BUCKETS, Ledger
+from steadytrain.monitor.ledger import BUCKETS, STEADY, Ledger
 from steadytrain.run import Run
 
 UPDATE = {"input": 0.03, "transfer": 0.01, "forward": 0.02, "backward": 0.04, "optimizer": 0.01, "host": 0.01}
@@ -175,6 +175,25 @@ def test_of_the_first_updates_only_the_excess_is_warm_up() -> None:
     made = ledger_of(trained(99, run=run))
     assert made.seconds["warmup"] == pytest.approx(5.0 - 0.02)
     assert made.seconds["forward"] == pytest.approx(100 * 0.02, rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("later", [0, 1, 2, 10])
+def test_the_steady_rate_is_images_over_the_seconds_of_their_updates_however_short_the_run(
+    workers: int, later: int
+) -> None:
+    run = Recorder(workers=workers)
+    run.start()
+    run.update(**UPDATE | {"forward": 5.0})
+    run.update(**UPDATE | {"forward": 3.0})
+    for _ in range(later):
+        run.update(**UPDATE)
+    run.account()
+    made = ledger_of(run)
+    images = made.images if later else 0  # where nothing tells a usual update, the first two are all warm-up
+    steady = sum(made.seconds[bucket] for bucket in STEADY)
+    assert made.steady_images_per_second * steady == pytest.approx(images)
+    assert made.steady_images_per_second == pytest.approx(workers * BATCH / sum(UPDATE.values()) if later else 0.0)
 
 
 def test_the_wait_is_nothings_where_the_feeds_threads_were_mostly_blocked() -> None:

@@ -127,6 +127,7 @@ def test_a_runs_seconds_add_up_to_its_wall_time(recipe: Recipe, tmp_path: Path) 
     assert sum(last.seconds.values()) == pytest.approx(last.wall_seconds)
     assert ended.seconds - 0.1 < last.wall_seconds <= ended.seconds
     assert last.images == ended.images and last.step == ended.step
+    assert last.warmup_images == 2 * recipe.batch_size
     assert {"startup", "warmup", "forward", "backward", "optimizer", "evaluation", "checkpoint"} <= set(last.seconds)
     assert isinstance(told[told.index(last) + 1], FeedStats)
 

@@ -276,7 +276,8 @@ class Accounted(Event):
     :data:`BUCKETS` -> seconds; buckets with nothing in them are left out. ``update_cpu_seconds``: processor time of all
     threads of the process during those of :data:`UPDATING`; None where a device computes the updates.
     ``exchange_seconds``: of those of communication, what exchanging takes where all ranks come at once; the rest they
-    wait for each other. None where a device computes the updates, or there is one rank.
+    wait for each other. None where a device computes the updates, or there is one rank. ``warmup_images``: of the
+    first updates, whose computing is in ``warmup``; None in logs of an older version.
     """
 
     step: int
@@ -285,6 +286,7 @@ class Accounted(Event):
     seconds: Mapping[str, float]
     update_cpu_seconds: float | None = None
     exchange_seconds: float | None = None
+    warmup_images: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

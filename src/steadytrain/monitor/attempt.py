@@ -131,8 +131,9 @@ class Attempt:
 
     ``before``: the run's own seconds before it; ``cut``: its wall seconds that count, since what came after was done
     for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was on disk. ``exchange``:
-    seconds that exchanging with other ranks took, where that was recorded. ``process_began`` and ``last_time``, of its
-    newest event, are seconds since 1970.
+    seconds that exchanging with other ranks took, and ``warmup_images``: images of the updates whose computing is in
+    ``warmup``, both where that was recorded. ``process_began`` and ``last_time``, of its newest event, are seconds
+    since 1970.
     """
 
     number: int
@@ -146,6 +147,7 @@ class Attempt:
     step: int = 0
     images: int = 0
     exchange: float | None = None
+    warmup_images: int | None = None
     _waits: InputWait = field(default_factory=InputWait)
     _is_accounted: bool = False
 
@@ -299,6 +301,8 @@ class Attempt:
             mark.update_cpu = max(0.0, event.update_cpu_seconds)
         if isinstance(event.exchange_seconds, (int, float)):
             self.exchange = max(0.0, event.exchange_seconds)
+        if isinstance(event.warmup_images, int):
+            self.warmup_images = max(0, event.warmup_images)
         self.marks.append(mark)
         self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._clock, self._tail = event.time, _empty_tail()

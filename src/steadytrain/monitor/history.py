@@ -254,15 +254,22 @@ class RunHistory:
 
     def ledger(self) -> Ledger:
         """Return the ledger so far; all zeros before the run began."""
-        total, usual, wall = empty(), self._usual_parts(), 0.0
+        total, usual, wall, warmup_images = empty(), self._usual_parts(), 0.0, 0
         for attempt in self.attempts:
             counted = attempt.end() if attempt.cut is None else attempt.at_wall(attempt.cut)
             for bucket, seconds in self.by_bucket(counted, attempt, usual).items():
                 total[bucket] += seconds
             total["lost"] += max(0.0, attempt.wall - counted.wall)
             wall += max(attempt.wall, counted.wall)
+            if not any(usual.values()):  # no update tells what of the warm-up is usual: all of it stays there
+                warmup_images += min(attempt.warmup_images or 0, counted.images)
         return Ledger(
-            wall_seconds=wall, away_seconds=self.away_seconds, seconds=total, steps=self.step, images=self.position
+            wall_seconds=wall,
+            away_seconds=self.away_seconds,
+            seconds=total,
+            steps=self.step,
+            images=self.position,
+            warmup_images=warmup_images,
         )
 
     def timeline(self, bins: int | None = None) -> tuple[Slice, ...]:
@@ -288,17 +295,17 @@ class RunHistory:
         return tuple(merge_slices(pieces, sum(piece.ended - piece.began for piece in pieces) / max(1, bins)))
 
     def _usual_parts(self) -> dict[str, float]:
-        """Return the mean seconds of an update's parts, without the warm-up."""
-        marks = [(a.marks[-1], a.marks[-1].step - a.first_step - WARM_UPDATES) for a in self.attempts]
+        """Return the mean seconds that an image takes in the parts of an update, without the warm-up."""
+        marks = [(a.marks[-1], a.marks[-1].images - _warmup_images(a)) for a in self.attempts]
         marks = [(mark, count) for mark, count in marks if count > 0]
-        updates = sum(count for _, count in marks)
+        images = sum(count for _, count in marks)
         names = ("forward", "backward", "optimizer")
-        return {name: sum(m.seconds.get(name, 0.0) for m, _ in marks) / updates if updates else 0.0 for name in names}
+        return {name: sum(m.seconds.get(name, 0.0) for m, _ in marks) / images if images else 0.0 for name in names}
 
     def by_bucket(self, mark: Mark, attempt: Attempt, usual: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the ledger's buckets up to a moment of an attempt; they add up to as much as the recorded ones.
 
-        ``usual``: the seconds of an update's parts, where they are known already.
+        ``usual``: the seconds of an image in the parts of an update, where they are known already.
         """
         usual = self._usual_parts() if usual is None else usual
         seconds = empty() | {name: value for name, value in mark.seconds.items() if name != "input"}
@@ -308,12 +315,12 @@ class RunHistory:
         if weight <= 0:
             seconds["input_other"] = wait
         # The first updates compute, too: their usual part is no warm-up.
-        updates, usual_update = max(0, mark.step - attempt.first_step), sum(usual.values())
-        usual_warmup = min(seconds["warmup"], min(WARM_UPDATES, updates) * usual_update)
+        usual_image = sum(usual.values())
+        usual_warmup = min(seconds["warmup"], min(_warmup_images(attempt), mark.images) * usual_image)
         if usual_warmup > 0:
             seconds["warmup"] -= usual_warmup
             for name, value in usual.items():
-                seconds[name] += usual_warmup * value / usual_update
+                seconds[name] += usual_warmup * value / usual_image
         if measured := self.samples.measured:  # what of the passes does not shrink with the batch is the host's
             full = measured.passes.get("full", 0.0)
             part = min(1.0, max(0.0, measured.fixed_seconds / full)) if full > 0 else 0.0
@@ -321,6 +328,12 @@ class RunHistory:
                 seconds["host"] += seconds[name] * part
                 seconds[name] *= 1 - part
         return seconds
+
+
+def _warmup_images(attempt: Attempt) -> int:
+    """Return the images of the updates whose computing is recorded as warm-up."""
+    recorded = attempt.warmup_images
+    return WARM_UPDATES * attempt.batch_size if recorded is None else recorded
 
 
 def _is_sound(event: Event) -> bool:

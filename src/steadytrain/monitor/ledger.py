@@ -47,6 +47,7 @@ class Ledger:
         seconds: of every bucket of :data:`BUCKETS`; they add up to ``wall_seconds``.
         steps: updates that count: those that a restart repeated are counted once.
         images: that those updates were made with.
+        warmup_images: of these, the ones whose computing is all in ``warmup``: of an attempt without later updates.
 
     >>> ledger = Ledger(wall_seconds=10.0, away_seconds=0.0, seconds=empty() | {"forward": 6.0, "evaluation": 4.0},
     ...                 steps=30, images=300)
@@ -59,6 +60,7 @@ class Ledger:
     seconds: Mapping[str, float]
     steps: int
     images: int
+    warmup_images: int = 0
 
     @property
     def images_per_second(self) -> float:
@@ -69,7 +71,7 @@ class Ledger:
     def steady_images_per_second(self) -> float:
         """Images over the seconds of :data:`STEADY`: without starts, evaluations, checkpoints; the wait is in it."""
         steady = sum(self.seconds[bucket] for bucket in STEADY)
-        return self.images / steady if steady > 0 else 0.0
+        return max(0, self.images - self.warmup_images) / steady if steady > 0 else 0.0
 
     def share(self, *buckets: str) -> float:
         """Return these buckets' share of the wall time, 0 to 1. Raises KeyError for a name that is no bucket."""

@@ -283,7 +283,7 @@ def mean_pace(evidence: Evidence) -> Pace | None:
     """Return the pace of all updates, without the waits around epochs' beginnings; None before there are some."""
     ledger = evidence.ledger
     loop, gap = ledger.share(*STEADY), gap_share(evidence)
-    if ledger.images <= 0 or loop <= 0 or loop <= gap:
+    if ledger.steady_images_per_second <= 0 or loop <= 0 or loop <= gap:
         return None
     step = evidence.recipe.batch_size / ledger.steady_images_per_second * (loop - gap) / loop
     return _pace(evidence, loop - gap, step, max(0.0, ledger.share(*INPUT) - gap) / (loop - gap))

@@ -50,6 +50,7 @@ class Clock:
         self.since = began
         self.step = 0
         self.images = 0
+        self._warmup_images = 0
         self._seconds = dict.fromkeys(BUCKETS, 0.0)
         self._accounted = began
         self._is_updating = False
@@ -85,6 +86,7 @@ class Clock:
         """Count all that has been computed so far as warm-up."""
         for bucket in COMPUTE:
             self.move(bucket, "warmup")
+        self._warmup_images = self.images
 
     def seconds(self) -> Mapping[str, float]:
         """Return the seconds of each bucket that has any, up to now."""
@@ -120,6 +122,7 @@ class Clock:
             seconds=seconds,
             update_cpu_seconds=self._cpu_seconds or None,
             exchange_seconds=self._exchange_seconds or None,
+            warmup_images=self._warmup_images,
         )
 
     def _toggle_updating(self) -> None:
