@@ -90,7 +90,7 @@ def test_a_chart_shows_both_kinds_of_scaling(earlier: Path, tmp_path: Path) -> N
         (["--link", "1GbE", "--epochs", "3"], "--epochs needs the number of images: give --num-train or data"),
         (["--link", "1GbE", "--least-efficiency", "2"], "--least-efficiency is 2.0; it must be above 0, up to 1"),
         (["--link", "nvlink", "--per-machine", "4"], "give the network as --link, such as 10GbE"),
-        ([], "holds no link that was measured between ranks: give --link, such as 10GbE"),
+        ([], "has no measured link between ranks: add --link, such as --link 10GbE"),
         (["--link", "1GbE", "-o", "scale.png"], "scale.png ends in .png; a plot ends in .svg or .html"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path, capsys: pytest
     other = tmp_path / "other.json"
     other.write_text("[]")
     assert main(["scale", "--measured", str(other), "--link", "1GbE"]) == 2
-    assert "is no document of steady scale --json: measure again" in capsys.readouterr().err
+    assert "is not a document of steady scale --json: measure again" in capsys.readouterr().err
 
 
 def test_a_network_and_a_link_have_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:

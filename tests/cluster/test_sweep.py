@@ -47,7 +47,7 @@ def test_a_sweep_is_an_array_whose_table_the_same_command_reads(slurm: Slurm, di
             time.sleep(0.5)
 
     assert "submitted 3 runs as array job" in sweep("--on", "slurm", "--parallel", "2")
-    assert "goes on, " in sweep("--on", "slurm", "--parallel", "2")
+    assert "is not finished, " in sweep("--on", "slurm", "--parallel", "2")
     wait_for_array()
     assert "submitted 1 run as array job" in sweep("--on", "slurm", "--parallel", "2")
     wait_for_array()

@@ -260,7 +260,7 @@ def test_what_makes_no_difference_there_is_told() -> None:
     assert plan.notes == ("image, slurm: not used by local",)
     assert render("kubernetes", RAY_JOB).notes[-1].startswith("procs: not used by a RayJob")
     told = replace(TRAIN_JOB, folder="/work", restarts=1)
-    assert render("kubernetes", told).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime says it"
+    assert render("kubernetes", told).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime sets it"
 
 
 def test_ranks_that_pack_may_be_lost() -> None:

@@ -15,7 +15,7 @@ import pytest
 from steadytrain import __version__
 from steadytrain.errors import InputError
 from steadytrain.launch import Job
-from steadytrain.launch.ssh import Answer, judge, question, require_same_torch
+from steadytrain.launch.ssh import Answer, check_program, judge, require_same_torch
 
 JOB = Job(words=("train", "a.rec"), python="/opt/python", port=29500)
 GOOD: dict[str, Any] = {
@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {
     "gpus": 0,
     "address": "10.0.0.1",
     "busy": False,
-    "port_asked": True,
+    "checks_port": True,
 }
 
 
@@ -70,8 +70,10 @@ def test_machines_with_different_torches_do_not_train_together() -> None:
 
 def test_this_machine_answers_and_a_port_in_use_is_seen(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        asked = question(folder=str(tmp_path / "made"), make=True, address="localhost", port=server.getsockname()[1])
-        done = subprocess.run([sys.executable, "-"], input=asked, text=True, capture_output=True, check=True, cwd="/")
+        program = check_program(
+            folder=str(tmp_path / "made"), make=True, address="localhost", port=server.getsockname()[1]
+        )
+        done = subprocess.run([sys.executable, "-"], input=program, text=True, capture_output=True, check=True, cwd="/")
     answer = Answer(host="here", code=0, output=done.stdout, errors="")
     with pytest.raises(InputError, match="is in use"):
         judge(JOB, answer, __version__, several=False)

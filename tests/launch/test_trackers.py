@@ -14,36 +14,40 @@ CASES = [
         "--on ssh --hosts hosts --set ranks=2 --sync /tmp/cats -- python train.py --kv-store dist_sync",
         [
             "-s 2 is ignored: there are no servers, ranks exchange gradients directly",
-            "2 workers are so many ranks",
+            "2 workers become as many ranks",
         ],
     ),
     # the asynchronous engine has servers
     (
         "-n 2 -s 2 -H hosts train a.rec --engine async",
         "--hosts hosts --set ranks=2 -- train a.rec --engine async --servers 2",
-        ["2 workers are so many ranks"],
+        ["2 workers become as many ranks"],
     ),
-    ("-n 4 --launcher local train a.rec", "--on local --set ranks=4 -- train a.rec", ["4 workers are so many ranks"]),
+    (
+        "-n 4 --launcher local train a.rec",
+        "--on local --set ranks=4 -- train a.rec",
+        ["4 workers become as many ranks"],
+    ),
     (
         "-n 4 -H hosts --env OMP_NUM_THREADS:3 train a.rec",
         "--hosts hosts --set ranks=4 --env OMP_NUM_THREADS=3 -- train a.rec",
-        ["4 workers are so many ranks"],
+        ["4 workers become as many ranks"],
     ),
     # dmlc-submit
     (
         "--cluster yarn --num-workers 2 --num-servers=0 --worker-cores 4 --worker-memory 8g --queue q train a.rec",
         "--on yarn --nodes 2 --set yarn.queue=q --set cpus=4 --set memory_gb=8 -- train a.rec",
-        ["2 workers are so many ranks, one a machine"],
+        ["2 workers become as many ranks, one per machine"],
     ),
     (
         "--cluster slurm --slurm-worker-nodes 2 -n 4 --jobname cats train a.rec",
         "--on slurm --nodes 2 --set ranks=4 --set name=cats -- train a.rec",
-        ["--slurm-worker-nodes 2 is --nodes", "4 workers are so many ranks"],
+        ["--slurm-worker-nodes 2 is --nodes", "4 workers become as many ranks"],
     ),
     (
         "--cluster kubernetes -n 2 --kube-namespace vision --kube-worker-image me/x:1 train a.rec",
         "--on kubernetes --nodes 2 --set kubernetes.namespace=vision --set image=me/x:1 -- train a.rec",
-        ["2 workers are so many ranks, one a machine"],
+        ["2 workers become as many ranks, one per machine"],
     ),
     # the trackers of 2015
     (
@@ -57,7 +61,7 @@ CASES = [
             "-f a.py is ignored: files are not shipped: --sync copies the working directory; put other files into "
             "images"
             " or on shared disks",
-            "2 workers are so many ranks",
+            "2 workers become as many ranks",
         ],
     ),
     # our own words are left as they are, with and without the dashes

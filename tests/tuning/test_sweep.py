@@ -32,10 +32,10 @@ def parse(text: str) -> Any:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0.1,,0.2", "has no value at one place"),
-        ("0.1,0.1", "is to be 0.1 more than once"),
+        ("0.1,,0.2", "has an empty value in"),
+        ("0.1,0.1", "has 0.1 more than once"),
         ("1..0.1", "must rise"),
-        ("0..1 log", "from above 0 where it is by logarithm"),
+        ("0..1 log", "begin above 0 for log"),
     ],
 )
 def test_values_that_cannot_be_are_refused_with_the_key(text: str, message: str) -> None:

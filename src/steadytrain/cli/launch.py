@@ -106,7 +106,7 @@ def launch(
         return 0
     if _PASSWORD in described.env:
         os.environ.setdefault(_PASSWORD, secrets.token_hex(32))
-    is_submitted = plan.stages[-1].what == "submit"
+    is_submitted = plan.stages[-1].kind == "submit"
     if json and not is_submitted:
         raise InputError(
             f"--json with --on {place}: standard output belongs to rank 0; put --json after the two dashes, or use "

@@ -273,4 +273,4 @@ def _dry_run(trainer: ArrayTrainer | ProcessTrainer, cases: Sequence[Case], fold
         raise InputError("--dry-run shows runs that are known beforehand, and those of a search are not: leave one out")
     if isinstance(trainer, ArrayTrainer):
         return plan_text("slurm", trainer.job, trainer.plan(runs), folder)
-    return "\n".join(shlex.join(["steady", *words]) for words in trainer.shown(runs))
+    return "\n".join(shlex.join(["steady", *command]) for command in trainer.commands(runs))

@@ -42,6 +42,6 @@ def render(on: str, job: Job) -> Plan:
     plan = launcher.render(job)
     plain = Job(words=("train",))
     set_fields = {field.name for field in fields(job) if getattr(job, field.name) != getattr(plain, field.name)}
-    left = sorted(set_fields - launcher.TAKES - _ALWAYS)
-    notes = (f"{', '.join(left)}: not used by {on}",) if left else ()
+    unused = sorted(set_fields - launcher.TAKES - _ALWAYS)
+    notes = (f"{', '.join(unused)}: not used by {on}",) if unused else ()
     return replace(plan, notes=plan.notes + notes)

@@ -1,7 +1,7 @@
-"""What to start, and on what: frozen data, validated where it is made.
+"""Jobs: the command to start and the machines to start it on, as frozen data that is validated when it is made.
 
 >>> job = Job(words=("train", "cats.rec", "--run", "runs/a"), hosts=("gpu1 slots=2", "gpu2"))
->>> [(one.host.name, one.procs, one.first) for one in job.machines], job.size
+>>> [(machine.host.name, machine.procs, machine.first) for machine in job.machines], job.size
 ([('gpu1', 2, 0), ('gpu2', 1, 2)], 3)
 >>> job.program
 ('-P', '-m', 'steadytrain', 'train', 'cats.rec', '--run', 'runs/a')
@@ -28,7 +28,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A machine that ssh reaches, and how many ranks it takes (None: not said)."""
+    """A machine that ssh reaches; ``slots``: how many ranks it takes, None if the hosts file does not say."""
 
     name: str
     user: str | None = None
@@ -38,7 +38,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A host with its ranks: ``first`` to ``first + procs - 1``."""
+    """A host and the ranks that run on it: ``first`` to ``first + procs - 1``."""
 
     host: Host
     procs: int
@@ -52,7 +52,7 @@ def read_hosts(text: str, where: str = "the hosts file") -> tuple[str, ...]:
     ('10.0.0.1:2222', 'gpu2 slots=4')
 
     Raises:
-        InputError: no host, one twice, or a line that is none, by its number.
+        InputError: the file names no host, or one twice, or a line is not a host; the message has its number.
     """
     entries: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -94,18 +94,17 @@ def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple
     """Spread ranks over hosts: ``procs`` each, else each host's slots, or ``ranks`` in all as evenly as possible.
 
     >>> three = [Host(name=name) for name in "abc"]
-    >>> [one.procs for one in spread(three, None, 5)], [one.procs for one in spread(three, None, 2)]
+    >>> [machine.procs for machine in spread(three, None, 5)], [machine.procs for machine in spread(three, None, 2)]
     ([2, 2, 1], [1, 1])
     """
     if ranks is None:
-        each = [procs or host.slots or 1 for host in hosts]
+        counts = [procs or host.slots or 1 for host in hosts]
     else:
-        each = [ranks // len(hosts) + (place < ranks % len(hosts)) for place in range(len(hosts))]
-    machines = zip(hosts, each, strict=True)
+        counts = [ranks // len(hosts) + (index < ranks % len(hosts)) for index in range(len(hosts))]
     return tuple(
-        Machine(host=host, procs=count, first=sum(each[:place]))
-        for place, (host, count) in enumerate(machines)
-        if count
+        Machine(host=host, procs=counts[index], first=sum(counts[:index]))
+        for index, host in enumerate(hosts)
+        if counts[index]
     )
 
 
@@ -121,13 +120,13 @@ def _require(holds: bool, name: str, value: object, limit: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """Of ``ssh``.
+    """Options of ``--on ssh``.
 
     Args:
         sync: copy the working directory into this folder of each machine, and work there; a relative one starts from
             the home folder. None: the machines see the same working directory.
         exclude: names or paths, with ``*`` and ``?``, that are not copied, beside those that never are.
-        options: words for ssh itself, such as ``["-F", "cluster.conf"]``.
+        options: options for ssh itself, such as ``["-F", "cluster.conf"]``.
         tool: ``rsync``, or ``tar`` through ssh, which is also taken where rsync is missing.
     """
 
@@ -139,12 +138,12 @@ class Ssh:
 
 @dataclass(frozen=True, kw_only=True)
 class Mpi:
-    """Of ``mpi``.
+    """Options of ``--on mpi``.
 
     Args:
-        kind: whose MPI it is: their words differ. Intel's takes MPICH's.
-        program: what starts the ranks; None: ``mpirun`` or ``mpiexec``.
-        options: more words for it.
+        kind: whose MPI it is: their options differ. Intel's takes those of MPICH.
+        program: the command that starts the ranks; None: ``mpirun`` or ``mpiexec``.
+        options: further options for it.
     """
 
     kind: Literal["openmpi", "mpich"] = "openmpi"
@@ -154,12 +153,12 @@ class Mpi:
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """Of ``slurm``.
+    """Options of ``--on slurm``.
 
     Args:
         partition, account, qos: as sbatch calls them.
         signal_seconds: how long before the time limit the ranks are asked to save; the job is then queued again.
-        options: more words for sbatch, each a line ``#SBATCH`` of the script.
+        options: further options for sbatch, each a line ``#SBATCH`` of the script.
     """
 
     partition: str | None = None
@@ -171,7 +170,7 @@ class Slurm:
 
 @dataclass(frozen=True, kw_only=True)
 class Kubernetes:
-    """Of ``kubernetes``.
+    """Options of ``--on kubernetes``.
 
     Args:
         kind: an Indexed ``job``, whose pods are replaced one by one; a ``jobset``, whose pods start anew together (that
@@ -195,14 +194,14 @@ class Kubernetes:
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
-    """Of ``yarn``: the queue."""
+    """Options of ``--on yarn``: the queue to submit to."""
 
     queue: str = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sky:
-    """Of ``sky``.
+    """Options of ``--on sky``.
 
     Args:
         infra: where: ``aws/us-east-1``, ``gcp``, ``k8s``; None: the cheapest place that SkyPilot has access to.
@@ -223,30 +222,30 @@ class Sky:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be started, and where.
+    """The command to start, and the machines to start it on.
 
     Args:
-        words: a verb of steady and what follows it; or ``python`` and a program that starts its ranks as told by the
-            environment.
-        tasks: in place of ``words``, those of each task of an array: jobs that have nothing to do with each other.
+        words: the command: a verb of steady with its arguments, or ``python`` and a program that reads its rank from
+            the environment.
+        tasks: in place of ``words``, the command of each task of an array of independent jobs.
         at_once: tasks of the array that may run at a time; None: as the scheduler likes.
         nodes: machines; None: as many as there are hosts, or one.
         least: go on while so many machines are left (and take in those that come back); None: all are needed.
         procs: processes on each machine; None: a host's slots, or one.
         ranks: processes in all instead, spread over the machines.
         hosts: ``name``, ``user@name:port``, ``name slots=2``: one each.
-        env: variables of all ranks. None: the value is taken from the environment of ``steady launch``, and stands in
-            no file and on no command line.
+        env: variables of all ranks. None: the value comes from the environment of ``steady launch`` and is written to
+            no file and no command line.
         name: of the job: letters, digits and dashes.
         python: the interpreter there.
         folder: working directory of the ranks; None: the launcher's own choice.
-        address: of the first machine, as all others reach it; None: its name as given.
-        port: where the ranks meet; None: one that follows from the job.
-        restarts: after a failure, start again at most so often, from the newest checkpoint.
-        grace_seconds: for ranks that are asked to stop, to save in.
-        minutes: the longest that it may run.
-        cpus, memory_gb, gpus: of each machine, where a scheduler wants to know.
-        image: the container's.
+        address: of the first machine, as all others reach it; None: its name in ``hosts``.
+        port: of rank 0, to which all ranks connect; None: a number derived from the job.
+        restarts: how often at most the job is started again after a failure, from the newest checkpoint.
+        grace_seconds: how long ranks that are asked to stop may take to save.
+        minutes: the longest time that the job may run.
+        cpus, memory_gb, gpus: to request for each machine from a scheduler.
+        image: of the container.
     """
 
     words: tuple[str, ...]
@@ -332,7 +331,7 @@ class Job:
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The machines of ``hosts`` that are taken, and the ranks of each. Raises InputError where they are too few."""
+        """The machines of ``hosts`` that are used, with the ranks of each. Raises InputError if there are too few."""
         hosts = [parse_host(line) for line in self.hosts]
         if self.nodes is not None and self.nodes > len(hosts):
             raise InputError(f"--nodes is {self.nodes}, and {len(hosts)} hosts are listed: list more, or use fewer")
@@ -340,7 +339,7 @@ class Job:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Machines, and processes on each, where all have as many. Raises InputError where they do not."""
+        """The number of machines, and of processes on each. Raises InputError if these cannot all be the same."""
         nodes = self.nodes or len(self.hosts) or 1
         if self.ranks is None:
             return nodes, self.procs or 1
@@ -358,23 +357,23 @@ class Job:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What follows the interpreter."""
+        """The arguments of the Python interpreter that make it a rank."""
         return self.words[1:] if is_python(self.words[0]) else ("-P", "-m", "steadytrain", *self.words)
 
     @property
     def is_independent(self) -> bool:
-        """Whether the work of a rank that is lost is done by the others, which go on."""
+        """Whether the other ranks go on without a rank that is lost, and do its work."""
         return self.words[0] == "pack"
 
     @property
     def meeting_port(self) -> int:
-        """``port``, or one that another job hardly ever has."""
+        """``port``, or a number derived from the job, so that two jobs rarely share one."""
         text = "\0".join((self.name, *self.words))
         return self.port or _PORTS[zlib.crc32(text.encode()) % len(_PORTS)]
 
 
 def is_python(word: str) -> bool:
-    """Whether it names an interpreter: then a program of the user's own follows.
+    """Return whether the first word of a command is a Python interpreter, which runs the user's own program.
 
     >>> is_python("python3"), is_python("train")
     (True, False)
@@ -390,9 +389,9 @@ def _program(words: tuple[str, ...]) -> tuple[str, ...]:
         if len(words) == 1:
             raise InputError(f"{words[0]} needs a program, such as -- python train.py")
     elif words[0] not in VERBS:
-        near = did_you_mean(words[0], VERBS)
         raise InputError(
-            f"cannot launch {words[0]!r}: {', '.join(VERBS)}, or python and your program are possible.{near}"
+            f"cannot launch {words[0]!r}: choose {', '.join(VERBS)}, or python and your program."
+            f"{did_you_mean(words[0], VERBS)}"
         )
     elif "--procs" in words or any(word.startswith("--procs=") for word in words):
         raise InputError("--procs is after the two dashes: put it before them, where it means processes per machine")

@@ -26,14 +26,14 @@ TAKES = frozenset(
 _PORT = 29500
 _RANKS = "ranks"
 _TRAINER = "node"
-"""How Kubeflow's runtimes name the job, and the container, that trains."""
+"""The name of the job, and of the container, that trains in Kubeflow's runtimes."""
 _LABEL = "steadytrain/job"
 _PREEMPTED = 75
 _USAGE = 2
 
 
 def render(job: Job) -> Plan:
-    """A file of manifests, and ``kubectl create`` for it."""
+    """Render a file of manifests, and ``kubectl create`` for it."""
     if job.least:
         raise InputError("a Job has a fixed number of pods: use a single number for --nodes")
     if job.image is None:
@@ -45,22 +45,22 @@ def render(job: Job) -> Plan:
             " Secret and use --set kubernetes.secret=NAME"
         )
     text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in _manifests(job))
-    where = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
-    submit = Command(argv=("kubectl", "create", *where, "-f", f"@{job.name}.yaml"))
-    shown = " ".join(["kubectl", *where])
-    notes = [f"{shown} logs -f -l {_LABEL}={job.name} --prefix --max-log-requests={job.shape[0]} shows its output"]
-    notes += [f"{shown} delete -f FILE stops and removes it; the same command then resumes the run"]
+    namespace = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
+    submit = Command(argv=("kubectl", "create", *namespace, "-f", f"@{job.name}.yaml"))
+    kubectl = " ".join(["kubectl", *namespace])
+    notes = [f"{kubectl} logs -f -l {_LABEL}={job.name} --prefix --max-log-requests={job.shape[0]} shows its output"]
+    notes += [f"{kubectl} delete -f FILE stops and removes it; the same command then resumes the run"]
     if not job.kubernetes.claim:
         notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
     if job.kubernetes.kind == "trainjob":
-        left = [name for name, is_set in (("folder", job.folder), ("restarts", job.restarts)) if is_set]
-        notes += [f"{', '.join(left)}: not used by a TrainJob; its runtime says it"] if left else []
+        unused = [name for name, is_set in (("folder", job.folder), ("restarts", job.restarts)) if is_set]
+        notes += [f"{', '.join(unused)}: not used by a TrainJob; its runtime sets it"] if unused else []
     if job.kubernetes.kind == "rayjob":
         notes += ["procs: not used by a RayJob: the command's own --workers counts the workers"] if job.procs else []
         if "async" not in job.words:
             notes += ["a RayJob runs the command once, on its head: it is for --engine async --ray-address auto"]
     file = File(name=f"{job.name}.yaml", text=text)
-    return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
+    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
 
 def _manifests(job: Job) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
     if job.kubernetes.kind == "jobset":
         # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
         rules: list[dict[str, Any]] = [
-            {"action": "FailJob", "onExitCodes": _ended_with(_PREEMPTED)},
+            {"action": "FailJob", "onExitCodes": _exited_with(_PREEMPTED)},
             {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         ]
         limits: dict[str, Any] = {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
@@ -107,8 +107,8 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
         "ports": [{"name": "ranks", "port": _PORT}],
     }
     rules = [
-        {"action": "Ignore", "onExitCodes": _ended_with(_PREEMPTED)},
-        {"action": "FailJob", "onExitCodes": _ended_with(_USAGE)},
+        {"action": "Ignore", "onExitCodes": _exited_with(_PREEMPTED)},
+        {"action": "FailJob", "onExitCodes": _exited_with(_USAGE)},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
     limits = {"backoffLimit": job.restarts * nodes, "podFailurePolicy": {"rules": rules}}
@@ -120,7 +120,7 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
 
 
 def _training(job: Job) -> dict[str, Any]:
-    """Return the spec of a TrainJob: what trains, and what its pods have beyond those of the runtime.
+    """Return the spec of a TrainJob: the trainer, and what its pods need in addition to those of the runtime.
 
     Kubeflow gives each pod its number and the first one's address, in the variables of torchrun.
     """
@@ -172,12 +172,12 @@ def _ray(job: Job) -> dict[str, Any]:
     return {**spec, "rayClusterSpec": cluster}
 
 
-def _ended_with(code: int) -> dict[str, Any]:
+def _exited_with(code: int) -> dict[str, Any]:
     return {"containerName": _RANKS, "operator": "In", "values": [code]}
 
 
 def _pod(job: Job, address: str) -> dict[str, Any]:
-    """``address``: of the first pod."""
+    """Return the template of a pod of ranks; ``address``: of the first pod."""
     spec: dict[str, Any] = {"restartPolicy": "Never", **_placing(job)}
     if job.kubernetes.kind == "job":
         spec["subdomain"] = job.name
@@ -204,12 +204,12 @@ def _container(job: Job, address: str) -> dict[str, Any]:
     return container | {"volumeMounts": _mounts(job)}
 
 
-# Kubernetes takes $(NAME) for a variable everywhere; in the user's own words and values it is to stay what it is.
+# Kubernetes replaces $(NAME) by a variable everywhere; in the user's arguments and values it has to stay as it is.
 
 
 def _args(job: Job, words: tuple[str, ...]) -> list[str]:
-    begins = len(words) - len(job.program)
-    return [word.replace("$(", "$$(") if place >= begins else word for place, word in enumerate(words)]
+    begin = len(words) - len(job.program)
+    return [*words[:begin], *(word.replace("$(", "$$(") for word in words[begin:])]
 
 
 def _variables(job: Job) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ def _resources(job: Job) -> dict[str, Any]:
 
 
 def _placing(job: Job) -> dict[str, Any]:
-    """Say how long a pod has to save, and on which machines it may be."""
+    """Return the grace period in which a pod saves, and the labels of the machines that it may run on."""
     selector = {"nodeSelector": dict(job.kubernetes.selector)} if job.kubernetes.selector else {}
     return {"terminationGracePeriodSeconds": job.grace_seconds, **selector}
 

@@ -10,7 +10,7 @@ TAKES = frozenset({"ranks", "port", "restarts", "grace_seconds"})
 
 
 def render(job: Job) -> Plan:
-    """One command."""
+    """Render one command."""
     nodes, procs = job.shape
     if nodes != 1 or job.hosts:
         raise InputError(
@@ -27,5 +27,5 @@ def render(job: Job) -> Plan:
         if job.restarts and verb not in ("bandwidth", "pack"):
             words += ("--set", f"parallel.restarts={job.restarts}")
         argv = (job.python, "-P", "-m", "steadytrain", *words)
-    run = Stage(what="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)
+    run = Stage(kind="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)
     return Plan(stages=(run,))

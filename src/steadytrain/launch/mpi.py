@@ -16,7 +16,7 @@ TAKES = frozenset({"hosts", "ranks", "folder", "address", "port", "restarts", "g
 
 
 def render(job: Job) -> Plan:
-    """One ``mpirun``, which is asked by SIGUSR1 to have its ranks save and stop; SIGTERM leaves them two seconds."""
+    """Render one ``mpirun``, stopped by SIGUSR1, by which its ranks save; SIGTERM would leave them two seconds."""
     if job.hosts:
         hosts = [(machine.host, machine.procs) for machine in job.machines]
     else:
@@ -51,4 +51,4 @@ def render(job: Job) -> Plan:
         words += ["-genvlist", ",".join(names)]
     argv = (*words, *job.mpi.options, job.python, *rank_command(job))
     run = Command(argv=argv, variables=variables, stops_by="SIGUSR1")
-    return Plan(stages=(Stage(what="run", commands=(run,), restarts=job.restarts),))
+    return Plan(stages=(Stage(kind="run", commands=(run,), restarts=job.restarts),))

@@ -23,17 +23,17 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A program to be run here.
+    """A program to run on this machine.
 
     Args:
-        argv: its words; ``@NAME`` stands for the path of a file of the plan.
-        label: the machine that it speaks to; empty where there is but one command.
-        stdin: what it reads.
-        variables: environment of the program, or, where ``hands_over``, of the ranks: then they are written to its
+        argv: program and arguments; ``@NAME`` stands for the path of a file of the plan.
+        label: the machine that it connects to; empty if the stage has a single command.
+        stdin: its standard input.
+        variables: environment of the program, or, with ``hands_over``, of the ranks: then they are written to its
             standard input as one line of JSON, which no list of processes shows. None: the value that the variable
-            has here.
-        hands_over: its standard input also stays open until it is to end: whatever ends this side, ends that one.
-        stops_by: the signal that asks for an orderly end, where that is not the end of standard input.
+            has on this machine.
+        hands_over: its standard input stays open until it has to end, so that it also ends when this process dies.
+        stops_by: the signal that asks it to save and end, if the end of standard input does not.
     """
 
     argv: tuple[str, ...]
@@ -43,34 +43,35 @@ class Command:
     hands_over: bool = False
     stops_by: Literal["SIGTERM", "SIGUSR1"] = "SIGTERM"
 
-    def shown(self) -> str:
-        """Show the command as typed, without secrets and long texts.
+    def to_text(self) -> str:
+        """Return the command as one would type it, without secrets and long texts.
 
-        >>> Command(argv=("srun", "a b"), variables={"TOKEN": None, "X": "1"}).shown()
+        >>> Command(argv=("srun", "a b"), variables={"TOKEN": None, "X": "1"}).to_text()
         "TOKEN=... X=1 srun 'a b'"
         """
-        variables = " ".join(f"{name}={'...' if value is None else shlex.quote(value)}" for name, value in self.named())
+        pairs = self.sorted_variables()
+        variables = " ".join(f"{name}={'...' if value is None else shlex.quote(value)}" for name, value in pairs)
         if self.hands_over:
             return shlex.join(self.argv) + (f"  # standard input: {variables}" if variables else "")
         return f"{variables} {shlex.join(self.argv)}".strip()
 
-    def named(self) -> list[tuple[str, str | None]]:
-        """Sort the variables by name."""
+    def sorted_variables(self) -> list[tuple[str, str | None]]:
+        """Return the variables, sorted by name."""
         return sorted(self.variables.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Commands that run at the same time; the next stage begins when all have ended well.
+    """Commands that run at the same time; the next stage begins when all of them have succeeded.
 
     Args:
-        what: ``check`` (whether machines can do it), ``copy`` (the working directory), ``run`` (the ranks, which end
-            together), ``submit`` (hand the job to a scheduler).
-        may_fail: so many commands of ``run`` may end badly before the others are stopped.
-        restarts: so often the commands of ``run`` are all started again after a failure.
+        kind: ``check`` (that the machines can run the job), ``copy`` (the working directory), ``run`` (the ranks, which
+            end together), ``submit`` (the job, to a scheduler).
+        may_fail: how many commands of ``run`` may fail before the others are stopped.
+        restarts: how often all commands of ``run`` are started again after a failure.
     """
 
-    what: Literal["check", "copy", "run", "submit"]
+    kind: Literal["check", "copy", "run", "submit"]
     commands: tuple[Command, ...]
     may_fail: int = 0
     restarts: int = 0
@@ -84,8 +85,8 @@ class Plan:
     files: tuple[File, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def placed(self, argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-        """Put the paths of the plan's files into a command."""
+    def with_paths(self, argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+        """Replace ``@NAME`` in a command by the path of that file of the plan."""
         names = {f"@{file.name}" for file in self.files}
         return tuple(str(folder / word[1:]) if word in names else word for word in argv)
 
@@ -97,22 +98,22 @@ class Plan:
             for command in stage.commands:
                 plain: dict[str, Any] = {"argv": list(command.argv), "label": command.label}
                 plain |= {"stdin": command.stdin} if command.stdin else {}
-                plain |= {"variables": dict(command.named())} if command.variables else {}
+                plain |= {"variables": dict(command.sorted_variables())} if command.variables else {}
                 commands.append(plain | {"hands_over": command.hands_over})
-            stages.append({"what": stage.what, "commands": commands})
+            stages.append({"what": stage.kind, "commands": commands})
         files = [{"name": file.name, "mode": f"{file.mode:o}", "text": file.text} for file in self.files]
         return {"files": files, "stages": stages, "notes": list(self.notes)}
 
 
 class Launcher(Protocol):
-    """A place that starts jobs. Rendering is pure: the same job gives the same plan, anywhere."""
+    """A module that renders jobs for one kind of place. Rendering is pure: the same job always gives the same plan."""
 
     @property
     def TAKES(self) -> Set[str]:
-        """The fields of a job, beside those that all take, that make a difference here."""
+        """The fields of a job that this launcher uses, apart from those that all launchers use."""
 
     def render(self, job: Job) -> Plan:
-        """The plan of a job. Raises InputError where the place cannot do it."""
+        """Render a job. Raises InputError if it cannot be started in this way."""
 
 
 _TITLES = {
@@ -124,17 +125,17 @@ _TITLES = {
 
 
 def plan_text(on: str, job: Job, plan: Plan, folder: Path) -> str:
-    """Word a plan, with nothing secret in it. Lines that begin with ``#`` are no commands, nor part of a file."""
+    """Return a plan as text, without secrets; lines that begin with ``#`` are comments between files and commands."""
     lines = [f"# {on}: {count(job.size, 'rank')}"]
     for file in plan.files:
         lines += ["", f"# file {folder / file.name}", *file.text.rstrip("\n").splitlines()]
     for stage in plan.stages:
-        more = f"; restarted up to {stage.restarts} times" if stage.restarts else ""
-        more += f"; up to {stage.may_fail} may fail" if stage.may_fail else ""
-        lines += ["", f"# {_TITLES[stage.what]}{more}"]
+        limits = f"; restarted up to {stage.restarts} times" if stage.restarts else ""
+        limits += f"; up to {stage.may_fail} may fail" if stage.may_fail else ""
+        lines += ["", f"# {_TITLES[stage.kind]}{limits}"]
         for command in stage.commands:
-            asked = "  # standard input: a program that reports Python, torch, folder and port" if command.stdin else ""
-            lines.append(replace(command, argv=plan.placed(command.argv, folder)).shown() + asked)
+            note = "  # standard input: a program that reports Python, torch, folder and port" if command.stdin else ""
+            lines.append(replace(command, argv=plan.with_paths(command.argv, folder)).to_text() + note)
     if plan.notes:
         lines += ["", *(f"# note: {note}" for note in plan.notes)]
     return "\n".join(lines)
@@ -146,7 +147,7 @@ _RANK = ("-P", "-m", "steadytrain.launch.rank")
 
 
 def node_command(job: Job, *flags: str, procs: int, address: str, port: int | None = None) -> tuple[str, ...]:
-    """What follows the interpreter to start ``procs`` ranks of a job; ``flags``: which, and how they are held."""
+    """Return the interpreter's arguments that start ``procs`` ranks of a job by :mod:`.node`, with its ``flags``."""
     shape = ("--size", str(job.size), "--procs", str(procs), *flags)
     meeting = ("--address", address, "--port", str(port or job.meeting_port), "--grace", str(job.grace_seconds))
     independent = ("--independent",) if job.is_independent else ()
@@ -154,15 +155,15 @@ def node_command(job: Job, *flags: str, procs: int, address: str, port: int | No
 
 
 def rank_command(job: Job) -> tuple[str, ...]:
-    """What follows the interpreter where MPI or a scheduler starts each rank by itself.
+    """Return the interpreter's arguments of one rank, where MPI or a scheduler starts each rank by itself.
 
-    Verbs of steady read what those say of it; a program of the user's own is told in torchrun's words.
+    Verbs of steady read the variables that these set; for the user's own program they are turned into torchrun's.
     """
     return (*_RANK, "--", *job.program) if is_python(job.words[0]) else job.program
 
 
 def torchrun_command(job: Job, *flags: str, procs: int, meeting: Sequence[str]) -> tuple[str, ...]:
-    """What follows the interpreter to start torchrun's agent; ``meeting``: its options for how the agents meet."""
+    """Return the interpreter's arguments that start torchrun's agent; ``meeting``: its options for the rendezvous."""
     agent = ("-m", "torch.distributed.run", *meeting, f"--nproc-per-node={procs}", f"--max-restarts={job.restarts}")
     # After two dashes: torchrun would take --run for the beginning of its own --run-path.
     program = ("--", *job.program) if is_python(job.words[0]) else ("-m", "--", "steadytrain", *job.words)

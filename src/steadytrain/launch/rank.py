@@ -1,7 +1,7 @@
 """A program of the user's own as one rank: ``python -m steadytrain.launch.rank -- train.py --lr 0.1``.
 
-This interpreter runs it, in this process, told its rank by the variables that torchrun sets, whatever has started it:
-MPI, Slurm or Kubernetes have words of their own.
+This interpreter runs it, in this process. MPI, Slurm and Kubernetes each set variables of their own for the rank; the
+program gets those that torchrun sets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steadytrain.launch.supervise import free_port, rank_variables
 
 
 def main(argv: Sequence[str]) -> None:
-    """Become the program."""
+    """Replace this process by the program, with torchrun's variables in its environment."""
     _, *program = argv  # the two dashes
     try:
         world = world_from_environment(os.environ)

@@ -22,7 +22,7 @@ _SAVED = 75
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a script line by line, as it would be typed."""
+    """A YAML writer that keeps the lines of a script apart."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
@@ -32,7 +32,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def render(job: Job) -> Plan:
-    """A task file, and ``sky jobs launch`` for it."""
+    """Render a task file, and ``sky jobs launch`` for it."""
     if job.least:
         raise InputError("a task has a fixed number of machines: use a single number for --nodes")
     if job.image is None and job.sky.setup is None:
@@ -45,17 +45,17 @@ def render(job: Job) -> Plan:
             f"gpus is {job.gpus}, and SkyPilot asks for their name, too: --set sky.accelerators=H100:{job.gpus}"
         )
     file = File(name=f"{job.name}.sky.yaml", text=yaml.dump(_task(job), Dumper=_Dumper, sort_keys=False))
-    secret = [name for name, value in sorted(job.env.items()) if value is None]
-    words = [word for name in secret for word in ("--secret", name)]
-    argv = ("sky", "jobs", "launch", "--yes", "--detach-run", *words, f"@{file.name}")
-    submit = Command(argv=argv, variables=dict.fromkeys(secret))
-    named = f"--name {job.name}"
-    notes = [f"sky jobs queue shows it; sky jobs logs {named} its output; sky jobs cancel {named} ends it"]
+    secret_names = [name for name, value in sorted(job.env.items()) if value is None]
+    secrets = [word for name in secret_names for word in ("--secret", name)]
+    argv = ("sky", "jobs", "launch", "--yes", "--detach-run", *secrets, f"@{file.name}")
+    submit = Command(argv=argv, variables=dict.fromkeys(secret_names))
+    flag = f"--name {job.name}"
+    notes = [f"sky jobs queue shows it; sky jobs logs {flag} its output; sky jobs cancel {flag} ends it"]
     if not job.sky.mounts:
         notes += [
             "files on the machines are lost with them: write the run to a bucket (--set 'sky.mounts./data=s3://NAME')"
         ]
-    return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
+    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
 
 def _task(job: Job) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def _task(job: Job) -> dict[str, Any]:
         "job_recovery": {"max_restarts_on_errors": job.restarts, "recover_on_exit_codes": [_SAVED]},
     }
     words = (job.python, *node_command(job, "--node", _NUMBER, procs=procs, address=_ADDRESS))
-    begins = len(words) - len(job.program)  # of the user's own words all are quoted
-    quoted = [f'"{word}"' if word in (_NUMBER, _ADDRESS) else shlex.quote(word) for word in words[:begins]]
-    quoted += map(shlex.quote, words[begins:])
+    begin = len(words) - len(job.program)  # the user's own arguments are all quoted
+    quoted = [f'"{word}"' if word in (_NUMBER, _ADDRESS) else shlex.quote(word) for word in words[:begin]]
+    quoted += map(shlex.quote, words[begin:])
     enter = f"cd {shlex.quote(job.folder)} && " if job.folder else ""
     mounts = {place: {"source": bucket, "mode": "MOUNT_CACHED"} for place, bucket in job.sky.mounts.items()}
     task = {

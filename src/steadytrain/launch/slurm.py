@@ -51,7 +51,7 @@ exit "$code"
 
 
 def render(job: Job) -> Plan:
-    """One script, and ``sbatch`` for it."""
+    """Render one script, and ``sbatch`` for it."""
     if job.least:
         raise InputError("Slurm starts all machines of a job or none: use a single number for --nodes")
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
@@ -60,7 +60,7 @@ def render(job: Job) -> Plan:
     number = "NUMBER_TASK" if job.tasks else "NUMBER"
     log = f"{job.name}-{number}.log in {job.folder or 'the working directory'}"
     notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER makes it save and stop")
-    return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
+    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
 
 
 def _script(job: Job) -> str:
@@ -105,17 +105,17 @@ def _script(job: Job) -> str:
 
 
 def _array(job: Job) -> str:
-    """Return the numbers of the tasks, and how many may run at a time."""
+    """Return sbatch's value of ``--array``: the numbers of the tasks, and how many may run at a time."""
     return f"0-{len(job.tasks) - 1}" + (f"%{job.at_once}" if job.at_once else "")
 
 
 def _choose_task(job: Job) -> str:
-    """Render what makes a task's words those of the script."""
-    words = (rank_command(replace(job, words=task, tasks=())) for task in job.tasks)
-    cases = [f"    {number}) set -- {shlex.join(task)} ;;" for number, task in enumerate(words)]
+    """Render the lines that set the script's arguments to those of its task."""
+    commands = (rank_command(replace(job, words=task, tasks=())) for task in job.tasks)
+    cases = [f"    {number}) set -- {shlex.join(command)} ;;" for number, command in enumerate(commands)]
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", "", ""])
 
 
 def _quote(value: str) -> str:
-    """Quote as sbatch reads a word of its own lines: as in a shell."""
+    """Quote a value in a line ``#SBATCH``, which sbatch reads as a shell does."""
     return value if re.fullmatch(r"[\w@%+=:,./-]+", value, re.ASCII) else shlex.quote(value)

@@ -1,4 +1,4 @@
-"""Machines that ssh reaches: looked at, given the working directory, and each started with its ranks.
+"""Machines that ssh reaches: check them, copy the working directory, and start the ranks of each.
 
 On each machine :mod:`steadytrain.launch.node` starts the ranks. Its standard input stays open as long as this side
 lives: when it ends, in whatever way, the ranks there are stopped. Where machines may come and go, torchrun's agents
@@ -26,47 +26,50 @@ _SOON = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # 
 
 
 def render(job: Job) -> Plan:
-    """Check, copy, run: a command for each machine."""
+    """Render the stages check, copy and run, with a command for each machine."""
     if not job.hosts:
         raise InputError("--on ssh needs the list of machines: --hosts FILE, one name per line")
     machines = job.machines
     if job.least and job.least > len(machines):
         raise InputError(f"--nodes needs at least {job.least} hosts, and {len(machines)} are listed")
-    stages = [Stage(what="check", commands=tuple(_check(job, machine) for machine in machines))]
+    stages = [Stage(kind="check", commands=tuple(_check(job, machine) for machine in machines))]
     if job.ssh.sync:
-        stages += [Stage(what="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))]
+        stages += [Stage(kind="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))]
     least = job.least or (1 if job.is_independent else len(machines))
     may_fail = len(machines) - least
     restarts = 0 if job.least else job.restarts  # torchrun's agents start anew by themselves
     runs = tuple(_run(job, machine) for machine in machines)
-    stages += [Stage(what="run", commands=runs, may_fail=may_fail, restarts=restarts)]
+    stages += [Stage(kind="run", commands=runs, may_fail=may_fail, restarts=restarts)]
     first = machines[0].host
-    notes = [f"rank 0 runs on {first.name}, and writes the run there, to {folder_there(job)}"]
+    notes = [f"rank 0 runs on {first.name}, and writes the run there, to {remote_folder(job)}"]
     if job.is_independent:
-        notes = [f"rank 0 runs on {first.name}; all machines need the source and the output, in {folder_there(job)}"]
+        notes = [f"rank 0 runs on {first.name}; all machines need the source and the output, in {remote_folder(job)}"]
     if left := len(job.hosts) - len(machines):
         notes += [f"{left} of {len(job.hosts)} hosts are not used"]
     return Plan(stages=tuple(stages), notes=tuple(notes))
 
 
 def copy(job: Job, host: Host, tool: str) -> Command:
-    """Take in the files whose names (each followed by NUL) or tar archive come on standard input; delete nothing."""
-    there = folder_there(job)
+    """Render the copy of files to a machine; deletes nothing there.
+
+    Its standard input is the list of names, each followed by NUL (``rsync``), or the archive (``tar``).
+    """
+    folder = remote_folder(job)
     if tool == "tar":
-        return Command(argv=_ssh(job, host, f"exec tar -x -f - -C {shlex.quote(there)}"), label=host.name)
+        return Command(argv=_ssh(job, host, f"exec tar -x -f - -C {shlex.quote(folder)}"), label=host.name)
     shell = shlex.join(["ssh", *_ALWAYS, *_port(host), *job.ssh.options])
-    place = f"{_who(host)}:{there.rstrip('/')}/"
+    target = f"{_login(host)}:{folder.rstrip('/')}/"
     flags = ("-a", "--protect-args", "--from0", "--files-from=-", "-e", shell)
-    return Command(argv=("rsync", *flags, f"{job.folder or '.'}/", place), label=host.name)
+    return Command(argv=("rsync", *flags, f"{job.folder or '.'}/", target), label=host.name)
 
 
-def folder_there(job: Job) -> str:
-    """The working directory on the machines.
+def remote_folder(job: Job) -> str:
+    """Return the working directory on the machines.
 
-    >>> folder_there(Job(words=("train",), folder="/srv/cats"))
+    >>> remote_folder(Job(words=("train",), folder="/srv/cats"))
     '/srv/cats'
     >>> from steadytrain.launch.job import Ssh
-    >>> folder_there(Job(words=("train",), ssh=Ssh(sync="~/cats/")))
+    >>> remote_folder(Job(words=("train",), ssh=Ssh(sync="~/cats/")))
     'cats'
     """
     if job.ssh.sync is None:
@@ -76,14 +79,14 @@ def folder_there(job: Job) -> str:
 
 def _check(job: Job, machine: Machine) -> Command:
     first = job.machines[0] == machine
-    asked = question(
-        folder=folder_there(job),
+    program = check_program(
+        folder=remote_folder(job),
         make=job.ssh.sync is not None,
         address=_address(job),
         port=job.meeting_port if first else None,
     )
     remote = f"exec {shlex.quote(job.python)} -"
-    return Command(argv=_ssh(job, machine.host, remote), label=machine.host.name, stdin=asked)
+    return Command(argv=_ssh(job, machine.host, remote), label=machine.host.name, stdin=program)
 
 
 def _run(job: Job, machine: Machine) -> Command:
@@ -99,11 +102,11 @@ def _run(job: Job, machine: Machine) -> Command:
             f"--rdzv-conf=is_host={int(is_host)},{_SOON}",
             f"--local-addr={_address(job) if is_host else host.name}",
         ]
-        there = torchrun_command(job, *_HELD, host.name, procs=machine.procs, meeting=meeting)
+        command = torchrun_command(job, *_HELD, host.name, procs=machine.procs, meeting=meeting)
     else:
-        place = ("--first", str(machine.first), *_HELD, host.name)
-        there = node_command(job, *place, procs=machine.procs, address=_address(job))
-    remote = f"cd {shlex.quote(folder_there(job))} && exec {shlex.join((job.python, *there))}"
+        flags = ("--first", str(machine.first), *_HELD, host.name)
+        command = node_command(job, *flags, procs=machine.procs, address=_address(job))
+    remote = f"cd {shlex.quote(remote_folder(job))} && exec {shlex.join((job.python, *command))}"
     return Command(argv=_ssh(job, host, remote), label=host.name, variables=variables, hands_over=True)
 
 
@@ -112,23 +115,23 @@ def _address(job: Job) -> str:
 
 
 def _ssh(job: Job, host: Host, remote: str) -> tuple[str, ...]:
-    return ("ssh", *_ALWAYS, *_port(host), *job.ssh.options, _who(host), remote)
+    return ("ssh", *_ALWAYS, *_port(host), *job.ssh.options, _login(host), remote)
 
 
 def _port(host: Host) -> tuple[str, ...]:
     return ("-p", str(host.port)) if host.port else ()
 
 
-def _who(host: Host) -> str:
+def _login(host: Host) -> str:
     return f"{host.user}@{host.name}" if host.user else host.name
 
 
 _CHECK = dedent("""
     import importlib, json, os, platform, shutil, socket
     facts = {"python": platform.python_version(), "machine": platform.node(), "rsync": bool(shutil.which("rsync"))}
-    if wanted["make"]:
-        os.makedirs(wanted["folder"], exist_ok=True)
-    facts["folder"] = os.path.isdir(wanted["folder"])
+    if required["make"]:
+        os.makedirs(required["folder"], exist_ok=True)
+    facts["folder"] = os.path.isdir(required["folder"])
     for name in ("steadytrain", "torch"):
         try:
             facts[name] = importlib.import_module(name).__version__
@@ -138,15 +141,15 @@ _CHECK = dedent("""
         import torch
         facts["gpus"] = torch.cuda.device_count()
     try:
-        facts["address"] = socket.gethostbyname(wanted["address"])
+        facts["address"] = socket.gethostbyname(required["address"])
     except OSError as error:
         facts["address"] = None
-    facts["busy"], facts["port_asked"] = False, bool(wanted["port"])
-    if wanted["port"]:
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    facts["busy"], facts["checks_port"] = False, bool(required["port"])
+    if required["port"]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                tried.bind(("", wanted["port"]))
+                probe.bind(("", required["port"]))
             except OSError:
                 facts["busy"] = True
     print("steadytrain check", json.dumps(facts))
@@ -155,7 +158,7 @@ _CHECK = dedent("""
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A machine's answer to the check."""
+    """What a machine answered to the check."""
 
     host: str
     code: int
@@ -163,27 +166,27 @@ class Answer:
     errors: str
 
 
-def question(*, folder: str, make: bool, address: str, port: int | None) -> str:
-    """Make the program that a machine is asked with.
+def check_program(*, folder: str, make: bool, address: str, port: int | None) -> str:
+    """Return the program that a machine runs to report its Python, torch, folder and port.
 
     Args:
-        folder: that has to be there; ``make``: is made where it is not.
-        address: that has to have an address.
-        port: that has to be free; None: of no concern.
+        folder: that has to exist; ``make``: create it.
+        address: name of the first machine, which has to be resolved.
+        port: that has to be free; None: not checked.
     """
-    wanted = {"folder": folder, "make": make, "address": address, "port": port}
-    return f"wanted = {wanted!r}\n{_CHECK}"
+    required = {"folder": folder, "make": make, "address": address, "port": port}
+    return f"required = {required!r}\n{_CHECK}"
 
 
 def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str, Any]:
-    """Read the facts of a machine that can run the job.
+    """Return the facts of a machine that can run the job.
 
     Args:
-        version: of steadytrain, here.
+        version: of steadytrain on this machine.
         several: whether other machines have to reach the first.
 
     Raises:
-        InputError: it cannot; the message names the machine, what is wrong and what to do.
+        InputError: the machine cannot run it; the message names the machine, the error and the remedy.
     """
     line = next((line for line in answer.output.splitlines() if line.startswith("steadytrain check ")), None)
     facts: dict[str, Any] = json.loads(line.removeprefix("steadytrain check ")) if line and not answer.code else {}
@@ -195,14 +198,14 @@ def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str,
         )
     elif answer.code in (126, 127):
         wrong = (
-            f"{job.python} cannot be started ({errors}): set the interpreter on that machine, --set "
-            "python=/path/to/python"
+            f"{job.python} cannot be started ({errors}): set the interpreter on that machine, --set"
+            " python=/path/to/python"
         )
     elif not facts:
         wrong = f"{job.python} could not check the machine (exit code {answer.code}): {errors}"
     elif facts["steadytrain"] is None:
-        why = facts["steadytrain_error"]
-        wrong = f"{python} has no steadytrain ({why}): install {version} there, or --set python=..."
+        error = facts["steadytrain_error"]
+        wrong = f"{python} has no steadytrain ({error}): install {version} there, or --set python=..."
     elif facts["steadytrain"] != version:
         wrong = f"steadytrain is {facts['steadytrain']} there and {version} here: install the same on both"
     elif facts["torch"] is None:
@@ -211,11 +214,10 @@ def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str,
         wrong = "the working directory does not exist there: --sync FOLDER copies it, or --set folder=PATH sets another"
     elif facts["address"] is None:
         wrong = "it cannot resolve the first machine's name: set its address, --set address=10.0.0.1"
-    elif several and job.address is None and facts["address"].startswith("127.") and facts["port_asked"]:
+    elif several and job.address is None and facts["address"].startswith("127.") and facts["checks_port"]:
         wrong = (
-            f"its name resolves to {facts['address']} there, which other machines cannot reach: set an address that "
-            "they"
-            " can reach, --set address=10.0.0.1"
+            f"its name resolves to {facts['address']} there, which other machines cannot reach: set an address that"
+            " they can reach, --set address=10.0.0.1"
         )
     elif facts["busy"]:
         wrong = f"port {job.meeting_port} is in use, perhaps by this job: stop it, or --set port=N"
@@ -225,7 +227,7 @@ def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str,
 
 
 def require_same_torch(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse machines with different torch versions, whose ranks may not understand each other. Raises InputError."""
+    """Refuse machines with different versions of torch, whose ranks may be incompatible. Raises InputError."""
     versions = {fact["torch"]: host for host, fact in facts.items()}
     if len(versions) > 1:
         (first, host), (other, other_host), *_ = versions.items()

@@ -1,4 +1,4 @@
-"""Carry out a plan: the one file of this package that writes, connects and starts something here."""
+"""Carry out a plan: the only file of the package that writes files, connects to machines and starts programs."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
 
 
 def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
-    """Write the files, run the stages.
+    """Write the files of a plan and run its stages.
 
     Args:
         folder: for the plan's files.
-        say: takes a line about what is being done.
+        say: is called with a line about each stage.
 
     Returns:
-        The exit code, and what a scheduler answered.
+        The exit code, and what a scheduler printed.
 
     Raises:
-        InputError: a machine, a program or a variable that is needed is not there.
-        FailedError: copying failed, or a scheduler refused.
+        InputError: a machine, a program or a variable is missing.
+        FailedError: copying failed, or a scheduler refused the job.
     """
     for stage in plan.stages:
         for command in stage.commands:
@@ -76,8 +76,8 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
     write_files(plan, folder)
     code, answer = 0, ""
     for stage in plan.stages:
-        commands = tuple(replace(command, argv=plan.placed(command.argv, folder)) for command in stage.commands)
-        match stage.what:
+        commands = tuple(replace(command, argv=plan.with_paths(command.argv, folder)) for command in stage.commands)
+        match stage.kind:
             case "check":
                 may_rsync = _check(job, commands, say)
             case "copy":
@@ -111,8 +111,8 @@ def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
 def _copy(job: Job, commands: Sequence[Command], may_rsync: Mapping[str, bool], say: Say) -> None:
     folder = Path(job.folder or ".")
     chosen = choose(folder, job.ssh.exclude)
-    where = count(len(commands), "machine")
-    say(f"copying {count(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {job.ssh.sync} on {where}")
+    machines = count(len(commands), "machine")
+    say(f"copying {count(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {job.ssh.sync} on {machines}")
     if chosen.secret:
         say(f"not copied, because they may hold secrets: {', '.join(chosen.secret)}")
     for command, machine in zip(commands, job.machines, strict=True):
@@ -146,7 +146,7 @@ def _send(command: Command, folder: Path, chosen: Chosen) -> None:
 
 
 def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
-    """Run the ranks, and again after a failure where the stage says so; return the exit code."""
+    """Run the ranks, up to ``stage.restarts`` times again after a failure; return the exit code."""
     for attempt in range(stage.restarts + 1):
         began = time.monotonic()
         code, is_asked = _run_once(stage, grace_seconds, say)
@@ -172,8 +172,8 @@ def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
             elif process.poll() is None:
                 process.send_signal(getattr(signal, command.stops_by))
 
-    def say_end(place: int) -> None:
-        command, code = stage.commands[place], exit_code(running[place].returncode)
+    def say_end(index: int) -> None:
+        command, code = stage.commands[index], exit_code(running[index].returncode)
         if code == 255 and command.argv[0] == "ssh":
             say(f"{command.label}: connection lost")
         elif code and command.label:
@@ -185,7 +185,7 @@ def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
             for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 if pipe is not None:  # each line bears its rank and machine already
                     copying.append(start_copying(pipe, sink.buffer))
-        ended = wait_together(
+        in_order = wait_together(
             running,
             received,
             ask_to_end=ask_to_end,
@@ -196,7 +196,7 @@ def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
         )
         for thread in copying:
             thread.join()
-    codes = [exit_code(running[place].returncode) for place in ended]
+    codes = [exit_code(running[index].returncode) for index in in_order]
     if stage.may_fail and codes.count(0) and not received:
         codes = [code for code in codes if not code]  # machines were lost, and the others went on to the end
     code = job_exit_code(codes)
@@ -219,20 +219,20 @@ def _begin(command: Command) -> subprocess.Popen[bytes]:
 
 
 def _hand_over(command: Command) -> str:
-    """Give the job to a scheduler; return what that says."""
-    done = _open(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with kill_at_last([done]):
-        output, errors = done.communicate()
-    if done.returncode:
+    """Give the job to a scheduler; return what it prints."""
+    process = _open(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with kill_at_last([process]):
+        output, errors = process.communicate()
+    if process.returncode:
         message = " ".join((errors or output).decode(errors="replace").split())
-        raise FailedError(f"{command.argv[0]} rejected the job (exit code {done.returncode}): {message}")
+        raise FailedError(f"{command.argv[0]} rejected the job (exit code {process.returncode}): {message}")
     return output.decode(errors="replace").strip()
 
 
 def _values(command: Command) -> dict[str, str]:
-    """Return the variables with their values. Raises InputError where one is to be taken from here and is not here."""
+    """Return the variables of a command with their values. Raises InputError if one is not set on this machine."""
     values = {}
-    for name, template in command.named():
+    for name, template in command.sorted_variables():
         value = os.environ.get(name) if template is None else template
         if value is None:
             raise InputError(f"--env {name} has no value, and the variable is not set here: set it, or use NAME=VALUE")
@@ -256,21 +256,21 @@ NEVER = (
     *(".git", ".hg", ".svn", "runs", "launch", "__pycache__", "*.pyc", ".venv", "venv", "node_modules", ".tox"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"),
 )
-"""Not copied: what is history, results of runs, environments and caches."""
+"""Not copied: version control, results of runs, environments and caches."""
 
 SECRET = (
     *(".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_*", ".ssh", ".aws", ".azure", ".gnupg"),
     *(".kube", ".docker", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", "kaggle.json"),
     *("credentials", "credentials.*", "*credentials.json", "secrets", "secrets.*", "*.tfstate"),
 )
-"""Not copied, and told: what usually holds keys or passwords. Nor is a file that begins as a private key does."""
+"""Not copied, and listed for the user: what usually holds keys or passwords, and files that begin like a key."""
 
 _HEAD_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Files to copy, by their names from the folder, their bytes, and the files and folders left out as secret."""
+    """Files to copy, by their paths in the folder; their bytes; files and folders left out because they are secret."""
 
     files: tuple[str, ...]
     bytes: int
@@ -280,10 +280,10 @@ class Chosen:
 def choose(folder: Path, exclude: Sequence[str] = ()) -> Chosen:
     """Choose the files below a folder that go to other machines.
 
-    Links stay links; what is neither file nor link is left out.
+    Links stay links; sockets, devices and pipes are left out.
 
     Args:
-        exclude: names, or paths from the folder, with ``*`` and ``?``.
+        exclude: names, or paths in the folder, with ``*`` and ``?``.
     """
     files: list[str] = []
     secret: list[str] = []
@@ -314,12 +314,12 @@ def choose(folder: Path, exclude: Sequence[str] = ()) -> Chosen:
 
 
 def _is_key(entry: os.DirEntry[str]) -> bool:
-    """Say whether a file begins as a private key does."""
+    """Return whether a file begins like a private key."""
     if entry.is_symlink() or not entry.is_file():
         return False
     try:
         with Path(entry).open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError:
-        return False  # copying says what is wrong with it
+        return False  # copying it will report the error
     return head.startswith(b"-----BEGIN ") and b"PRIVATE KEY-----" in head

@@ -61,23 +61,23 @@ _PLACED = {
     **dict.fromkeys(("-q", "--queue"), "queue"),
     "--max-attempts": "attempts",
 }
-"""What an old word says that becomes one of ours by the launcher alone."""
+"""Old flags whose new form depends on the launcher."""
 _WITH_VALUE = {*VALUES, *_RENAMED, *_SET, *_LEFT_OUT, *_REFUSED, *_MEMORY, *_PLACED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Translated:
-    """Words of ours, ``--`` before the command always; ``notes`` say what became of the old ones."""
+    """Flags of ``steady launch``, ``--``, and the command; ``notes`` say what became of the old flags."""
 
     argv: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
 def translate(argv: Sequence[str]) -> Translated:
-    """Old words and new ones, mixed as they may be, as new ones; the command begins after ``--``, or its first word.
+    """Translate old flags, which may be mixed with new ones; the command begins after ``--``, or at the first non-flag.
 
     Raises:
-        InputError: an old word that nothing here answers to, or a value that is missing.
+        InputError: an old flag that has no equivalent, or a value that is missing.
     """
     new: list[str] = []
     notes: list[str] = []
@@ -120,27 +120,28 @@ def translate(argv: Sequence[str]) -> Translated:
 
 
 def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
-    """Return what depends on the launcher; first of all, which it is."""
+    """Return the flags that depend on the launcher, which itself comes first."""
     first: list[str] = []
     launcher = old.get("launcher")
     if launcher in ("sge", "mesos"):
         raise InputError(f"{launcher} is not supported: choose {', '.join(_LAUNCHERS)}")
     if launcher is not None and launcher not in _LAUNCHERS:
-        near = did_you_mean(launcher, _LAUNCHERS)
-        raise InputError(f"unknown launcher {launcher!r}: choose {', '.join(_LAUNCHERS)}.{near}")
+        raise InputError(
+            f"unknown launcher {launcher!r}: choose {', '.join(_LAUNCHERS)}.{did_you_mean(launcher, _LAUNCHERS)}"
+        )
     if launcher is not None:
         first += ["--on", launcher]
     on = old.get("--on") or launcher or ("ssh" if "--hosts" in old else "local")
     if "--hosts" in old:
-        place = new.index("--hosts")
-        first += [new.pop(place), new.pop(place)]
+        index = new.index("--hosts")
+        first += [new.pop(index), new.pop(index)]
     if "slurm nodes" in old:
         first += ["--nodes", old["slurm nodes"]]
         notes.append(f"--slurm-worker-nodes {old['slurm nodes']} is --nodes")
     if "ranks" in old:
         is_one_each = on in ("slurm", "kubernetes", "yarn") and not {"--nodes", "slurm nodes"} & old.keys()
         first += ["--nodes", old["ranks"]] if is_one_each else ["--set", f"ranks={old['ranks']}"]
-        notes.append(f"{old['ranks']} workers are so many ranks" + ", one a machine" * is_one_each)
+        notes.append(f"{old['ranks']} workers become as many ranks" + ", one per machine" * is_one_each)
     if "queue" in old:
         first += ["--set", f"{'slurm.partition' if on == 'slurm' else 'yarn.queue'}={old['queue']}"]
     if "attempts" in old:
@@ -151,7 +152,7 @@ def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
 
 
 def _gigabytes(word: str, text: str) -> int:
-    """Read ``2g``, ``512m``, or megabytes, rounded up."""
+    """Read ``2g``, ``512m`` or a number of megabytes; return gigabytes, rounded up."""
     match = re.fullmatch(r"(\d+)([gm]?)b?", text.lower())
     if match is None:
         raise InputError(f"{word} is {text!r}; it must be a size such as 2g, 512m or 1024 (megabytes)")

@@ -23,7 +23,7 @@ _NUMBER = "${COMPONENT_ID}"
 
 
 def render(job: Job) -> Plan:
-    """One file, and the command that hands it over."""
+    """Render the specification, and ``yarn app -launch`` for it."""
     if job.least:
         raise InputError("a component has a fixed number of containers: use a single number for --nodes")
     if secret := [name for name, value in job.env.items() if value is None]:
@@ -38,7 +38,7 @@ def render(job: Job) -> Plan:
         "YARN's registry DNS, which must run in the cluster, finds the first container",
         "data and runs must be on storage that all containers can reach",
     )
-    return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
+    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
 
 
 def _service(job: Job) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Which way of training together is fastest on a link: each engine's update, by the model of :mod:`.scale`.
+"""Compare the engines on a link: the seconds of an update with each of them, by the model of :mod:`.scale`.
 
-- One device alone computes each batch whole, and needs no link.
-- ``ddp`` exchanges buckets while the backward pass goes on; what is not over when it ends is exposed.
+- One device alone computes whole batches, and needs no link.
+- ``ddp`` exchanges buckets while the backward pass goes on; what remains when it ends is exposed.
 - Compressed to 16 or 2 bits, a bucket costs its part of the time that ``steady bandwidth`` measured for all of them.
 - ``powersgd`` has two all-reduces after the pass, of what its two matrices hold.
 - ``local`` has one all-reduce of all weights in ``sync_every`` updates, which nothing hides.
@@ -39,14 +39,14 @@ _VALUE = 4  # bytes of a float32
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpeed:
-    """One way of training together.
+    """The predicted speed of one engine.
 
     Args:
         engine: in words.
         flags: of ``steady train``.
         step_seconds: of an update, on average.
-        exposed_seconds: of it, the exchange that nothing hides.
-        accuracy: what it costs, in words.
+        exposed_seconds: of these, the part of the exchange that computing does not hide.
+        accuracy: what the engine costs in accuracy, in words.
     """
 
     engine: str
@@ -74,7 +74,7 @@ _ACCURACY = {
 def compare_engines(
     backend: Mapping[str, Any], shapes: Sequence[Sequence[int]], ranks: int, step_seconds: float
 ) -> list[EngineSpeed]:
-    """Predict an update by each engine, the most exact first.
+    """Predict the seconds of an update with each engine, the most exact engine first.
 
     Args:
         backend: of a document of ``steady bandwidth --json``.
@@ -82,7 +82,7 @@ def compare_engines(
         ranks: 2 or more.
         step_seconds: that an update computes on each of them, without any exchange.
     """
-    cluster, usual = Cluster(between=fit_backend(backend, ranks)), Parallel()
+    cluster, defaults = Cluster(between=fit_backend(backend, ranks)), Parallel()
     sizes = [_VALUE * prod(shape) for shape in shapes]
     # The last layers' gradients are ready first, and evenly, for want of a measurement.
     gradients = [Gradient(bytes=size, ready=(k + 1) / len(sizes)) for k, size in enumerate(reversed(sizes))]
@@ -97,10 +97,10 @@ def compare_engines(
         return exposed_seconds(filled, backward, lambda num: measured[way] * num / total)
 
     def pushed() -> float:
-        link, others, batch = cluster.between, ranks - 1, ranks * step_seconds  # a worker's batch is a whole one
-        once = link.latency_seconds + total / link.bytes_per_second
-        cycle = max(batch + 2 * once, others * total / link.bytes_per_second)
-        return 1 / (1 / batch + others / cycle) - step_seconds
+        link, num_remote, batch = cluster.between, ranks - 1, ranks * step_seconds  # a worker's batch is a whole one
+        transfer = link.latency_seconds + total / link.bytes_per_second
+        cycle = max(batch + 2 * transfer, num_remote * total / link.bytes_per_second)
+        return 1 / (1 / batch + num_remote / cycle) - step_seconds
 
     def speed(engine: str, flags: str, exposed: float, accuracy: str) -> EngineSpeed:
         return EngineSpeed(
@@ -111,7 +111,7 @@ def compare_engines(
             accuracy=accuracy,
         )
 
-    rank, every, set_it = usual.power_rank, usual.sync_every, "--set parallel.compress"
+    rank, every, flag = defaults.power_rank, defaults.sync_every, "--set parallel.compress"
     sent = _VALUE * num_values([list(shape) for shape in shapes], rank)
     alone = EngineSpeed(
         engine="one device alone",
@@ -123,9 +123,9 @@ def compare_engines(
     return [
         alone,
         speed("ddp", "", exposed_seconds(filled, backward, whole), _EXACT),
-        *(speed(f"ddp, {way}", f"{set_it}={way}", compressed(way), _ACCURACY[way]) for way in ("fp16", "bf16")),
-        speed(f"ddp, powersgd of rank {rank}", f"{set_it}=powersgd", 2 * whole(sent / 2), _ACCURACY["powersgd"]),
-        speed("ddp, 2bit", f"{set_it}=2bit", compressed("2bit"), _ACCURACY["2bit"]),
+        *(speed(f"ddp, {way}", f"{flag}={way}", compressed(way), _ACCURACY[way]) for way in ("fp16", "bf16")),
+        speed(f"ddp, powersgd of rank {rank}", f"{flag}=powersgd", 2 * whole(sent / 2), _ACCURACY["powersgd"]),
+        speed("ddp, 2bit", f"{flag}=2bit", compressed("2bit"), _ACCURACY["2bit"]),
         speed(
             f"local, every {every} updates",
             f"--engine local --sync-every {every}",
@@ -148,10 +148,10 @@ def engines_document(
     """Compare engines on the first back end of a document of ``steady bandwidth``, which is the one that training uses.
 
     Args:
-        step_seconds: None: for some usual ones.
+        step_seconds: that an update computes; None: some usual values.
 
     Returns:
-        For each time of an update: ``step_seconds``, ``engines``, and the name of the ``recommended`` one.
+        For each of these: ``step_seconds``, ``engines``, and the name of the ``recommended`` one.
     """
     tables = []
     for seconds in USUAL_SECONDS if step_seconds is None else (step_seconds,):
@@ -162,7 +162,7 @@ def engines_document(
 
 
 def engines_text(tables: Sequence[Mapping[str, Any]], width: int) -> str:
-    """Word the comparison: a column for each time of an update; the recommended engine has a star."""
+    """Return the comparison as a table: a column for each duration of an update, a star at the recommended engine."""
     lines = [["an update computes for", *(duration(table["step_seconds"]) for table in tables)]]
     for k, row in enumerate(tables[0]["engines"]):
         cells = [

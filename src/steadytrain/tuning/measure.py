@@ -1,6 +1,6 @@
 """One measurement of a recipe on the user's machine, model and data, made in a process that may crash.
 
-What a run would do is made of the parts that a run is made of; the learning rate is 0 throughout, and nothing is saved.
+Updates and loading are built by the same functions as for a run; the learning rate is 0, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from steadytrain.training.state import State
 from steadytrain.training.step import Update
 
 ROUNDS = 3
-"""Turns of which the median counts, so that a disturbance of one moves nothing."""
+"""Turns of a measurement; their median counts, so a disturbance of one of them does not."""
 LEAST_BATCHES = 4
-"""Of a loader alone in a turn: it makes several at a time."""
+"""Least batches in a turn of the loader alone, which makes several at a time."""
 SIZES_READ = 64
 """Images whose sizes are read from their headers."""
 
@@ -52,31 +52,31 @@ SIZES_READ = 64
 def measure(
     what: str, recipe: Recipe, *, seconds: float, settle_seconds: float, updates: int, world: World = ALONE
 ) -> dict[str, Any]:
-    """Measure one thing; what comes back is ready for JSON.
+    """Measure one property of a recipe; return the figures as plain data for JSON.
 
     Args:
-        what: ``facts`` of data, model and device; ``updates`` alone, on drawn images that are there already; the
-            loader alone (``loading``); ``both`` together, as a run has them; ``rate``: the learning rate finder.
-        recipe: how.
-        seconds: how long to measure, about; at least one update or some batches are.
-        settle_seconds: the longest time given to the loader for decoding images that it will keep.
-        updates: of the learning rate finder.
-        world: the rank that this process stands for: its device, and its part of the machine's cores and memory.
+        what: ``facts`` of data, model and device; ``updates`` alone, on random images in memory; the loader alone
+            (``loading``); ``both`` together, as in a run; ``rate``: a learning rate range test.
+        recipe: the recipe to measure.
+        seconds: how long to measure, about; at least one update or some batches are made.
+        settle_seconds: the longest time for the loader to decode images that it will keep.
+        updates: of the range test.
+        world: the rank that this process measures for: its device, and its part of the machine's cores and memory.
 
     Raises:
-        SteadyError: what a run of the recipe would fail at.
+        SteadyError: a run of the recipe would fail.
     """
     if what == "rate":
         test = find_rate(recipe, updates=updates)
         return {"suggestion": test.suggestion, "diverged": test.diverged, "updates": len(test.losses)}
-    kinds = {"facts": _facts, "updates": _updates, "loading": _loading, "both": _both}
-    with _parts(recipe, world, trains=what in ("updates", "both")) as parts:
+    kinds = {"facts": _facts, "updates": _updates, "loading": _loading, "both": _updates_and_loading}
+    with _open_parts(recipe, world, trains=what in ("updates", "both")) as parts:
         return kinds[what](parts, seconds, settle_seconds)
 
 
 @dataclass
-class _Parts:
-    """What a run of the recipe is made of; ``state`` and the rest only where something is trained."""
+class _RunParts:
+    """The parts of a run of the recipe; ``trained`` and ``compiled`` only if updates are measured."""
 
     recipe: Recipe
     world: World
@@ -91,13 +91,13 @@ class _Parts:
 
 
 @contextmanager
-def _parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_Parts]:
+def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunParts]:
     device = build.prepare_device(recipe, world)
     with closing(open_data(recipe.data, seed=recipe.seed)) as data:
         machine = build.set_up_machine(recipe, device, None, _drop, ranks=world.size, sharing=world.local_size)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=not recipe.model.from_file)
-        parts = _Parts(recipe, world, device, machine, data, built, input, build.clock(device, time.perf_counter()))
+        parts = _RunParts(recipe, world, device, machine, data, built, input, build.clock(device, time.perf_counter()))
         if trains:
             state = build.state(recipe, built, Engine(device), num_train=data.num_train)
             update = build.update(
@@ -121,7 +121,7 @@ def _drop(message: str) -> None:
     """Drop a message: a run of the recipe will print it."""
 
 
-def _facts(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     data, recipe, device, card = parts.data, parts.recipe, parts.device, parts.data.train.card
     kind, sharing = OPTIMIZERS.get(recipe.optim.name), parts.world.local_size
     return {
@@ -143,21 +143,21 @@ def _facts(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, An
 
 
 def _memory_bytes(device: torch.device, sharing: int) -> int:
-    """Return what a rank may use: of a GPU without what the driver and other processes have of it."""
+    """Return the memory that a rank may use: of a GPU, without that of the driver and other processes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     return facts.memory_bytes() // sharing
 
 
 def _precisions(device: torch.device) -> list[str]:
-    """Numbers that the device multiplies natively, the most exact first."""
+    """Return the number formats that the device multiplies natively, the most exact first."""
     if device.type == "cuda":
         return ["tf32", "bf16"] if torch.cuda.get_device_capability(device) >= (8, 0) else ["fp32", "fp16"]
     return ["fp32", *(["bf16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 
 
 def _stored_sides(records: Records) -> int | None:
-    """The median shorter side of some stored images; None where none of them can be read."""
+    """Return the median shorter side of some stored images; None if none of them can be read."""
     sides = []
     for index in range(0, len(records), max(1, len(records) // SIZES_READ)):
         try:
@@ -168,7 +168,7 @@ def _stored_sides(records: Records) -> int | None:
     return round(median(sides)) if sides else None
 
 
-def _updates(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     assert parts.trained is not None
     (state, update), device = parts.trained, parts.device
     batch = random_batch(
@@ -197,7 +197,7 @@ def _updates(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, 
     }
 
 
-def _both(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+def _updates_and_loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     assert parts.trained is not None
     state, update = parts.trained
     with _feed(parts) as feed:
@@ -225,7 +225,7 @@ def _both(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any
         }
 
 
-def _loading(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, Any]:
+def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     with _feed(parts) as feed:
         batches = load(feed, parts.device)
         next(batches)
@@ -249,7 +249,7 @@ def _loading(parts: _Parts, seconds: float, settle_seconds: float) -> dict[str, 
         }
 
 
-def _feed(parts: _Parts) -> ImageLoader:
+def _feed(parts: _RunParts) -> ImageLoader:
     recipe, threads = parts.recipe, parts.recipe.parallel.threads
     if threads is None:
         threads = max(1, default_threads(pin=parts.device.type == "cuda") // parts.world.local_size)
@@ -264,10 +264,10 @@ def _feed(parts: _Parts) -> ImageLoader:
     )
 
 
-def _rate_of_updates(parts: _Parts, train: Callable[[], int], seconds: float) -> tuple[float, float, float]:
-    """Images per second, after one update that is not counted; and two shares of the time.
+def _rate_of_updates(parts: _RunParts, train: Callable[[], int], seconds: float) -> tuple[float, float, float]:
+    """Return images per second, after one update that is not counted, and two shares of the time.
 
-    The optimizer's, and that in which a thread was ready to run while other programs had the processors.
+    These are the optimizer's, and the time in which a thread was ready to run while other programs had the processors.
     """
     device, clock, rates = parts.device, parts.clock, list[float]()
     train()
@@ -284,13 +284,13 @@ def _rate_of_updates(parts: _Parts, train: Callable[[], int], seconds: float) ->
 
 
 def _waited_seconds() -> dict[str, float]:
-    """How long each thread of this process has been ready and not run, where the system tells."""
+    """Return how long each thread of this process has been ready but not running, if the system reports it."""
     times = {task.name: read_schedstat(str(task)) for task in Path("/proc/self/task").glob("*")}
     return {thread: time[1] for thread, time in times.items() if time is not None}
 
 
-def _evaluate(parts: _Parts, images: torch.Tensor) -> None:
-    """Evaluate as many images as an evaluation has at a time, for the memory that it takes."""
+def _evaluate(parts: _RunParts, images: torch.Tensor) -> None:
+    """Evaluate one batch, so that its memory counts in the peak."""
     assert parts.trained is not None
     state, _ = parts.trained
     module = state.module if state.ema is None else state.ema.module

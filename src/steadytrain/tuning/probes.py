@@ -1,7 +1,7 @@
-"""Measurements in processes of their own, kept on disk: what crashes, or takes too long, is a result as well.
+"""Measurements in separate processes, cached on disk: a crash or a timeout is a result as well.
 
-A server process imports torch once and forks for each measurement, so that one costs no start and finds the memory
-empty. Where there is no ``fork`` the server measures by itself, and a crash costs a new one.
+A server process imports torch once and forks for each measurement, which therefore starts at once and with empty
+memory. Without ``fork`` the server measures itself, and a crash costs a new server.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ START_SECONDS = 120.0
 """The longest time that importing torch may take."""
 
 GRACE_SECONDS = 5.0
-"""Given to a server that answers no more, to end with an exit code of its own."""
+"""How long a server that no longer answers may take to end by itself, which gives its exit code."""
 
 _LAUNCHERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
     *("OMPI_", "PMI", "MPI_", "SLURM_", "JOB_COMPLETION_INDEX"),
 )
-"""Beginnings of the variables by which a launcher tells a rank what it is: a measurement is none."""
+"""Prefixes of the variables that launchers set for ranks; a measurement is not one of them."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a measurement: its figures, or what went wrong.
+    """The outcome of a measurement: its figures, or why it failed.
 
     Args:
-        figures: as :func:`steadytrain.tuning.measure.measure` returns them; empty where it failed.
-        trouble: None: it went well. ``memory``: there is too little. ``crash``: the process died. ``timeout``: it was
-            not done in time. ``refused``: the recipe cannot be so. ``failed``: anything else.
-        error: of what went wrong, a line.
-        limit_seconds: that it was given.
+        figures: as :func:`steadytrain.tuning.measure.measure` returns them; empty if it failed.
+        trouble: None: it succeeded. ``memory``: too little of it. ``crash``: the process died. ``timeout``: it was not
+            done in time. ``refused``: the recipe is invalid. ``failed``: anything else.
+        error: one line about the failure.
+        limit_seconds: its time limit.
     """
 
     figures: Mapping[str, Any]
@@ -63,17 +63,17 @@ class Outcome:
 
     @property
     def images_per_second(self) -> float:
-        """0 where it failed."""
+        """The measured rate; 0 if it failed."""
         return float(self.figures.get("images_per_second", 0.0))
 
 
 class Prober:
     """Makes measurements, one at a time, in children of a process that has imported torch.
 
-    It starts when it is entered, and imports while the caller does other things; leaving it ends all of its processes.
+    Entering it starts the server, which imports in the background; leaving it ends all of its processes.
 
     Args:
-        world: the rank that is measured: on its device, with its part of the machine's cores and memory.
+        world: the rank to measure: on its device, with its part of the machine's cores and memory.
     """
 
     def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
@@ -98,10 +98,10 @@ class Prober:
         settle_seconds: float = 0.0,
         updates: int = 0,
     ) -> Outcome:
-        """Measure, for at most ``limit_seconds``; the rest as of :func:`steadytrain.tuning.measure.measure`.
+        """Measure for at most ``limit_seconds``; the rest is as in :func:`steadytrain.tuning.measure.measure`.
 
         Raises:
-            FailedError: no process can be started, or torch cannot be imported there.
+            FailedError: no process can be started, or torch cannot be imported in it.
         """
         self._wait_until_ready()
         request = {
@@ -152,7 +152,7 @@ class Prober:
             self._is_ready = True
 
     def _exchange(self, request: str | None, limit_seconds: float) -> tuple[str, bool]:
-        """Send a line and read one, empty where the server died; and whether that is because it was late."""
+        """Send a line; return the answer, empty if the server died, and whether it was killed for being late."""
         server = self._server
         assert server is not None and server.stdin is not None and server.stdout is not None
         is_late = threading.Event()
@@ -176,7 +176,7 @@ class Prober:
         return line, is_late.is_set() and not line
 
     def _end(self, grace_seconds: float = 0.0) -> int:
-        """End the server and what it has forked, if it does not end by itself in time; its exit code."""
+        """Wait for the server to end, then kill it and its children; return its exit code."""
         server, self._server = self._server, None
         if server is None:
             return 0
@@ -190,10 +190,10 @@ class Prober:
 
 
 class RankProbers:
-    """Makes each measurement as several ranks of this machine at the same time; what all of them can do counts.
+    """Makes each measurement on several ranks of this machine at the same time; the weakest one counts.
 
     Args:
-        ranks: how many, each on its own GPU, or with its part of the cores.
+        ranks: their number, each on its own GPU, or with its part of the cores.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -210,7 +210,7 @@ class RankProbers:
             prober.__exit__(kind, error, at)
 
     def ask(self, what: What, recipe: Recipe, **limits: Any) -> Outcome:
-        """Measure as :meth:`Prober.ask` does, on all ranks; return what :func:`weakest` does."""
+        """Measure as :meth:`Prober.ask` does, on all ranks; return the :func:`weakest` outcome."""
         pool = ThreadPoolExecutor(len(self._probers))
         try:
             answers = [pool.submit(prober.ask, what, recipe, **limits) for prober in self._probers]
@@ -223,9 +223,9 @@ class RankProbers:
 
 
 def weakest(outcomes: Sequence[Outcome]) -> Outcome:
-    """Join the outcomes of several ranks: one that failed, else the slowest, with the largest need of memory.
+    """Merge the outcomes of several ranks: one that failed, else the slowest, with the largest memory that one needs.
 
-    Of facts: the least memory, and the number formats that all of them have.
+    Facts are merged to the least memory, and the number formats that all ranks have.
 
     >>> weakest([Outcome({"images_per_second": 9.0, "memory_bytes": 5}),
     ...          Outcome({"images_per_second": 7.0, "memory_bytes": 4})]).figures
@@ -258,10 +258,10 @@ def _trouble_of(code: int) -> tuple[Trouble, str]:
 
 
 class ProbeCache:
-    """Outcomes on disk, a line each, written when they are there: what was measured before a Ctrl-C is kept.
+    """Outcomes on disk, one line each, written at once, so that a Ctrl-C loses no measurement.
 
     Args:
-        path: the file; None keeps them in memory only.
+        path: of the file; None keeps them in memory only.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -274,11 +274,11 @@ class ProbeCache:
                     self._outcomes[value["key"]] = Outcome(**value["outcome"])
 
     def get(self, key: str) -> Outcome | None:
-        """Look up what was measured."""
+        """Return an earlier outcome; None: not measured."""
         return self._outcomes.get(key)
 
     def clear(self) -> None:
-        """Forget all of it. Raises StorageError where the file cannot be removed."""
+        """Forget all outcomes. Raises StorageError if the file cannot be removed."""
         self._outcomes.clear()
         try:
             if self.path is not None:
@@ -287,7 +287,7 @@ class ProbeCache:
             raise storage_error(error, self.path or Path()) from error
 
     def put(self, key: str, outcome: Outcome) -> None:
-        """Keep what was measured. Raises StorageError where it cannot be written."""
+        """Add an outcome. Raises StorageError if it cannot be written."""
         self._outcomes[key] = outcome
         if self.path is None:
             return
@@ -300,12 +300,12 @@ class ProbeCache:
 
 
 def cache_path(recipe: Recipe, identity: Mapping[str, Any], without: Iterable[str]) -> Path | None:
-    """Return where the outcomes for this machine, model, data and these versions are kept; None where nothing can be.
+    """Return the cache file for this machine, model, data and versions; None if there is no folder for caches.
 
     Args:
-        recipe: what is tuned.
+        recipe: the recipe to tune.
         identity: facts of data, device and versions, as measured.
-        without: keys of the recipe that are tuned, or that no speed depends on: all of a part by its name.
+        without: keys of the recipe that are tuned, or that do not change its speed; a part's name: all its keys.
     """
     folder = facts.cache_folder()
     if folder is None:
@@ -321,7 +321,7 @@ def cache_path(recipe: Recipe, identity: Mapping[str, Any], without: Iterable[st
 
 
 def load_choices(recipe: Recipe, free: Iterable[str], ranks: int) -> dict[str, Any] | None:
-    """Return what was chosen automatically for such a recipe on this machine: the same command resumes the same run."""
+    """Return earlier automatic choices for such a recipe on this machine, so that the same command resumes its run."""
     path = _choices_path(recipe, free, ranks)
     try:
         choices = None if path is None else json.loads(path.read_text(encoding="utf-8"))
@@ -331,7 +331,7 @@ def load_choices(recipe: Recipe, free: Iterable[str], ranks: int) -> dict[str, A
 
 
 def save_choices(recipe: Recipe, free: Iterable[str], ranks: int, choices: Mapping[str, Any]) -> None:
-    """Keep what was chosen automatically. Raises StorageError where it cannot be written."""
+    """Store automatic choices. Raises StorageError if they cannot be written."""
     path = _choices_path(recipe, free, ranks)
     if path is None:
         return
@@ -349,10 +349,10 @@ def _choices_path(recipe: Recipe, free: Iterable[str], ranks: int) -> Path | Non
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    """Name values on this machine."""
+    """Return a digest of values and of this machine."""
     machine = {name: value for name, value in facts.facts().items() if name not in ("host", "system")}
-    named = {**values, "machine": machine, "quota": facts.quota()}
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+    identity = {**values, "machine": machine, "quota": facts.quota()}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def serve() -> None:

@@ -1,4 +1,4 @@
-"""What a tuning found, as evidence for tables and curves, as a recipe file with its reasons, and as plain data."""
+"""The results of a tuning: evidence for reports, a recipe file with the reasons, and plain data for JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steadytrain.tuning.tune import Trial, Tuned
 
 
 def measurement(trial: Trial) -> Measurement:
-    """Return one measurement as reports show it."""
+    """Convert a trial to the measurement that reports show."""
     setting, figures = trial.setting, trial.outcome.figures
     return Measurement(
         what=trial.what,
@@ -42,7 +42,7 @@ def _short(value: float) -> float:
 
 
 def evidence(tuned: Tuned) -> Evidence:
-    """Return all of it as reports show it."""
+    """Convert a tuning to the evidence that reports show."""
     recipe, machine = tuned.recipe, facts.facts()
     device = machine["cpu"] if tuned.facts["device_type"] == "cpu" else tuned.facts["device"]
     versions = ", ".join(f"{name} {version}" for name, version in tuned.facts["versions"].items())
@@ -65,12 +65,12 @@ def evidence(tuned: Tuned) -> Evidence:
 
 
 def recipe_file(tuned: Tuned, *, finetune: bool, name: str) -> str:
-    """Write the recipe as TOML, each chosen value with its reason above it, and the evidence at its end.
+    """Return the recipe as TOML, each choice with its reason in a comment above it, and the evidence at the end.
 
     Args:
-        tuned: what was chosen.
-        finetune: the recipe begins with the defaults of ``steady finetune``.
-        name: of the file, for the command in its head.
+        tuned: the result.
+        finetune: whether the recipe is for ``steady finetune``.
+        name: of the file, for the command in its header.
     """
     recipe, small = tuned.recipe, tuned.facts["largest_side"] <= SMALL
     usual = usual_recipe(str(recipe.data.train), model=recipe.model.name, finetune=finetune, small=small)
@@ -98,7 +98,7 @@ def _comment(text: str) -> list[str]:
 
 
 def document(tuned: Tuned) -> dict[str, Any]:
-    """Return all of it, ready for JSON."""
+    """Convert a tuning to plain data for JSON."""
     return {
         "recipe": tuned.recipe.to_dict(),
         "choices": [plain(choice) for choice in tuned.choices],

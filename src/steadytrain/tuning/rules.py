@@ -1,4 +1,4 @@
-"""The rules by which a tuning chooses, each a pure function of what was measured."""
+"""The rules by which a tuning chooses: pure functions of the measurements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def knee(curve: Mapping[int, float], share: float = KNEE) -> int:
 
 
 def next_batch(curve: Mapping[int, float], sizes: Sequence[int], step: int = STEP) -> int | None:
-    """Say which batch to measure next; None: the knee is known.
+    """Return the batch size to measure next; None: the knee is known.
 
     Batches grow by ``step`` until that gains less than :data:`FLAT`, or fails; then the gap around the knee is filled.
 
@@ -80,7 +80,7 @@ def next_batch(curve: Mapping[int, float], sizes: Sequence[int], step: int = STE
 
 
 def predict_bytes(memory: Mapping[int, float], batch_size: int) -> float:
-    """Predict the memory of a batch from those of smaller ones: a line through the last two, or in proportion to one.
+    """Predict the memory of a batch by the line through the two largest measured ones, or in proportion to one.
 
     >>> predict_bytes({16: 3e9, 32: 4e9}, 64), predict_bytes({16: 3e9}, 64)
     (6000000000.0, 12000000000.0)
@@ -94,7 +94,7 @@ def predict_bytes(memory: Mapping[int, float], batch_size: int) -> float:
 
 
 def room_bytes(memory_bytes: int, *, is_cpu: bool) -> float:
-    """Return the memory that training may take: all but the headroom and, on a CPU, what the loader may keep there.
+    """Return the memory for training: all but the headroom and, on a CPU, the loader's cache of decoded images.
 
     >>> round(room_bytes(80 * 2**30, is_cpu=False) / 2**30, 1)
     74.4
@@ -125,7 +125,7 @@ def saved_seconds(images: int, *, eager: float, compiled: float, compile_seconds
 
 
 def scale_rate(optim: Optim, before: int, after: int) -> tuple[float, str]:
-    """Return the learning rate, as the recipe has it, for another batch, and the rule.
+    """Scale the recipe's learning rate to another batch size; return it with the rule.
 
     >>> scale_rate(Optim("sgd", lr=0.1), 64, 128)[0], scale_rate(Optim("adamw", lr=1e-3), 16, 64)[0]
     (0.2, 0.002)
@@ -144,7 +144,7 @@ def scale_rate(optim: Optim, before: int, after: int) -> tuple[float, str]:
 
 
 def agree(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what several ranks can all do: of each number the least, of precisions the most exact.
+    """Merge the choices of several ranks: of each number the least, of precisions the most exact.
 
     >>> agree([{"batch_size": 64, "precision.name": "bf16"}, {"batch_size": 48, "precision.name": "fp32"}])
     {'batch_size': 48, 'precision.name': 'fp32'}
@@ -163,7 +163,7 @@ def agree(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def packing_advice(
     share: float, *, of: str, decode_share: float, keeps: bool, stored: int | None, size: int, data: str
 ) -> str | None:
-    """Word what packing would relieve a loader that takes too much; None: it does not, or packing would not help.
+    """Advise how to pack data whose loading takes too much; None: it does not, or packing would not help.
 
     Args:
         share: of the ``cores`` or of the ``time`` (``of``) that loading takes.
@@ -177,16 +177,16 @@ def packing_advice(
     """
     if share < LOADER_SHARE or keeps:
         return None
-    said, wanted = (
+    load, side = (
         f"loading takes {percent(share)} of the {of}, {percent(decode_share)} of it to decode",
         packed_side(size),
     )
-    if stored is not None and stored > DETAIL * wanted:
+    if stored is not None and stored > DETAIL * side:
         return (
-            f"{said} images of {stored} pixels for crops of {size}: steady pack {data} OUT --shorter-side {wanted}"
-            f" leaves {(stored / wanted) ** 2:.1f} times fewer pixels to decode"
+            f"{load} images of {stored} pixels for crops of {size}: steady pack {data} OUT --shorter-side {side}"
+            f" leaves {(stored / side) ** 2:.1f} times fewer pixels to decode"
         )
     return (
-        f"{said}: a lower --quality of steady pack (90, say) makes images smaller, and more memory would let them be"
+        f"{load}: a lower --quality of steady pack (90, say) makes images smaller, and more memory would let them be"
         " kept decoded"
     )

@@ -1,8 +1,8 @@
-"""How fast several devices train together, predicted from what one of them does alone.
+"""Predict how fast several devices train together, from measurements of one device alone.
 
-An update is a forward pass, a backward pass and what follows. Gradients that the backward pass has left behind are
-exchanged in buckets meanwhile, one after another; what is not over when the pass ends is exposed and makes the update
-longer. The parts and where they come from:
+An update is a forward pass, a backward pass and the optimizer. While the backward pass goes on, gradients that are
+ready are exchanged in buckets, one after another; the exchange that remains when the pass ends is exposed and makes the
+update longer. The parts of the model and their sources:
 
 - An exchange of ``B`` bytes among ``n`` devices in a ring takes ``2 (n - 1) (latency + B / n / bandwidth)``: a
   reduce-scatter and an all-gather of ``n - 1`` steps each (Thakur, Rabenseifner and Gropp 2005, "Optimization of
@@ -62,10 +62,10 @@ MAX_DEVICES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What joins two devices.
+    """The connection between two devices.
 
     Args:
-        name: as the user calls it.
+        name: as the user wrote it.
         latency_seconds: of one message from a device to the next.
         bytes_per_second: of payload that a device sends while it receives as much.
         source: where both figures come from.
@@ -79,8 +79,8 @@ class Link:
     is_local: bool = False
 
 
-def _named() -> dict[str, Link]:
-    """Return the links that have a name, with physical figures."""
+def _known_links() -> dict[str, Link]:
+    """Return the known links by name, with physical figures."""
     tcp = (
         "line rate x 1448/1538, which TCP leaves of frames of 1500 bytes; latency: half of the median round trip within"
         " a pod, 216 us (Guo et al. 2015, Pingmesh)"
@@ -112,7 +112,7 @@ def _named() -> dict[str, Link]:
     }
 
 
-LINKS: Mapping[str, Link] = _named()
+LINKS: Mapping[str, Link] = _known_links()
 """Links by name, each with physical figures. NVLink 1 to 4 belong to P100, V100, A100 (``nvlink`` as well) and H100."""
 
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -124,13 +124,13 @@ def parse_link(text: str) -> Link:
     """Read a link's name, or its latency and its bandwidth.
 
     Raises:
-        InputError: it is neither, or a figure that cannot be.
+        InputError: it is neither, or a figure is invalid.
 
     >>> parse_link("0.1 ms,10 Gbit/s").bytes_per_second, parse_link("25gbe").name
     (1250000000.0, '25GbE')
     """
-    named = {name.lower(): link for name, link in LINKS.items()}
-    if (link := named.get(text.strip().lower())) is not None:
+    links = {name.lower(): link for name, link in LINKS.items()}
+    if (link := links.get(text.strip().lower())) is not None:
         return link
     if (match := _MEASURED.fullmatch(text.strip())) is not None:
         try:
@@ -155,12 +155,12 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What one device does alone, with ``batch_size`` images.
+    """The measured times of one device alone, with ``batch_size`` images.
 
     Args:
         forward_seconds, backward_seconds: of the passes of an update.
-        update_seconds: of all else: the optimizer, and the host between updates.
-        fixed_seconds: of the passes that do not shrink with the batch.
+        update_seconds: of the rest: the optimizer, and the host between updates.
+        fixed_seconds: of the passes, the part that does not shrink with the batch.
         spread: the standard deviation of an update, as a share of it.
         gradients: in the order in which they are ready.
     """
@@ -258,7 +258,7 @@ def fit_backend(backend: Mapping[str, Any], ranks: int) -> Link:
 def buckets(
     gradients: Sequence[Gradient], *, first_bytes: float = FIRST_BUCKET, most_bytes: float = BUCKET
 ) -> list[Gradient]:
-    """Join gradients that are exchanged at once: each bucket is filled just over, and ready with its last gradient.
+    """Group gradients into buckets, as DDP does: each is closed once it is full, and ready with its last gradient.
 
     >>> [(bucket.bytes, bucket.ready) for bucket in buckets(
     ...     [Gradient(bytes=3, ready=0.2), Gradient(bytes=3, ready=0.5), Gradient(bytes=9, ready=1.0)],
@@ -287,14 +287,14 @@ def exposed_seconds(
         cost: seconds of a bucket's exchange, by its bytes.
         overlap: without it, the first bucket starts when the pass has ended.
     """
-    free = 0.0 if overlap else backward_seconds
+    end = 0.0 if overlap else backward_seconds
     for bucket in exchanged:
-        free = max(free, bucket.ready * backward_seconds) + cost(bucket.bytes)
-    return max(0.0, free - backward_seconds) if exchanged else 0.0
+        end = max(end, bucket.ready * backward_seconds) + cost(bucket.bytes)
+    return max(0.0, end - backward_seconds) if exchanged else 0.0
 
 
 def expected_maximum(n: int) -> float:
-    """Return the expected maximum of so many independent normal numbers of mean 0 and deviation 1, about.
+    """Approximate the expected maximum of ``n`` independent standard normal numbers.
 
     >>> [round(expected_maximum(n), 2) for n in (1, 2, 8, 64)]  # exactly: 0, 0.56, 1.42, 2.34
     [0.0, 0.59, 1.43, 2.34]
@@ -304,13 +304,13 @@ def expected_maximum(n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What so many devices do together.
+    """The predicted speed of a number of devices.
 
     Args:
         batch_size: images of an update, on all devices.
         efficiency: images per second over those of one device, times the devices.
         exchange_seconds: of an update's gradients, hidden or not; ``exposed_seconds`` of them are not hidden.
-        losses: seconds of an update that are lost, by what takes them: ``network`` (bandwidth), ``latency``,
+        losses: seconds of an update that are lost, by cause: ``network`` (bandwidth), ``latency``,
             ``slowest`` (all wait for that device), ``input`` and ``overhead`` (what does not shrink with the batch).
         limit: the largest loss, or ``compute`` where all of them together are small.
     """
@@ -327,11 +327,11 @@ class Prediction:
     limit: Limit
 
     def seconds(self, images: float) -> float:
-        """Return how long so many images take."""
+        """Return the seconds to train on a number of images."""
         return images / self.images_per_second
 
     def cost(self, images: float, price: float) -> float:
-        """Return what so many images cost, at a price for each device and hour."""
+        """Return the cost of training on a number of images; ``price``: of a device for an hour."""
         return price * self.devices * self.seconds(images) / 3600
 
 
@@ -345,11 +345,11 @@ def predict(
     overlap: bool = True,
     bucket_bytes: float = BUCKET,
 ) -> Prediction:
-    """Predict what so many devices do together.
+    """Predict the speed of a number of devices.
 
     Args:
-        device: what one does alone.
-        is_strong: its batch is split among all; else each device has one of that size (weak scaling).
+        device: the measured times of one device.
+        is_strong: its batch is split among all; else each device has a batch of that size (weak scaling).
         loader_images_per_second: of one machine.
         overlap: gradients are exchanged while the backward pass goes on.
         bucket_bytes: after which a bucket is full; 0: each gradient by itself.
@@ -359,23 +359,23 @@ def predict(
     batch_size = device.batch_size * (1 if is_strong else devices)
     filled = buckets(device.gradients, first_bytes=min(FIRST_BUCKET, bucket_bytes), most_bytes=bucket_bytes)
 
-    def exposed(where: Cluster) -> float:
+    def exposed(cluster: Cluster) -> float:
         def cost(bytes: int) -> float:
-            return where.all_reduce_seconds(bytes, devices)
+            return cluster.all_reduce_seconds(bytes, devices)
 
         return exposed_seconds(filled, alone.backward_seconds, cost, overlap=overlap)
 
     exchange = sum(cluster.all_reduce_seconds(bucket.bytes, devices) for bucket in filled)
-    shown = exposed(cluster)
+    exposed_exchange = exposed(cluster)
     by_bytes = exposed(_without_latency(cluster))
     slowest = alone.step_seconds * device.spread * expected_maximum(devices)
-    step = alone.step_seconds + shown + slowest
+    step = alone.step_seconds + exposed_exchange + slowest
     # The machine with the most devices waits longest for its loader.
     waiting = max(0.0, batch_size * on_each / devices / loader_images_per_second - step)
     ideal = device.step_seconds * batch_size / (devices * device.batch_size)
     losses = {
         "network": by_bytes,
-        "latency": shown - by_bytes,
+        "latency": exposed_exchange - by_bytes,
         "slowest": slowest,
         "input": waiting,
         "overhead": max(0.0, alone.step_seconds - ideal),
@@ -392,7 +392,7 @@ def predict(
         efficiency=rate / (devices * alone_rate),
         step_seconds=step,
         exchange_seconds=exchange,
-        exposed_seconds=shown,
+        exposed_seconds=exposed_exchange,
         losses=losses,
         limit="compute" if sum(losses.values()) <= SMALL_LOSS * step else largest,
     )
@@ -405,13 +405,13 @@ def _without_latency(cluster: Cluster) -> Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """How many devices to take.
+    """The recommended number of devices.
 
     Args:
         devices: recommended: the largest number whose efficiency is high enough.
         fastest: the number that trains fastest.
         worse_from: the first number after the fastest that trains slower; None: more is never worse.
-        words: all of it in sentences.
+        words: the same in sentences.
     """
 
     devices: int
@@ -443,8 +443,8 @@ def advise(predictions: Sequence[Prediction], *, least_efficiency: float = LEAST
     if chosen is last:
         words = [f"recommended: all {last.devices}, {share}"]
     else:
-        after = predictions[predictions.index(chosen) + 1]
-        words = [f"recommended: {chosen.devices} of {last.devices}, {share}: {_REASONS[after.limit]}"]
+        following = predictions[predictions.index(chosen) + 1]
+        words = [f"recommended: {chosen.devices} of {last.devices}, {share}: {_REASONS[following.limit]}"]
     fastest, slower = predictions[0], list[Prediction]()
     for prediction in predictions[1:]:
         if prediction.images_per_second > fastest.images_per_second:
@@ -464,8 +464,8 @@ def advise(predictions: Sequence[Prediction], *, least_efficiency: float = LEAST
     return Advice(devices=chosen.devices, fastest=fastest.devices, worse_from=worse_from, words=tuple(words))
 
 
-def _span(some: Sequence[Prediction]) -> str:
-    first, last = some[0].devices, some[-1].devices
+def _span(predictions: Sequence[Prediction]) -> str:
+    first, last = predictions[0].devices, predictions[-1].devices
     return f"{first} devices are" if first == last else f"{first} to {last} devices are"
 
 

@@ -1,4 +1,4 @@
-"""Measure one device and what joins several here, predict 1 to N of them, and say it in tables.
+"""Measure one device and the link between several on this machine, predict 1 to N devices, and print tables.
 
 The model that predicts is in :mod:`steadytrain.tuning.scale`. Everything measured is a document of plain data, ready
 for JSON, from which another command can predict without measuring again.
@@ -39,21 +39,21 @@ from steadytrain.tuning.scale import (
 )
 
 MILLION = 1_000_000
-"""Images, of which time and cost are given where nobody says how many there are."""
+"""Images for which time and cost are given if the size of the training set is unknown."""
 
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"  # Ctrl-C ends a rank without a traceback
     "from steadytrain.training.profile.scaling import main; sys.exit(main(sys.argv[1:]))"
 )
-"""Of a rank that is measured."""
+"""The program of a rank to measure."""
 
 FEED_SECONDS = 5.0
-"""Of measuring the loader, and the link between ranks."""
+"""Seconds for measuring the loader, and the link between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a rank is asked to measure: images of this shape and classes (None: the model's own size), so long."""
+    """What a rank has to measure: images of this shape (``size`` None: the model's own), classes, and how long."""
 
     size: int | None
     channels: int
@@ -64,14 +64,14 @@ class Request:
 def measure(
     recipe: Recipe, request: Request, procs: int | None, *, feeds: bool, say: Callable[[str], None]
 ) -> dict[str, Any] | int:
-    """Measure one device, ranks and the loader, each in processes of their own; or the exit code of what failed.
+    """Measure one device, several ranks and the loader, each in separate processes; return the exit code of a failure.
 
     Args:
         recipe: the batch of one device, the network and how it computes.
-        request: what to measure of each rank.
-        procs: ranks to measure here as well, 2 or more; None: one device alone.
-        feeds: the recipe's data are there: measure the loader on them.
-        say: takes a line before each measurement.
+        request: what to measure on each rank.
+        procs: ranks to measure on this machine as well, 2 or more; None: one device alone.
+        feeds: measure the loader on the recipe's data.
+        say: is called with a line before each measurement.
 
     Raises:
         FailedError: the loader or the link could not be measured.
@@ -104,7 +104,7 @@ def measure(
 
 
 def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str], None]) -> dict[str, Any] | int:
-    """Have ranks answer a request; return the answer, or their exit code: they have said why."""
+    """Start ranks that answer a request; return the answer, or their exit code if they failed and printed why."""
     with tempfile.TemporaryDirectory(prefix="steadytrain-scale-") as folder:
         question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         # What a flag or the user's own file names may be imported.
@@ -120,7 +120,7 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
 
 
 def _fit_link(model: str, procs: int) -> Link:
-    """Fit the link between ranks here to what ``steady bandwidth`` measures: a single number, and all buckets."""
+    """Fit the link between ranks on this machine to the measurements of ``steady bandwidth``."""
     words = ["bandwidth", "--model", model, "--procs", str(procs), "--seconds", str(FEED_SECONDS), "--json"]
     backends = _run_verb(words)["backends"]
     return fit_backend(next((row for row in backends if row["backend"] == "nccl"), backends[0]), procs)
@@ -129,16 +129,17 @@ def _fit_link(model: str, procs: int) -> Link:
 def _run_verb(words: Sequence[str]) -> dict[str, Any]:
     """Run another verb in a process of its own and return its document. Raises FailedError."""
     command = [sys.executable, "-m", "steadytrain", *words]
-    done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise FailedError(lines[-1].removeprefix("steady: ") if lines else f"{words[0]} ended with {done.returncode}")
-    document: dict[str, Any] = json.loads(done.stdout)
+    result = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        message = lines[-1].removeprefix("steady: ") if lines else f"{words[0]} ended with {result.returncode}"
+        raise FailedError(message)
+    document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read an earlier document. Raises InputError where it is none."""
+    """Read a document of ``steady scale --json``. Raises InputError if the file is not one."""
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         device_of(document["one"])
@@ -146,12 +147,12 @@ def read_document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no document of steady scale --json: measure again") from error
+        raise InputError(f"{path} is not a document of steady scale --json: measure again") from error
     return document
 
 
 def device_of(figures: Mapping[str, Any], spread: float | None = None) -> Device:
-    """Return what one device does, by its figures; ``spread``: instead of the measured one."""
+    """Read the measured times of one device from a document; ``spread`` replaces the measured one."""
     return Device(
         batch_size=int(figures["batch_size"]),
         forward_seconds=float(figures["forward_seconds"]),
@@ -172,14 +173,14 @@ def join(
     *,
     name: str,
 ) -> Cluster:
-    """Join machines by a link, and the devices of each by the local one.
+    """Return the cluster in which ``link`` joins machines, and ``local`` the devices of each.
 
     Args:
         link: None: the one that was measured between ranks, in the document.
         local: None: PCIe.
         document: of :func:`measure`.
-        per_machine: None: one device with a network, else all of them.
-        devices: the most of them.
+        per_machine: devices of a machine; None: one if the link is a network, else all.
+        devices: the most that are predicted.
         name: of the document, for a message.
 
     Raises:
@@ -187,7 +188,7 @@ def join(
     """
     if link is None:
         if document.get("fitted") is None:
-            raise InputError(f"{name} holds no link that was measured between ranks: give --link, such as 10GbE")
+            raise InputError(f"{name} has no measured link between ranks: add --link, such as --link 10GbE")
         link = Link(**document["fitted"])
     if per_machine is None:
         per_machine = devices if link.is_local else 1
@@ -203,13 +204,13 @@ def join(
 def forecast(
     document: dict[str, Any], device: Device, cluster: Cluster, devices: int, *, least_efficiency: float
 ) -> dict[str, list[Prediction]]:
-    """Predict 1 to ``devices`` of them for both kinds of scaling, and write all of it into the document.
+    """Predict 1 to ``devices`` devices for both kinds of scaling, and add the predictions to the document.
 
     Args:
         document: of :func:`measure`, with ``loader_images_per_second``, ``price``, ``num_train`` and ``epochs``.
-        device: what one does alone.
-        cluster: what joins them.
-        devices: the most.
+        device: the measured times of one device.
+        cluster: the links between devices.
+        devices: the largest number to predict.
         least_efficiency: of the recommended number.
     """
     loader = document["loader_images_per_second"] or math.inf
@@ -234,8 +235,8 @@ def forecast(
         "advice": {kind: asdict(chosen) for kind, chosen in advice.items()},
     }
     for row in document["ranks"]:
-        both = predict(device, row["devices"], Cluster(between=Link(**document["fitted"])))
-        row |= {"predicted_images_per_second": both.images_per_second, "predicted_step_seconds": both.step_seconds}
+        speed = predict(device, row["devices"], Cluster(between=Link(**document["fitted"])))
+        row |= {"predicted_images_per_second": speed.images_per_second, "predicted_step_seconds": speed.step_seconds}
     return tables
 
 
@@ -256,7 +257,7 @@ def _rows(
 
 
 def to_text(document: Mapping[str, Any], width: int) -> str:
-    """Word all of it in lines of at most ``width`` columns."""
+    """Return the document as text of at most ``width`` columns."""
     images_each = count(document["one"]["batch_size"], "image")
     lines = [line for head in _heads(document) for line in fold(head, width).splitlines()]
     for row in document["ranks"]:
@@ -277,7 +278,7 @@ def to_text(document: Mapping[str, Any], width: int) -> str:
 
 
 def _heads(document: Mapping[str, Any]) -> list[str]:
-    """Word what was measured, and on which links it is predicted."""
+    """Return lines about the measured device and the links of the prediction."""
     alone, link, loader = document["one"], document["link"], document["loader_images_per_second"]
     threads = f" by {count(alone['threads'], 'thread')}" if alone["device"] == "cpu" else ""
     step = alone["forward_seconds"] + alone["backward_seconds"] + alone["update_seconds"]
@@ -304,7 +305,7 @@ def _link_words(link: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], images: float | None, price: float | None) -> str:
-    """Word rows, right-aligned under their heads."""
+    """Return the rows of a document as a table."""
     suffix = "" if images else "_per_million"
     heads = ["devices", "images/s", "efficiency", "step ms", "wait ms", "limit", "time" if images else "1M images"]
     lines = [heads + ["cost"] * (price is not None)]
@@ -319,7 +320,7 @@ def _table(rows: Sequence[Mapping[str, Any]], images: float | None, price: float
 
 
 def panels(tables: Mapping[str, Sequence[Prediction]]) -> list[Panel]:
-    """Draw images per second over devices, for each kind of scaling. Raises InputError where there is one device."""
+    """Plot images per second over devices, for each kind of scaling. Raises InputError if there is only one device."""
     charts = []
     for kind, rows in tables.items():
         if len(rows) > 1:

@@ -1,7 +1,7 @@
-"""What a sweep of one recipe varies, and what came of it: cases of several runs each, and their table, best first.
+"""Sweeps over values of one recipe: cases of several runs each, and the table of their results, best first.
 
-Each run is an ordinary one, in ``FOLDER/CASE/seed-N``. All that is decided follows from the runs' own logs: so the same
-call goes on where it was interrupted, keeps what is finished, and comes to the same table.
+Each run is an ordinary one, in ``FOLDER/CASE/seed-N``. All decisions follow from the logs of the runs: the same call
+continues where it was interrupted, keeps what is finished, and ends with the same table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RANGE = re.compile(r"(.+?)\.\.(.+?)(?:[ ,:]+(log))?")
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``, drawn evenly, or by their logarithm; whole ones where both ends are."""
+    """Numbers from ``low`` to ``high``, drawn evenly, or by their logarithm; integers if both ends are."""
 
     low: float
     high: float
@@ -46,25 +46,25 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """Whether only integers are drawn."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
 Values = list[Any] | Range
-"""What a key may be: each of some values, or any number of a range."""
+"""The values of a key: a list of them, or a range of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """What a recipe file says under ``[sweep]``.
+    """The table ``[sweep]`` of a recipe file.
 
     Args:
-        over: a key of the recipe -> the values that it takes, in every combination; a text of one range for a search.
+        over: a key of the recipe -> its values, in every combination; the text of a range for a search.
         cases: a name -> values of several keys that belong together; each goes with every combination of ``over``.
         seeds: runs of each case, 1 to 1000.
-        halving: stop the cases that look worst early; in a search, those worse than the median.
-        search: so many cases are chosen by what came of those before; None: all combinations.
-        target: top-1 (or mAP), a fraction: the table says when it was reached.
+        halving: stop the worst cases early; in a search, those worse than the median.
+        search: the number of cases to try, each chosen by the results before; None: all combinations.
+        target: top-1 (or mAP), a fraction: the table shows when it was reached.
     """
 
     over: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class SweepSpec:
 
 @dataclass(frozen=True)
 class Point:
-    """A case to be: its name, which is that of its folder, and what it changes in the recipe."""
+    """A planned case: its name, which is that of its folder, and its changes to the recipe."""
 
     name: str
     changes: Mapping[str, Any]
@@ -102,14 +102,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Space:
-    """What is varied: the values of each key of ``over``, and what each of the ``cases`` changes."""
+    """The search space: the values of each key of ``over``, and the changes of each of the ``cases``."""
 
     over: Mapping[str, Values]
     cases: Mapping[str, Mapping[str, Any]]
 
 
 def read_spec(values: Mapping[str, Any]) -> SweepSpec:
-    """Read the table ``[sweep]`` of a recipe file. Raises RecipeError: an unknown key, or a value that cannot be."""
+    """Read the table ``[sweep]`` of a recipe file. Raises RecipeError: an unknown key, or an invalid value."""
     return build(SweepSpec, values, "sweep")
 
 
@@ -119,10 +119,10 @@ def space_of(spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str
     Args:
         spec: of the recipe file.
         over: a key -> its values as typed, which replace those of the file.
-        parse: one text as a value of a key.
+        parse: turns a text into a value of a key.
 
     Raises:
-        RecipeError: a value that cannot be.
+        RecipeError: an invalid value.
     """
     texts = {**dict(leaves(spec.over)), **over}
     values = {key: parse_values(key, value, partial(parse, key)) for key, value in texts.items()}
@@ -140,11 +140,11 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
 
     Args:
         key: of the recipe, for messages.
-        value: as it was typed, or as a file has it.
-        parse: one text as a value.
+        value: as typed, or as in the file.
+        parse: turns a text into a value.
 
     Raises:
-        RecipeError: no value, one of them twice, or a range that is none.
+        RecipeError: no value, one of them twice, or an invalid range.
 
     >>> parse_values("optim.lr", "0.1,0.2", float), parse_values("optim.lr", "1e-3..1e-1 log", float)
     ([0.1, 0.2], Range(low=0.001, high=0.1, is_log=True))
@@ -158,7 +158,7 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
             low, high = ends
             assert low is not None and high is not None
             if low >= high or (match[3] and low <= 0):
-                limit = "rise, from above 0 where it is by logarithm" if match[3] else "rise"
+                limit = "rise, and begin above 0 for log" if match[3] else "rise"
                 raise RecipeError(f"the range of {key} is {value!r}; it must {limit}, such as {key}=1e-3..1e-1 log")
             return Range(low, high, bool(match[3]))
         value = value.split(";" if ";" in value else ",")
@@ -167,9 +167,9 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
     values = [parse(item) if isinstance(item, str) else item for item in value]
     texts = [json.dumps(item) for item in values]
     if not values or "" in values:
-        raise RecipeError(f"{key} has no value at one place of {value!r}: give values between commas")
-    if twice := [text for text in dict.fromkeys(texts) if texts.count(text) > 1]:
-        raise RecipeError(f"{key} is to be {', '.join(twice)} more than once: name each value once")
+        raise RecipeError(f"{key} has an empty value in {value!r}: put a value between any two commas")
+    if repeated := [text for text in dict.fromkeys(texts) if texts.count(text) > 1]:
+        raise RecipeError(f"{key} has {', '.join(repeated)} more than once: list each value once")
     return values
 
 
@@ -215,14 +215,14 @@ def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | 
 
 
 def _short_keys(keys: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield each key with its last part, where that tells it apart."""
+    """Yield each key with its short form: its last part, if no other key has the same."""
     last = [key.rpartition(".")[2] for key in keys]
     for key, short in zip(keys, last, strict=True):
         yield key, short if last.count(short) == 1 else key
 
 
 def _word(value: Any) -> str:
-    """Word a value in the name of a case.
+    """Return a value as text for the name of a case.
 
     >>> _word(0.1), _word(None), _word("cosine"), _word([1, 2]), _word(0.0123456789)
     ('0.1', 'none', 'cosine', '[1, 2]', '0.01235')
@@ -233,7 +233,7 @@ def _word(value: Any) -> str:
 
 
 def folder_name(text: str) -> str:
-    """Make a name that any file system takes.
+    """Return a name that is valid in any file system.
 
     >>> folder_name("model=timm/resnet18,lr=0.1"), folder_name("constant, batch x 4")
     ('model=timm-resnet18,lr=0.1', 'constant-batch-x-4')
@@ -251,12 +251,12 @@ def create_cases(
     *,
     writes: bool = True,
 ) -> list[Case]:
-    """Make the runs of some points, or take them up again; nothing is made where one of the recipes cannot be.
+    """Create the runs of some points, or reopen them; nothing is created if one of the recipes is invalid.
 
-    ``writes``: False: make no folders; what is to be trained is only shown.
+    ``writes``: False: create no folders, for showing what would be trained.
 
     Raises:
-        InputError: a key or a value that cannot be, with the case's name; or a run of another recipe in its folder.
+        InputError: an invalid key or value, with the case's name; or a run of another recipe in its folder.
     """
     recipes = []
     for point in chosen:
@@ -276,14 +276,14 @@ def create_cases(
 
 
 def is_diverged(run: Run) -> bool:
-    """Whether a run has come to a loss that is no number: that is its result."""
+    """Return whether a run has diverged, to a loss that is not finite; that is its result."""
     failed = run.progress().failed
     return failed is not None and failed.error == "DivergedError"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What came of a case. Accuracies are fractions: top-1, or mAP of several labels; None where nothing is known.
+    """The results of a case. Accuracies are fractions: top-1, or mAP of several labels; None if not known.
 
     ``best`` and ``last``: means over seeds of each run's best and last evaluation; their spreads, of two seeds or more;
     ``interval``: of the best evaluation of a single run (Wilson). ``epochs`` and ``seconds``: means over seeds of what
@@ -322,13 +322,13 @@ def rows(
     failures: Mapping[Path, str] | None = None,
     not_made: Sequence[tuple[Point, str]] = (),
 ) -> list[Row]:
-    """Return what came of the cases, best first; those that were stopped early, or failed, come after the others.
+    """Return the results of the cases, best first; cases that were stopped early, or failed, come last.
 
     Args:
         target: accuracy to be reached.
         stopped: epochs at which cases were stopped, by their names.
-        failures: folders of runs that have failed otherwise than by diverging -> what they said.
-        not_made: points of which no recipe could be made, each with the reason.
+        failures: folders of runs that failed, other than by diverging -> their messages.
+        not_made: points that have no valid recipe, each with the reason.
     """
     table = [_row(case, target, (stopped or {}).get(case.point.name), failures or {}) for case in cases]
     table += [
@@ -389,7 +389,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
 
 
 def to_text(table: Sequence[Row], *, target: float | None = None, width: int = 80) -> str:
-    """Return the table for a terminal of so many columns."""
+    """Return the table as text, of at most ``width`` columns."""
     name = score_name(any(row.is_multi_label for row in table))
     heads = ["case", f"best {name}", f"last {name}", "epochs", "wall time"]
     heads += [] if target is None else [f"epochs to {percent(target, 1)}", "time to it"]
@@ -402,13 +402,13 @@ def to_text(table: Sequence[Row], *, target: float | None = None, width: int = 8
         last = f"{percent(row.last, 2)}{f' ± {100 * row.last_spread.std:.2f}' if row.last_spread else ''}"
         cells = [row.name, best, last, NONE if row.epochs is None else epoch(row.epochs), duration(row.seconds)]
         if target is not None:
-            of = f" ({row.reached} of {row.seeds})" if 0 < row.reached < row.seeds else ""
-            at = NONE if row.epochs_to_target is None else f"{epoch(row.epochs_to_target)}{of}"
-            cells += [at, duration(row.seconds_to_target)]
+            num_reached = f" ({row.reached} of {row.seeds})" if 0 < row.reached < row.seeds else ""
+            epochs = NONE if row.epochs_to_target is None else f"{epoch(row.epochs_to_target)}{num_reached}"
+            cells += [epochs, duration(row.seconds_to_target)]
             cells += [_money(row.cost_to_target, row.currency)] * has_cost
         cells += [_money(row.cost, row.currency)] * has_cost
-        of = f" ({row.finished} of {row.seeds} seeds)" if row.finished < row.seeds > 1 and row.finished else ""
-        lines.append([*cells, f"{row.status}{of}"])
+        is_partial = 0 < row.finished < row.seeds
+        lines.append([*cells, row.status + f" ({row.finished} of {row.seeds} seeds)" * is_partial])
     text = fitted(lines, width)
     if any(row.best_spread for row in table):
         text += "\n± standard deviation over seeds, and in brackets the 95 % interval of their mean (Student)"
@@ -427,10 +427,10 @@ def document(table: Sequence[Row], *, target: float | None = None) -> dict[str, 
 
 
 def write(folder: Path, cases: Sequence[Case], table: Sequence[Row], *, target: float | None) -> Path | None:
-    """Write the table as JSON and a report on all runs as a page; return the page, None where nothing was started.
+    """Write the table as JSON and a report on all runs; return the path of the report, None if no run was started.
 
     Raises:
-        InputError: a file that is no report is in the way.
+        InputError: there is a file of that name that is not a report.
         StorageError: they cannot be written.
     """
     text = json.dumps(document(table, target=target), indent=2) + "\n"

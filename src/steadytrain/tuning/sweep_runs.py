@@ -1,7 +1,7 @@
-"""Train the runs of a sweep: here, on machines that ssh reaches, or as an array of a scheduler's jobs; stop the worse.
+"""Train the runs of a sweep on this machine, on others by ssh, or as a Slurm array; stop the worst cases early.
 
-Each run is trained by ``steady resume`` in a process of its own, and what it came to is read from its log: a sweep that
-was interrupted goes on where it was.
+Each run is trained by ``steady resume`` in a process of its own, and its results are read from its log: a sweep that
+was interrupted continues where it was.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 FACTOR = 3
-"""One case of so many goes on after each rung of successive halving, and trains so many times as long."""
+"""Successive halving: after each rung the best 1 / FACTOR of the cases go on, for FACTOR times as long."""
 LEAST_COMPLETE = 4
-"""Trials of a search that have to be complete before one is stopped because it is worse than their median."""
+"""Trials of a search that have to be complete before others are compared with their median and stopped."""
 LOG = "output.log"
-"""In the folder of a run: what its process printed."""
+"""File in the folder of a run: the output of its process."""
 SEARCH_FILE, ARRAY_FILE = "search.journal", "slurm.json"
-"""In the folder of the sweep: the trials of a search; the number of the array job that trains runs."""
+"""Files in the folder of the sweep: the trials of a search; the number of the array job that trains runs."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one run at a time is trained.
+    """A place that trains one run at a time.
 
     Args:
         cores: of this machine; None: all.
@@ -66,7 +66,7 @@ class Slot:
 
 
 class InterruptedSweep(Exception):
-    """A signal has ended a sweep; its runs are saved. ``exit_code``: of the command."""
+    """A signal has interrupted a sweep, whose runs have saved. ``exit_code``: of the command."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("the sweep was interrupted: its runs are saved, and the same command goes on")
@@ -74,25 +74,25 @@ class InterruptedSweep(Exception):
 
 
 class PendingSweep(Exception):
-    """Runs are a scheduler's jobs now, or were only to be shown; the message says which, and how to go on."""
+    """The runs were submitted to a scheduler, or only shown; the message says which, and how to continue."""
 
 
 class Trainer(Protocol):
-    """Trains runs, somewhere."""
+    """Protocol of what trains runs: processes, or a scheduler."""
 
     def train(self, runs: Sequence[Run], until: float | None = None) -> None:
-        """Train runs to their ends, or up to the evaluation at an epoch; those that came so far are left alone."""
+        """Train runs to their ends, or up to the evaluation at epoch ``until``; skip those that are over."""
 
     @property
     def failures(self) -> Mapping[Path, str]:
-        """The folders of runs that failed otherwise than by diverging, and what they said."""
+        """Folders of runs that failed, other than by diverging -> their messages."""
 
 
 def slots(parallel: int | None, gpus: int, cores: Sequence[int], *, runs_use_all: bool = False) -> list[Slot]:
-    """Say where runs are trained at the same time.
+    """Divide this machine into slots, which train runs at the same time.
 
     Args:
-        parallel: how many; None: one for each GPU, or one.
+        parallel: number of slots; None: one for each GPU, or one.
         gpus: of this machine.
         cores: that this process may use.
         runs_use_all: each run has ranks of its own, and uses all GPUs.
@@ -113,37 +113,37 @@ def slots(parallel: int | None, gpus: int, cores: Sequence[int], *, runs_use_all
 
 
 def host_slots(job: Job) -> list[Slot]:
-    """Say how many runs at a time each host of a job trains: one for each of its slots, or as many ranks as a run has.
+    """Return the slots of a job's hosts: each has as many ranks as a run.
 
     >>> job = Job(words=("resume", "a"), hosts=("gpu1 slots=2", "me@gpu2:22"))
     >>> [(slot.host, slot.gpu) for slot in host_slots(job)]
     [('gpu1 slots=1', 0), ('gpu1 slots=1', 1), ('me@gpu2:22 slots=1', None)]
     """
-    places, procs = [], job.procs or 1
+    slots, procs = [], job.procs or 1
     for line in job.hosts:
         name, num_slots = line.split()[0], parse_host(line).slots or procs
         if num_slots < procs:
             raise InputError(f"{line}: a run has {procs} ranks, and there are slots for {num_slots}: lower --procs")
         number = num_slots // procs
         gpus = range(number) if number > 1 and procs == 1 else [None] * number
-        places += [Slot(host=f"{name} slots={procs}", gpu=gpu) for gpu in gpus]
-    if not places:
+        slots += [Slot(host=f"{name} slots={procs}", gpu=gpu) for gpu in gpus]
+    if not slots:
         raise InputError("--on ssh needs the list of machines: --hosts FILE, one name per line")
-    return places
+    return slots
 
 
-def resume_words(run: Run, allowed: Iterable[str], until: float | None) -> list[str]:
-    """Return the words after ``steady`` that train a run.
+def resume_command(run: Run, allowed: Iterable[str], until: float | None) -> list[str]:
+    """Return the arguments of ``steady`` that train a run.
 
     Args:
-        run: it.
-        allowed: keys whose values the command line names, so that what they name may be imported.
-        until: stop after the evaluation at this epoch.
+        run: the run.
+        allowed: keys that the user set on the command line; their values may name code to import.
+        until: stop after the evaluation at this epoch; None: train to the end.
     """
     values = dict(leaves(run.recipe.to_dict()))
-    words = ["resume", str(run.directory)]
-    words += [word for key in allowed for word in ("--set", f"{key}={json.dumps(values[key])}")]
-    return words if until is None else [*words, "--until", f"{until:.12g}"]
+    argv = ["resume", str(run.directory)]
+    argv += [word for key in allowed for word in ("--set", f"{key}={json.dumps(values[key])}")]
+    return argv if until is None else [*argv, "--until", f"{until:.12g}"]
 
 
 class ProcessTrainer:
@@ -152,23 +152,23 @@ class ProcessTrainer:
     A run on another machine is trained by ``steady launch`` in such a process, which ends with it.
 
     Args:
-        places: where.
-        allowed: as of :func:`resume_words`.
-        say: takes a line about each run that ends.
-        launch: words of ``steady launch`` for runs on other machines; none: all runs are trained here.
+        slots: one for each run that is trained at the same time.
+        allowed: as in :func:`resume_command`.
+        say: is called with a line about each run that ends.
+        launch: options of ``steady launch`` for runs on other machines; empty: all runs are trained on this one.
     """
 
-    def __init__(self, places: Sequence[Slot], allowed: Sequence[str], say: Say, launch: Sequence[str] = ()) -> None:
-        self._slots, self._allowed, self._say, self._launch = list(places), list(allowed), say, list(launch)
+    def __init__(self, slots: Sequence[Slot], allowed: Sequence[str], say: Say, launch: Sequence[str] = ()) -> None:
+        self._slots, self._allowed, self._say, self._launch = list(slots), list(allowed), say, list(launch)
         self._failures: dict[Path, str] = {}
 
     def train(self, runs: Sequence[Run], until: float | None = None) -> None:
-        """Train runs to their ends, or up to the evaluation at an epoch; those that came so far are left alone.
+        """Train runs to their ends, or up to the evaluation at epoch ``until``; skip those that are over.
 
-        One that fails is left as it is, and said; the others go on.
+        A run that fails is reported, and the others go on.
 
         Raises:
-            InterruptedSweep: SIGINT, SIGTERM, SIGUSR1 or SIGHUP came; the runs have saved.
+            InterruptedSweep: by SIGINT, SIGTERM, SIGUSR1 or SIGHUP; the runs have saved.
         """
         waiting = deque(run for run in runs if not is_over(run, until))
         done, total = len(runs) - len(waiting), len(runs)
@@ -201,7 +201,7 @@ class ProcessTrainer:
             raise InterruptedSweep(130 if received[0] == signal.SIGINT else 75)
 
     def _start(self, run: Run, slot: Slot, until: float | None) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "steadytrain", *self.words(run, slot, until)]
+        command = [sys.executable, "-m", "steadytrain", *self.command(run, slot, until)]
         environment = given_environment()
         if slot.gpu is not None and slot.host is None:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(slot.gpu, environment)
@@ -216,14 +216,14 @@ class ProcessTrainer:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare
             )
 
-    def words(self, run: Run, slot: Slot, until: float | None = None) -> list[str]:
-        """Return the words after ``steady`` that train a run there."""
-        words = resume_words(run, self._allowed, until)
+    def command(self, run: Run, slot: Slot, until: float | None = None) -> list[str]:
+        """Return the arguments of ``steady`` that train a run in a slot."""
+        resume = resume_command(run, self._allowed, until)
         if slot.host is None:
-            return words
-        place = [*self._launch, "--set", f"hosts={json.dumps([slot.host])}"]
-        place += [] if slot.gpu is None else ["--env", f"CUDA_VISIBLE_DEVICES={slot.gpu}"]
-        return ["launch", "--on", "ssh", *place, "--", *words]
+            return resume
+        options = [*self._launch, "--set", f"hosts={json.dumps([slot.host])}"]
+        options += [] if slot.gpu is None else ["--env", f"CUDA_VISIBLE_DEVICES={slot.gpu}"]
+        return ["launch", "--on", "ssh", *options, "--", *resume]
 
     def _outcome(self, run: Run, slot: Slot, code: int, until: float | None) -> str:
         now = run.progress()
@@ -248,21 +248,21 @@ class ProcessTrainer:
 
     @property
     def num_slots(self) -> int:
-        """How many runs are trained at a time."""
+        """How many runs are trained at the same time."""
         return len(self._slots)
 
-    def shown(self, runs: Sequence[Run]) -> list[list[str]]:
-        """Return the words after ``steady`` that train each run, in the first places that are free."""
-        return [self.words(run, self._slots[k % len(self._slots)]) for k, run in enumerate(runs)]
+    def commands(self, runs: Sequence[Run]) -> list[list[str]]:
+        """Return the arguments of ``steady`` that train each run, in the slots by turns."""
+        return [self.command(run, self._slots[k % len(self._slots)]) for k, run in enumerate(runs)]
 
     @property
     def failures(self) -> Mapping[Path, str]:
-        """The folders of runs that failed otherwise than by diverging, and what they said."""
+        """Folders of runs that failed, other than by diverging -> their messages."""
         return self._failures
 
 
 def _visible(index: int, environment: Mapping[str, str]) -> str:
-    """Name a GPU as a process sees it: of those that this one may use.
+    """Return the value of CUDA_VISIBLE_DEVICES for one of the GPUs that this process may use.
 
     >>> _visible(1, {}), _visible(1, {"CUDA_VISIBLE_DEVICES": "4,6"})
     ('1', '6')
@@ -275,11 +275,11 @@ class ArrayTrainer:
     """Trains runs as an array job of Slurm, each a task of its own; the same command later reads what came of them.
 
     Args:
-        job: what each run's job is like; its words are of no concern.
-        folder: of the sweep: the script and the job's number are kept there.
-        allowed: as of :func:`resume_words`.
-        at_once: tasks that may run at a time; None: as Slurm likes.
-        say: takes a line about what is done.
+        job: the job of each run; its command is replaced.
+        folder: of the sweep, for the script and the number of the array job.
+        allowed: as in :func:`resume_command`.
+        at_once: tasks that may run at the same time; None: as Slurm decides.
+        say: is called with a line about each step.
     """
 
     def __init__(self, job: Job, folder: Path, allowed: Sequence[str], at_once: int | None, say: Say) -> None:
@@ -288,29 +288,29 @@ class ArrayTrainer:
         self._failures: dict[Path, str] = {}
 
     def plan(self, runs: Sequence[Run], until: float | None = None) -> Plan:
-        """Render the array of some runs: pure."""
-        tasks = tuple(tuple(resume_words(run, self._allowed, until)) for run in runs)
+        """Render the array job of some runs."""
+        tasks = tuple(tuple(resume_command(run, self._allowed, until)) for run in runs)
         return render("slurm", replace(self.job, words=tasks[0], tasks=tasks))
 
     def train(self, runs: Sequence[Run], until: float | None = None) -> None:
-        """Submit the runs that are not over, unless an earlier array still goes on.
+        """Submit the runs that are not over, unless an earlier array job is still queued or running.
 
         Raises:
-            PendingSweep: they have been submitted, or go on.
-            InputError: Slurm's programs are not here.
-            FailedError: Slurm refused.
+            PendingSweep: they were submitted, now or earlier.
+            InputError: Slurm's programs are not installed.
+            FailedError: Slurm refused the job.
         """
-        left = [run for run in runs if not is_over(run, until)]
-        for run in left:
+        unfinished = [run for run in runs if not is_over(run, until)]
+        for run in unfinished:
             if (failed := run.progress().failed) is not None:
                 self._failures[run.directory] = failed.message
-        if not left:
+        if not unfinished:
             return
-        path, over = self._folder / ARRAY_FILE, f"{len(runs) - len(left)} of {count(len(runs), 'run')} over"
-        again = "the same command shows what came of them, and goes on"
+        path, over = self._folder / ARRAY_FILE, f"{len(runs) - len(unfinished)} of {count(len(runs), 'run')} over"
+        again = "the same command shows their results, and continues"
         if (number := self._submitted(path)) and _is_queued(number):
-            raise PendingSweep(f"array job {number} goes on, {over}: {again}")
-        plan = self.plan(left, until)
+            raise PendingSweep(f"array job {number} is not finished, {over}: {again}")
+        plan = self.plan(unfinished, until)
         _, answer = submit(self.job, plan, self._folder, self._say)
         number = answer.partition(";")[0]
         try:
@@ -319,10 +319,10 @@ class ArrayTrainer:
             raise storage_error(error, path) from error
         for remark in plan.notes:
             self._say(remark)
-        raise PendingSweep(f"submitted {count(len(left), 'run')} as array job {number}: {again}")
+        raise PendingSweep(f"submitted {count(len(unfinished), 'run')} as array job {number}: {again}")
 
     def _submitted(self, path: Path) -> str:
-        """Return the number of the newest array job; empty where there is none."""
+        """Return the number of the newest array job; empty if there is none."""
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["job"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -330,44 +330,45 @@ class ArrayTrainer:
 
     @property
     def failures(self) -> Mapping[Path, str]:
-        """The folders of runs that failed otherwise than by diverging, and what they said."""
+        """Folders of runs that failed, other than by diverging -> their messages."""
         return self._failures
 
 
 def _is_queued(number: str) -> bool:
-    """Ask Slurm whether a job still waits or runs. Raises InputError, FailedError."""
+    """Ask Slurm whether a job is queued or running. Raises InputError, FailedError."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["squeue", "--noheader", "--jobs", number, "--format", "%i"], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         raise InputError("squeue is not installed here: run this on a machine that submits to Slurm") from None
-    if done.returncode and "Invalid job id" not in done.stderr:
-        raise FailedError(f"squeue ended with {done.returncode}: {' '.join(done.stderr.split())}")
-    return bool(done.stdout.strip())
+    if result.returncode and "Invalid job id" not in result.stderr:
+        raise FailedError(f"squeue exited with code {result.returncode}: {' '.join(result.stderr.split())}")
+    return bool(result.stdout.strip())
 
 
 def run_name(run: Run) -> str:
-    """Name a run of a sweep by its case and its seed."""
+    """Return the name of a run of a sweep: its case and its seed."""
     return f"{run.directory.parent.name}/{run.directory.name}"
 
 
 def is_over(run: Run, until: float | None = None) -> bool:
-    """Whether nothing is left to train: the run has finished, has diverged, or was evaluated at this epoch."""
-    now = run.progress()
-    is_there = until is not None and now.evaluated is not None and now.evaluated.epoch >= until - 1e-9
-    return now.finished is not None or is_there or is_diverged(run)
+    """Return whether a run has finished, has diverged, or was evaluated at epoch ``until``."""
+    progress = run.progress()
+    evaluated = progress.evaluated
+    is_evaluated = until is not None and evaluated is not None and evaluated.epoch >= until - 1e-9
+    return progress.finished is not None or is_evaluated or is_diverged(run)
 
 
-def score_at(case: Case, at: float | None = None) -> float:
-    """Return the mean over seeds of the first evaluation from an epoch on, else the last; -1 where one has diverged."""
+def score_at(case: Case, rung: float | None = None) -> float:
+    """Return the mean over seeds of the first evaluation from epoch ``rung`` on, else the last; -1 if one diverged."""
     scores = []
     for run in case.runs:
         try:
             evaluated = read_history(run, condensed=True, all_ranks=False).evaluated
         except RunError:
             return -1.0
-        later = [event for event in evaluated if at is not None and event.epoch >= at - 1e-9]
+        later = [event for event in evaluated if rung is not None and event.epoch >= rung - 1e-9]
         if not evaluated or (not later and is_diverged(run)):
             return -1.0
         score = (later or evaluated[-1:])[0].score
@@ -376,13 +377,13 @@ def score_at(case: Case, at: float | None = None) -> float:
 
 
 def best_score(case: Case) -> float:
-    """Return the mean over seeds of the best evaluation; -1 where a run has none."""
+    """Return the mean over seeds of the best evaluation; a run without any counts as -1."""
     best = [run.progress().best for run in case.runs]
     return fmean(-1.0 if event is None else event.score for event in best)
 
 
 def rungs(epochs: float, period: float, cases: int, factor: int = FACTOR) -> list[float]:
-    """Return the epochs at which the worse cases are stopped: multiples of the period between two evaluations.
+    """Return the epochs at which the worst cases are stopped: multiples of the period between two evaluations.
 
     Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization": of n cases,
     the n / factor best go on, for factor times as long.
@@ -398,7 +399,7 @@ def rungs(epochs: float, period: float, cases: int, factor: int = FACTOR) -> lis
 
 
 def _rungs_of(recipes: Sequence[Recipe], cases: int) -> list[float]:
-    """Return the rungs of recipes. Raises InputError where they are not of one length, or there is nothing to stop."""
+    """Return the rungs of recipes. Raises InputError if their lengths differ, or no case could be stopped."""
     epochs = {recipe.budget.epochs for recipe in recipes}
     if len(epochs) > 1 or None in epochs:
         raise InputError("--halving compares cases at the same epoch: give all of them the same --epochs, and no steps")
@@ -416,7 +417,7 @@ def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]
     """Train all cases to the first rung, the best of them to the next, and the last ones to their ends.
 
     Returns:
-        The names of cases that were stopped -> the epoch.
+        Names of the cases that were stopped -> the epoch.
 
     Raises:
         InputError: the cases are not of one length, there is no evaluation before the end, or there are too few.
@@ -425,24 +426,24 @@ def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]
     alive, stopped = list(cases), dict[str, float]()
     for rung in levels:
         trainer.train([run for case in alive for run in case.runs], until=rung)
-        kept = -(-len(alive) // FACTOR)
+        num_kept = -(-len(alive) // FACTOR)
         ranked = sorted(alive, key=lambda case: -score_at(case, rung))  # of equals the first
         if score_at(ranked[0], rung) < 0:
             say(f"epoch {rung:g}: no case has an evaluation: all have failed")
             return stopped
-        names = {case.point.name for case in ranked[:kept]}
+        names = {case.point.name for case in ranked[:num_kept]}
         stopped |= {case.point.name: rung for case in alive if case.point.name not in names}
         alive = [case for case in alive if case.point.name in names]
         best = percent(score_at(ranked[0], rung), 2)
-        say(f"epoch {rung:g}: {count(kept, 'case goes', 'cases go')} on, the best at {best}")
+        say(f"epoch {rung:g}: {count(num_kept, 'case goes', 'cases go')} on, the best at {best}")
     trainer.train([run for case in alive for run in case.runs])
     return stopped
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search tried: the cases with runs, the names of those that were stopped early -> the epoch, and the
-    points of which no recipe could be made, each with the reason."""
+    """The outcome of a search: its cases, the names of those that were stopped early -> the epoch, and the points that
+    have no valid recipe, each with the reason."""
 
     cases: list[Case]
     stopped: dict[str, float]
@@ -461,7 +462,7 @@ def search(
     prunes: bool = False,
     say: Say = lambda message: None,
 ) -> Searched:
-    """Try ``number`` cases, each chosen by what came of those before (Optuna's TPE sampler).
+    """Try ``number`` cases, each chosen by the results of those before (Optuna's TPE sampler).
 
     Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization". Each trial's numbers are drawn by its own
     number, so an interrupted search goes on as if it had not been. A trial whose recipe cannot be made has failed, and
@@ -469,18 +470,18 @@ def search(
     the run itself is trained again when the search is repeated.
 
     Args:
-        journal: the file of the trials; made if need be.
+        journal: the file of the trials; created if missing.
         over: a key of the recipe -> its values or its range.
         number: of trials, those of the journal included.
-        trainer: trains their runs.
+        trainer: of their runs.
         seed: of all draws.
-        at_once: trials that are chosen together, before any of them is known.
-        create: makes the cases of some points; InputError where a recipe cannot be.
-        prunes: stop a trial that is worse at a ninth or at a third of its epochs than the median of those complete.
-        say: takes a line after each round.
+        at_once: trials that are chosen together, before the result of any of them.
+        create: creates the cases of some points; raises InputError if a recipe is invalid.
+        prunes: stop a trial that at a ninth or a third of its epochs is worse than the median of the complete ones.
+        say: is called with a line after each round.
 
     Raises:
-        InputError: Optuna is not there, or the journal is of a search among other values.
+        InputError: Optuna is not installed, or the journal is of a search over other values.
     """
     try:
         import optuna
@@ -489,7 +490,7 @@ def search(
     except ImportError:
         raise InputError("--search needs Optuna, which is missing: pip install 'steadytrain[sweep]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space = {key: _described(values) for key, values in over.items()}
+    space = {key: _plain_values(values) for key, values in over.items()}
     study = optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(journal))),
         study_name="sweep",
@@ -497,11 +498,11 @@ def search(
         pruner=optuna.pruners.MedianPruner(n_startup_trials=LEAST_COMPLETE),
         load_if_exists=True,
     )
-    before = study.user_attrs.get("space", space)
-    if before != space:
+    journal_space = study.user_attrs.get("space", space)
+    if journal_space != space:
         raise InputError(
-            f"{journal} is of a search among other values ({json.dumps(before)}): repeat that command, or name another"
-            " folder with --run"
+            f"{journal} is of a search over other values ({json.dumps(journal_space)}): repeat that command, or name"
+            " another folder with --run"
         )
     study.set_user_attr("space", space)
     distributions = {key: _distribution(values) for key, values in over.items()}
@@ -509,7 +510,7 @@ def search(
     trainer.train([run for case in create([_point_of(trial, over) for trial in complete]) for run in case.runs])
 
     def prune(trials: Sequence[FrozenTrial], cases: Sequence[Case]) -> list[int]:
-        """Train trials to each rung, and tell the study of those that are worse than the median; which go on."""
+        """Train trials to each rung, stop those that are worse than the median, and return the others."""
         alive = list(range(len(trials)))
         for rung in _rungs_of([case.runs[0].recipe for case in cases], FACTOR**2):
             trainer.train([run for k in alive for run in cases[k].runs], until=rung)
@@ -558,7 +559,7 @@ def search(
 
 
 def _millis(epochs: float) -> int:
-    """Count thousandths of epochs: steps of a trial are whole numbers."""
+    """Convert epochs to thousandths, since steps of a trial are integers."""
     return round(1000 * epochs)
 
 
@@ -570,7 +571,7 @@ def _point_of(trial: FrozenTrial, over: Mapping[str, Values]) -> Point:
     return Point(f"{trial.number:03d},{point.name}", values)
 
 
-def _described(values: Values) -> Any:
+def _plain_values(values: Values) -> Any:
     return [values.low, values.high, values.is_log] if isinstance(values, Range) else {"values": values}
 
 

@@ -1,10 +1,10 @@
-"""Choose how a recipe computes and loads on this machine, by measuring, one thing after another, with the reasons.
+"""Choose batch size, precision, layout, threads and compiling for this machine by measuring, and give the reasons.
 
-The rate of an image's update does not depend on the loader but for the cores that it takes, which is as much for
-every batch, number format and layout. So these are chosen by updates alone, the loader's threads then by both
-together, and at last the whole is measured by turns with the largest batch and with the recipe as it was. Each
-measurement is kept: the same search on the same machine, model and data looks up what it has, and goes on where it
-was interrupted or ran out of time.
+The loader slows updates only through the cores that it takes, which are the same for every batch, number format and
+layout. So these are chosen by updates alone, then the loader's threads by updates and loading together. At the end
+the result is measured in turns with the largest batch and with the recipe as it was. All measurements are cached: the
+same search on the same machine, model and data looks them up, and continues where it was interrupted or ran out of
+time.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ WITHOUT = (
 """Keys of the recipe that are tuned, or that the speed of an update does not depend on."""
 
 OPTIMIZER_SHARE = 0.05
-"""Of an update, below which a variant of the optimizer gains too little to be measured."""
+"""Share of an update below which a variant of the optimizer gains too little to be measured."""
 
 COMPILE_SECONDS, MOST_COMPILE_GAIN = 20.0, 0.3
-"""What compiling a network takes at least, and the largest gain that is hoped for: shorter runs cannot earn it back."""
+"""The least time that compiling takes, and the largest gain to expect: shorter runs cannot earn it back."""
 
 TURNS = 2
 CHOSEN, LARGEST, AS_IT_WAS = "what was chosen", "the largest batch", "the recipe as it was"
-"""What is measured by turns at last."""
+"""What is measured in turns at the end."""
 
 UPDATES = 3
-"""Turns and warm-up of a measurement, in updates, at least."""
+"""The least number of updates of a measurement, warm-up included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Setting:
 
     @staticmethod
     def of(recipe: Recipe) -> Setting:
-        """Return what a recipe says."""
+        """Return the setting of a recipe."""
         return Setting(
             batch_size=recipe.batch_size,
             accumulate=recipe.optim.accumulate,
@@ -110,7 +110,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One measurement: what, how, and what came of it."""
+    """One measurement: what was measured, with which setting, and the outcome."""
 
     what: What
     setting: Setting
@@ -119,18 +119,18 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What a tuning chose, and by what.
+    """The result of a tuning.
 
     Args:
         recipe: the tuned one.
         choices: each with its reason.
-        advice: what else would help: packing, and what was left out.
+        advice: what else would help, such as packing.
         trials: all measurements, in their order.
         facts: of data, model and device.
         default_rate, tuned_rate: images per second of loading and updates together; None: not measured.
-        missing: what the time was too short for.
+        missing: what there was no time to measure.
         seconds: that the search took.
-        ranks: that train together; each trial is one rank's.
+        ranks: that train together; each trial is of one rank.
     """
 
     recipe: Recipe
@@ -166,25 +166,25 @@ def tune(
     began: float | None = None,
     say: Callable[[Trial], None] = lambda trial: None,
 ) -> Tuned:
-    """Measure, choose, and return the recipe with the reasons; what was measured before is looked up.
+    """Measure, choose, and return the tuned recipe with the reasons; measurements in the cache are not repeated.
 
     Args:
-        recipe: what is trained, as it would be without tuning.
-        prober: makes the measurements, as the rank that it stands for or on all ranks.
-        seconds: that all of it may take, from ``began`` on; a measurement that is being made is ended in time.
+        recipe: the recipe to tune.
+        prober: makes the measurements, on one rank or on all.
+        seconds: that the search may take, from ``began`` on; a measurement that would take longer is stopped.
         chosen: keys of the recipe that the user chose: these stay. A batch stays as the sum of micro-batches.
         free: of :data:`NAMES`, what may be chosen.
         ranks: that train together, each on a device like this one; the batch of the recipe is for all of them.
         find_rate: find the learning rate by a range test instead of scaling it.
-        measures: False: only look up what was measured before.
-        again: forget what was measured before.
+        measures: False: only look up earlier measurements.
+        again: forget earlier measurements.
         began: by ``time.perf_counter()``; None: now.
-        say: called with each measurement that is made.
+        say: is called with each new measurement.
 
     Raises:
         RecipeError: the recipe makes no updates.
-        InputError: it cannot be trained, or nothing was measured before and nothing is to be.
-        FailedError: the recipe as it is can not be measured at all.
+        InputError: it cannot be trained, or with ``measures=False`` the cache is empty.
+        FailedError: the recipe cannot be measured at all.
     """
     began = time.perf_counter() if began is None else began
     if parse_train(recipe.model.train).main == "probe":
@@ -223,7 +223,7 @@ def tune(
 
 @dataclass
 class _Search:
-    """Measures within the time, and looks up what was measured before."""
+    """Makes measurements while there is time, and looks up earlier ones in the cache."""
 
     recipe: Recipe
     facts: Mapping[str, Any]
@@ -238,35 +238,35 @@ class _Search:
 
     @property
     def seconds(self) -> float:
-        """Of one measurement."""
+        """Seconds of one measurement."""
         return min(max(self.budget / 200, 0.2), 3.0)
 
     @property
     def left(self) -> float:
         return self.deadline - time.perf_counter()
 
-    def by_turns(self, settings: Mapping[str, Setting]) -> dict[str, float]:
+    def in_turns(self, settings: Mapping[str, Setting]) -> dict[str, float]:
         """Return images per second of updates and loading together, each the mean of :data:`TURNS` turns."""
         speeds: dict[str, list[float]] = {name: [] for name in settings}
         for turn, (name, setting) in product(range(1, TURNS + 1), settings.items()):
             outcome = self.ask("both", setting, turn=turn)
             if outcome is not None and outcome.trouble is None:
                 speeds[name].append(outcome.images_per_second)
-        return {name: fmean(of) for name, of in speeds.items() if len(of) == TURNS}
+        return {name: fmean(rates) for name, rates in speeds.items() if len(rates) == TURNS}
 
     def ask(
         self, what: What, setting: Setting, *, expected: float = 0.0, share: float = 0.3, turn: int = 0
     ) -> Outcome | None:
-        """Measure, or look it up; None: there is no time for it.
+        """Measure, or look up the measurement; return None if there is no time for it.
 
         Args:
-            turn: counts measurements of the same, each twice as long as the first.
             expected: seconds that it will take at least, beyond those of a measurement.
-            share: of all the time, the most that it may take.
+            share: of the whole time, the most that it may take.
+            turn: the number of this repetition, which is twice as long as a first measurement; 0: no repetition.
         """
         key, seconds = json_key(what, setting), self.seconds * (2 if turn else 1)
-        place = f"{key} turn {turn}" if turn else key
-        outcome, limit = self.cache.get(place), min(self.left, share * self.budget)
+        turn_key = f"{key} turn {turn}" if turn else key
+        outcome, limit = self.cache.get(turn_key), min(self.left, share * self.budget)
         is_too_short = outcome is not None and outcome.trouble == "timeout" and limit > 1.5 * outcome.limit_seconds
         if (outcome is None or is_too_short) and self.measures and expected + 2 * seconds < limit:
             outcome = self.prober.ask(
@@ -277,23 +277,23 @@ class _Search:
                 settle_seconds=min(10.0, self.budget / 12),
                 updates=max(50, min(300, int(self.left / 3 * self._updates_per_second(setting)))),
             )
-            self.cache.put(place, outcome)
+            self.cache.put(turn_key, outcome)
             self.say(Trial(what, setting, outcome))
         if outcome is not None and not any(json_key(t.what, t.setting) == key for t in self.trials):
             self.trials.append(Trial(what, setting, outcome))
         return outcome
 
     def updates(self, setting: Setting) -> Outcome | None:
-        """Measure updates alone, unless memory will not do or there is no time, as smaller batches tell."""
-        alike = {
+        """Measure updates alone; not if smaller batches show that memory or time will not suffice."""
+        outcomes = {
             t.setting.batch_size // t.setting.accumulate: t.outcome
             for t in self.trials
             if t.what == "updates" and t.outcome.trouble is None and t.setting.batch_size != setting.batch_size
         }
         part, expected = setting.batch_size // setting.accumulate, 0.0
-        if smaller := [batch for batch in alike if batch < part]:
-            expected = UPDATES * setting.batch_size / alike[max(smaller)].images_per_second
-            memory = {batch: float(alike[batch].figures["memory_bytes"]) for batch in smaller}
+        if smaller := [batch for batch in outcomes if batch < part]:
+            expected = UPDATES * setting.batch_size / outcomes[max(smaller)].images_per_second
+            memory = {batch: float(outcomes[batch].figures["memory_bytes"]) for batch in smaller}
             needed = predict_bytes(memory, part)
             if len(memory) > 1 and needed > self.room:
                 outcome = Outcome({}, "memory", f"not tried: about {size(needed)} of {size(self.room)}")
@@ -306,7 +306,7 @@ class _Search:
         return room_bytes(self.facts["memory_bytes"], is_cpu=self.facts["device_type"] == "cpu")
 
     def fits(self, outcome: Outcome) -> bool:
-        """Whether what was measured leaves the headroom."""
+        """Return whether a measurement leaves enough memory free."""
         return float(outcome.figures.get("memory_bytes", 0.0)) <= self.room
 
     def _updates_per_second(self, setting: Setting) -> float:
@@ -315,7 +315,7 @@ class _Search:
 
 
 def json_key(what: What, setting: Setting) -> str:
-    """Return the name of a measurement in the cache. Updates alone have no loader."""
+    """Return the key of a measurement in the cache. Updates alone do not depend on the loader's threads."""
     values = asdict(setting)
     if what == "updates":
         del values["threads"]
@@ -336,11 +336,11 @@ class _Chooser:
     tuned_rate: float | None = None
 
     def may(self, name: str, key: str) -> bool:
-        """Whether something is to be chosen, and the user did not."""
+        """Return whether a choice is free, and not the user's."""
         return name in self.free and key not in self.chosen
 
     def choose(self, *, find_rate: bool) -> None:
-        """Choose all that is free."""
+        """Make all choices that are free."""
         recipe, search = self.search.recipe, self.search
         start = Setting.of(recipe)
         # Each rank computes its own part: what is measured is one rank's.
@@ -389,12 +389,12 @@ class _Chooser:
 
     @property
     def sizes(self) -> list[int]:
-        """Batches of a rank that may be chosen: powers of two, from 2 to a tenth of its training images."""
+        """Batch sizes of a rank to choose from: powers of two, from 2 to a tenth of its training images."""
         most = min(MOST_BATCH, max(2, int(self.search.facts["num_train"] * MAX_BATCH_SHARE / self.ranks)))
         return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
 
     def choose_batch(self, setting: Setting, around: int | None = None) -> tuple[Setting, str]:
-        """Choose the knee of the curve; or micro-batches of the batch that the user wants."""
+        """Choose the knee of the curve of rates over batch sizes, or micro-batches of the user's batch."""
         search = self.search
         if "batch_size" in self.chosen:
             return self.split_batch(setting)
@@ -429,7 +429,7 @@ class _Chooser:
         return replace(setting, batch_size=best, accumulate=1), why
 
     def split_batch(self, setting: Setting) -> tuple[Setting, str]:
-        """Keep the user's batch: as a whole, unless it has no room or parts of it are faster."""
+        """Keep the user's batch; split it into micro-batches if it does not fit into memory or if they are faster."""
         search, whole = self.search, setting.batch_size
         parts = [whole >> power for power in range(12) if whole % (1 << power) == 0]
         parts = [part for part in parts if part >= min(LEAST_BATCH, whole)]
@@ -491,7 +491,7 @@ class _Chooser:
         return setting
 
     def fastest(self, settings: Mapping[str, Setting], preferred: str, why: str) -> tuple[str, str]:
-        """Measure updates in several ways; return the best one's name, and the reason."""
+        """Measure updates with several settings; return the best one's name, and the reason."""
         rates, failed = dict[str, float](), list[str]()
         for name, setting in settings.items():
             outcome = self.search.updates(setting)
@@ -525,7 +525,7 @@ class _Chooser:
         return ways[best], f"{best}; {why}"
 
     def choose_threads(self, setting: Setting) -> tuple[Setting, str]:
-        """Choose the fewest threads that load fast enough: on a CPU the updates need the cores."""
+        """Choose the fewest loader threads that are fast enough: on a CPU the updates need the cores."""
         search, cores, usual = self.search, self.search.facts["cores"], self.search.facts["usual_threads"]
         loading = search.ask("loading", replace(setting, threads=1))
         updates = search.updates(setting)
@@ -557,7 +557,7 @@ class _Chooser:
     def advise_packing(
         self, setting: Setting, threads: int, both: float, updates: Outcome | None, loading: Outcome | None
     ) -> None:
-        """Say what would relieve a loader that limits training."""
+        """Advise what would relieve a loader that limits training."""
         search = self.search
         if loading is None or not loading.figures or updates is None or not updates.images_per_second:
             return
@@ -577,7 +577,7 @@ class _Chooser:
         self.advice += [] if advice is None else [advice]
 
     def advise_quiet(self) -> None:
-        """Say where other programs have disturbed the measurements."""
+        """Warn if other programs have disturbed the measurements."""
         figures = [trial.outcome.figures for trial in self.search.trials]
         shares = [float(row["waited_share"]) for row in figures if "waited_share" in row]
         if shares and median(shares) > WAITED_SHARE:
@@ -589,9 +589,9 @@ class _Chooser:
     def compare_together(
         self, start: Setting, setting: Setting, reasons: dict[str, str]
     ) -> tuple[Setting, dict[str, str]]:
-        """Measure by turns what was chosen, that with the largest batch, and the recipe as it was; keep the fastest.
+        """Measure in turns what was chosen, the largest batch, and the recipe as it was; keep the fastest.
 
-        One measurement after another errs by some percent, and what each choice gains alone is not what all of them do.
+        Single measurements err by some percent, and the gains of single choices do not add up.
         """
         search = self.search
         if self.tuned_rate is None:
@@ -600,7 +600,9 @@ class _Chooser:
         contenders = {CHOSEN: setting, AS_IT_WAS: replace(start, threads=usual)}
         if (larger := self.largest_batch(setting)) is not None:
             contenders[LARGEST] = larger
-        rates = search.by_turns({name: one for name, one in contenders.items() if name == CHOSEN or one != setting})
+        rates = search.in_turns(
+            {name: other for name, other in contenders.items() if name == CHOSEN or other != setting}
+        )
         self.tuned_rate = rates.get(CHOSEN, self.tuned_rate)
         self.default_rate = self.tuned_rate if contenders[AS_IT_WAS] == setting else rates.get(AS_IT_WAS)
         if self.default_rate is None:
@@ -620,7 +622,7 @@ class _Chooser:
         return start, dict.fromkeys(reasons, "as it was: all choices together were slower")
 
     def largest_batch(self, setting: Setting) -> Setting | None:
-        """Return the setting with the largest batch that may be chosen and fits; None where it has that already."""
+        """Return the setting with the largest batch that fits; None if it has that already."""
         if "batch" not in self.free or "batch_size" in self.chosen:
             return None
         larger = replace(setting, batch_size=self.sizes[-1], accumulate=1)
@@ -631,7 +633,7 @@ class _Chooser:
         return larger if fits else None
 
     def choose_compile(self, setting: Setting) -> tuple[Setting, str]:
-        """Choose whether to compile: where it saves more of the planned run than it takes."""
+        """Choose to compile if that saves more of the planned run than it takes."""
         search, recipe = self.search, self.search.recipe
         eager = search.updates(replace(setting, compile="none"))
         if eager is None or eager.trouble is not None:
@@ -658,7 +660,7 @@ class _Chooser:
         return setting, f"does not pay back: {words}"
 
     def choose_rate(self, recipe: Recipe, setting: Setting, *, find_rate: bool) -> None:
-        """Scale the learning rate to the batch, or find it."""
+        """Scale the learning rate to the batch, or find it by a range test."""
         after = setting.batch_size * self.ranks
         if "optim.lr" in self.chosen:
             return
