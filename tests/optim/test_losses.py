@@ -121,7 +121,7 @@ def test_cross_entropy_is_refused_for_several_labels() -> None:
 
 @pytest.mark.parametrize("change", [{"loss": "binary"}, {"loss": "focal"}, {"class_weights": "balanced"}])
 def test_a_run_learns_by_another_loss_and_says_so(recipe: Recipe, change: dict[str, Any], tmp_path: Path) -> None:
-    from steadytrain.cli.train import head_lines
+    from steadytrain.cli.explain import head_lines
 
     lr = 1.0 if change.get("loss") == "binary" else 0.05
     chosen = replace(recipe, optim=replace(recipe.optim, lr=lr, **change))

@@ -72,11 +72,12 @@ MODULES = {
             "serve",
             "watch",
             "models",
+            "demo",
             "convert",
             "tune",
         )
     },
-    **dict.fromkeys(("demo", "finetune", "resume"), "steadytrain.cli.train"),
+    **dict.fromkeys(("finetune", "resume"), "steadytrain.cli.train"),
     **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "steadytrain.cli.machine"),
     **dict.fromkeys(("diagnose", "report"), "steadytrain.cli.runs"),
     "predict": "steadytrain.cli.evaluate",

@@ -65,7 +65,7 @@ def convert(
     if symbol is not None and place.endswith(".json"):
         place, symbol = str(symbol), Path(place)
     from steadytrain.training import convert as conversion
-    from steadytrain.training.inference import is_mxnet, restore
+    from steadytrain.training.trained import is_mxnet, restore
 
     if place.endswith(".states"):
         if symbol is None:

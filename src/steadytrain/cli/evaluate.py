@@ -111,8 +111,9 @@ def evaluate(
     from steadytrain.data.predictions import require_writable
     from steadytrain.reports import wilson
     from steadytrain.training import evaluate as evaluate_on
-    from steadytrain.training.inference import open_evaluation_data, read_class_file
+    from steadytrain.training.inference import open_evaluation_data
     from steadytrain.training.metrics import calibration, class_scores, macro
+    from steadytrain.training.trained import read_class_file
 
     altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
     if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
@@ -396,7 +397,7 @@ def restore_weights(
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
     from steadytrain.training import restore
-    from steadytrain.training.inference import find_pretrained
+    from steadytrain.training.trained import find_pretrained
 
     if (name := find_pretrained(place)) is not None:
         require_licence(Model(name, pretrained=True), accepted=accepted)

@@ -90,9 +90,10 @@ def serve(
     if missing := [name for module, name in _LIBRARIES.items() if find_spec(module) is None]:
         raise InputError(f"steady serve needs {' and '.join(missing)}: pip install 'steadytrain[serve]'")
     from steadytrain.data.loader import default_threads
-    from steadytrain.export.serve import Settings, listen
-    from steadytrain.export.serve import serve as serve_model
-    from steadytrain.training.inference import find_pretrained
+    from steadytrain.export.http_server import listen
+    from steadytrain.export.http_server import serve as serve_model
+    from steadytrain.export.serve import Settings
+    from steadytrain.training.trained import find_pretrained
 
     settings = Settings(
         threads=default_threads(pin=True) if threads is None else threads,

@@ -41,7 +41,7 @@ from steadytrain.models.registry import find
 from steadytrain.models.weights import load_weights, read_weights
 from steadytrain.training import build
 from steadytrain.training.data import open_records
-from steadytrain.training.inference import restore
+from steadytrain.training.trained import restore
 
 Run = Callable[[Tensor], Any]
 

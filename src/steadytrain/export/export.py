@@ -38,14 +38,8 @@ from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
-from steadytrain.training.inference import (
-    EvaluationData,
-    Files,
-    Trained,
-    Which,
-    open_evaluation_data,
-    restore,
-)
+from steadytrain.training.inference import EvaluationData, Files, open_evaluation_data
+from steadytrain.training.trained import Trained, Which, restore
 
 Ints = NDArray[np.int64]
 Kind = Literal["onnx", "xml", "pt2", "engine", "safetensors", "folder"]

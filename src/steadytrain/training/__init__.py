@@ -7,11 +7,11 @@ from steadytrain.training.defaults import default_recipe as default_recipe
 from steadytrain.training.defaults import finetune as finetune
 from steadytrain.training.evaluation import Evaluation as Evaluation
 from steadytrain.training.inference import Prediction as Prediction
-from steadytrain.training.inference import Trained as Trained
 from steadytrain.training.inference import evaluate as evaluate
 from steadytrain.training.inference import predict as predict
-from steadytrain.training.inference import restore as restore
 from steadytrain.training.loop import Outcome as Outcome
 from steadytrain.training.loop import repeat as repeat
 from steadytrain.training.loop import steps as steps
 from steadytrain.training.loop import train as train
+from steadytrain.training.trained import Trained as Trained
+from steadytrain.training.trained import restore as restore

@@ -1,298 +1,36 @@
-"""Trained weights in use: restored from a run, a file or timm, evaluated on data, asked for classes of image files."""
+"""Use restored models: evaluate them on a data set, or predict the classes of image files."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from steadytrain import config as recipes
-from steadytrain import models
-from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.packing.pack import Progress
 from steadytrain.data.packing.prepare import Prepared, Say, prepare, print_note
-from steadytrain.data.recordio.card import LabelNames, read_classes
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import expand, few, is_ignored, is_image, is_pattern
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
-from steadytrain.errors import DataError, ModelError, RecipeError, RunError
-from steadytrain.format import epoch, score_name
-from steadytrain.interop.mxnet.checkpoint import open_checkpoint
-from steadytrain.interop.mxnet.files import PREFIX
-from steadytrain.machine import facts
-from steadytrain.machine.process import keep_memory
-from steadytrain.models import Input, exported
-from steadytrain.models.class_names import Match, imagenet_synsets, match_classes, names_of_synsets
-from steadytrain.models.registry import licence_note, pretrained_licence
+from steadytrain.errors import DataError, RunError
+from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
-from steadytrain.training import build, checkpoints
-from steadytrain.training.compute.precision import Policy, set_products
+from steadytrain.training import build
 from steadytrain.training.data import load, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module, logits_of, write_per_image
 from steadytrain.training.memory import PassLimit
-
-Which = Literal["best", "last"]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model ready to be used: on its device, with its classes and preprocessing.
-
-    Args:
-        module: in evaluation mode.
-        policy: precision and device.
-        input: size, mean, standard deviation and crop of its images.
-        classes: names of its outputs.
-        name: of the model, in full.
-        path: of its weights; the model's name where they are timm's.
-        synsets: of its classes, where they are ImageNet's; else empty.
-        chosen: which of a run's weights these are, in words; empty where they are not a run's.
-        notes: for the user, a line each: what was assumed, what the licence of the weights restricts.
-        is_multi_label: an image may have several of the classes, each of which has a probability of its own.
-        temperature: by which logits are divided before they become probabilities: 1 where it was not calibrated.
-        calibrated_on: the digest of the images that it was fitted on, empty where it was not.
-        licence: of the weights, or of those that they were trained from; empty where there are none.
-        symbol: MXNet's symbol JSON that it was made of; empty elsewhere.
-    """
-
-    module: nn.Module
-    policy: Policy
-    input: Input
-    classes: tuple[str, ...]
-    name: str
-    path: Path
-    synsets: tuple[str, ...] = ()
-    chosen: str = ""
-    notes: tuple[str, ...] = ()
-    is_multi_label: bool = False
-    temperature: float = 1.0
-    calibrated_on: str = ""
-    licence: str = ""
-    symbol: str = ""
-
-    @property
-    def title(self) -> str:
-        """The model's name for others to read: that of an MXNet checkpoint without its folder."""
-        return f"{PREFIX}{Path(self.name).name}" if self.name.startswith(PREFIX) else self.name
-
-    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
-        scaled = logits.double() / self.temperature
-        return scaled.sigmoid() if self.is_multi_label else scaled.softmax(1)
-
-    def feed(
-        self, source: Any, *, ids: NDArray[np.int64] | None = None, batch_size: int, threads: int | None
-    ) -> ImageLoader:
-        """Open an exact pass over a source of images, cropped as this model wants them."""
-        crop, pin = build.evaluation_crop(self.input), self.policy.device.type == "cuda"
-        return ImageLoader(source, crop, batch_size=batch_size, ids=ids, train=False, threads=threads, pin=pin)
-
-
-def restore(
-    place: str | Path | Run,
-    *,
-    which: Which = "best",
-    model: str | None = None,
-    device: str = "auto",
-    numbers: str | None = None,
-    classes: str | Path | Sequence[str] | None = None,
-) -> Trained:
-    """Load trained weights into their model.
-
-    Args:
-        place: a run or its folder; a weights file: one that steadytrain wrote, MXNet's (``.params``, with its symbol
-            beside it, or ``mxnet:PREFIX``), or another together with ``model``; an exported file or folder
-            (:mod:`steadytrain.export`), whatever engine runs it; or the name of a pretrained model of timm, such as
-            ``timm/resnet18.a1_in1k``: its weights are fetched once, and ``Trained.notes`` says what their licence
-            restricts.
-        which: of a run, the ``best`` weights by validation top-1 (of several labels: mAP), whose figures the run
-            reports as its result, or the ``last``. Without validation there are only the last; while a run goes on,
-            only the best so far.
-        model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
-            is only ever imported when it is named here, or in your own code as the model of the run.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        numbers: precision, as in :class:`steadytrain.config.Precision`; None: the run's, else ``fp32``. An exported
-            file has its own.
-        classes: names of the outputs, in their order; or a file of them: a card (``.json``), or a text with a class on
-            each line. None: those in the weights file, else ImageNet's if it has a classifier of as many outputs.
-
-    Raises:
-        RunError: no run, or no weights in it yet.
-        ModelError: no such model, weights that cannot be fetched or do not fit it, or outputs without names.
-        DataError: not as many ``classes`` as outputs, or no such file.
-
-    >>> import tempfile, torch, timm
-    >>> path = tempfile.mkdtemp() + "/stock.pth"
-    >>> torch.save(timm.create_model("test_resnet").state_dict(), path)
-    >>> restore(path, model="timm/test_resnet").classes[285]
-    'Egyptian cat'
-    """
-    names = None if classes is None else _class_names(classes)
-    if not isinstance(place, Run) and (model_name := find_pretrained(place)) is not None:
-        if model is not None:
-            raise ModelError(f"{place} is a model's name: drop --model {model}")
-        return _restore_pretrained(model_name, _policy(numbers, build.choose_device(device)), names)
-    if not isinstance(place, Run) and model is None and is_mxnet(place):
-        return _restore_mxnet(str(place), _policy(numbers, build.choose_device(device)), names)
-    path = _weights_file(place.directory if isinstance(place, Run) else Path(place), which)
-    if path.suffix in exported.SUFFIXES:
-        return _restore_exported(path, model, device, numbers, names)
-    tensors, about = checkpoints.read_weights(path) if path.suffix == ".safetensors" else ({}, {})
-    if "model" not in about:
-        return _restore_foreign(path, model, _policy(numbers, build.choose_device(device)), names)
-    try:
-        spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
-        input, stored = build_typed(Input, about["input"]), tuple(str(name) for name in about["classes"])
-        calibrated = about.get("calibration") or {}
-        temperature, calibrated_on = float(calibrated.get("temperature", 1)), str(calibrated.get("data", ""))
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature {temperature:g}")
-    except (AttributeError, KeyError, TypeError, ValueError, RecipeError) as error:
-        raise ModelError(
-            f"the header of {path} is damaged ({error}): take another copy, or the weights of a checkpoint"
-        ) from error
-    if model is not None and models.find(model, allow_import=True).name != spec.name:
-        raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
-    is_named = isinstance(place, Run) and not place.recipe.model.from_file and place.recipe.model.name == spec.name
-    built = models.build(
-        spec,
-        num_classes=len(stored),
-        channels=input.channels,
-        size=input.size,
-        allow_import=model is not None or is_named,
-        symbol=str(about.get("symbol", "")),
-    )
-    try:
-        built.module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ModelError(f"{path} does not fit {built.name}: {str(error).splitlines()[-1].strip()}") from error
-    run = _run_of(path, about)
-    policy, notes = _policy_of_run(run, numbers, build.choose_device(device))
-    if run is not None and not run.weights.exists():
-        notes = (*notes, f"{run.directory} has not finished: these are its best weights so far")
-    module, chosen = policy.prepare(built.module).eval(), "" if run is None else _chosen(run, path)
-    trained = Trained(
-        module,
-        policy,
-        input,
-        stored,
-        built.name,
-        path,
-        synsets=tuple(about.get("synsets", ())),
-        chosen=chosen,
-        notes=notes,
-        is_multi_label=bool(about.get("multi_label")),
-        temperature=temperature,
-        calibrated_on=calibrated_on,
-        licence=str(about.get("licence", "")),
-        symbol=built.symbol,
-    )
-    return trained if names is None else _rename_classes(trained, names)
-
-
-def _restore_exported(
-    path: Path, model: str | None, device: str, numbers: str | None, names: tuple[str, ...] | None
-) -> Trained:
-    """Open an exported file with its engine; images, classes and temperature are those that it describes."""
-    if model is not None:
-        raise ModelError(f"{path} is a whole network, not the weights of one: drop --model {model}")
-    if device != "auto":
-        build.choose_device(device)
-    opened = exported.open_exported(path, device=device)
-    described = opened.description
-    if numbers not in (None, described.numbers):
-        raise ModelError(f"{path} was exported to compute in {described.numbers}, not in {numbers}: drop --precision")
-    note = licence_note(described.licence) if described.licence else None
-    trained = Trained(
-        opened.module,
-        _set_policy(recipes.Precision("fp32", channels_last=False), opened.device),
-        described.input,
-        described.classes,
-        described.model,
-        path,
-        synsets=described.synsets,
-        chosen=f"{opened.engine}, {described.numbers}",
-        notes=(note,) if note else (),
-        is_multi_label=described.is_multi_label,
-        temperature=described.temperature,
-        calibrated_on=described.calibrated_on,
-        licence=described.licence,
-    )
-    return trained if names is None else _rename_classes(trained, names)
-
-
-def find_pretrained(place: str | Path) -> str | None:
-    """Return the full name of the model whose pretrained weights ``place`` asks for; None for a path.
-
-    What exists as a file or a folder is a path, whatever its name.
-
-    Raises:
-        ModelError: there is no such model of timm.
-
-    >>> find_pretrained("resnet18.a1_in1k"), find_pretrained("runs/a")
-    ('timm/resnet18.a1_in1k', None)
-    """
-    name = str(place)
-    if is_mxnet(name) or Path(place).exists() or not (name.startswith("timm/") or name == os.path.basename(name)):  # noqa: PTH119
-        return None
-    if name.startswith("timm/"):
-        return models.find(name).name
-    if Path(name).suffix in (".safetensors", ".pth", ".th", ".pt", ".bin", ".ckpt", ".tar", *exported.SUFFIXES):
-        return None
-    try:
-        return models.find(name).name
-    except ModelError:
-        return None
-
-
-def is_mxnet(place: str | Path) -> bool:
-    """Return whether ``place`` names an MXNet checkpoint.
-
-    >>> is_mxnet("mxnet:resnet-18"), is_mxnet("model-0003.params"), is_mxnet("model-symbol.json"), is_mxnet("runs/a")
-    (True, True, True, False)
-    """
-    return str(place).startswith(PREFIX) or str(place).endswith((".params", "-symbol.json"))
-
-
-def read_class_file(path: str | Path) -> tuple[str, ...] | dict[str, str]:
-    """Read the names of a model's outputs, or which class of a model each class of a data set is.
-
-    Args:
-        path: a card (``.json``, or the ``.rec`` beside it), or a text with the name of an output on each line, or a
-            text whose lines hold a class of the data and a class of the model, with a tab between.
-
-    Returns:
-        Names in the order of the outputs; from a text with tabs the model's class by that of the data.
-
-    Raises:
-        DataError: no such file, or none of these.
-    """
-    file = Path(path)
-    if file.suffix in (".json", ".rec"):
-        return read_classes(file)
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"cannot read the classes in {file}: {reason}") from error
-    if not any("\t" in line for line in lines):
-        return tuple(lines)
-    pairs = [[cell.strip() for cell in line.split("\t")] for line in lines]
-    if wrong := next((line for line, cells in zip(lines, pairs, strict=True) if len(cells) != 2), None):
-        raise DataError(f"{file} has the line {wrong!r}: each line needs a class of the data, a tab, and the model's")
-    return {cells[0]: cells[1] for cells in pairs}
+from steadytrain.training.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 
 
 @dataclass(frozen=True)
@@ -387,7 +125,7 @@ def evaluate(
     names = None if isinstance(mapping, Mapping) else mapping
     mapping = mapping if isinstance(mapping, Mapping) else {}
     if isinstance(place, Trained):
-        trained = place if names is None else _rename_classes(place, _class_names(names))
+        trained = place if names is None else rename_classes(place, class_names(names))
     else:
         trained = restore(place, which=which, classes=names)
     opened = data if isinstance(data, EvaluationData) else open_evaluation_data(trained, data, classes=mapping, say=say)
@@ -595,148 +333,6 @@ def _unmatched(trained: Trained, data: str, matches: Sequence[Match], num_classe
     )
 
 
-def _policy(numbers: str | None, device: torch.device) -> Policy:
-    return _set_policy(recipes.Precision(numbers or "fp32"), device)  # type: ignore[arg-type]
-
-
-def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
-    policy = Policy(precision, device)
-    set_products(precision, device)
-    if device.type == "cpu":  # as training does: else each pass takes its memory from the system, and gives it back
-        keep_memory(facts.memory_bytes())
-    return policy
-
-
-def _policy_of_run(run: Run | None, numbers: str | None, device: torch.device) -> tuple[Policy, tuple[str, ...]]:
-    """The precision in which a run was evaluated, and a note where this device cannot compute in it."""
-    if run is None or numbers is not None:
-        return _policy(numbers, device), ()
-    try:
-        return _set_policy(run.recipe.precision, device), ()
-    except RecipeError as error:
-        return _policy(None, device), (f"evaluated in fp32, not as the run was: {error}",)
-
-
-def _run_of(path: Path, about: Mapping[str, Any]) -> Run | None:
-    """The run in whose folder weights lie, if they are its own."""
-    try:
-        run = Run.open(path.parent)
-    except RunError:
-        return None
-    return run if run.recipe.digest == about.get("digest") else None
-
-
-def _chosen(run: Run, path: Path) -> str:
-    """Describe which of a run's weights a file holds."""
-    best = run.progress().best
-    if path.name == "best.safetensors" and best is not None:
-        return f"best by validation {score_name(best.mean_ap is not None)}, epoch {epoch(best.epoch)}"
-    if path.name == run.weights.name:
-        return "last" if best is not None else "last: nothing was validated"
-    return ""
-
-
-def _weights_file(place: Path, which: Which) -> Path:
-    if not place.is_dir():
-        if not place.exists():
-            raise RunError(
-                f"{place} is neither a run's folder, a file of weights or an exported one, nor a model's name: there is"
-                " nothing of that name"
-            )
-        return place
-    if not (place / "recipe.json").exists() and (place / "config.json").exists():
-        return place / "model.safetensors"  # a folder as the Hugging Face hub has them
-    run = Run.open(place)
-    files = [place / "best.safetensors", run.weights]
-    existing = [path for path in (files if which == "best" else reversed(files)) if path.exists()]
-    if not existing:
-        raise RunError(f"{place} has no weights yet: they are written at its first evaluation and at its end")
-    return existing[0]
-
-
-def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple[str, ...] | None) -> Trained:
-    """Load a file that does not say what model it is of."""
-    if model is None:
-        raise ModelError(f"{path} does not say what model it is of: name it with --model")
-    spec = recipes.Model(model, weights=str(path))
-    outputs = models.num_outputs(spec, allow_import=True)
-    built = models.build(spec, num_classes=outputs, channels=3, size=None, allow_import=True)
-    trained = _use_foreign(built, policy, path, outputs, names)
-    notes = [*trained.notes]
-    if built.scaling_guessed or built.input.mean is None:
-        whose = f"{built.name}'s" if built.scaling_guessed else "ImageNet's"
-        notes.append(build.scaling_remark(built, trained.input, whose, whose))
-    if trained.synsets:
-        notes.append(
-            f"{path} names no classes: its {outputs:,} outputs are taken for ImageNet's (or give --classes FILE)"
-        )
-    return replace(trained, notes=tuple(notes))
-
-
-def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None) -> Trained:
-    """Load an MXNet checkpoint; its classes are those of ``synset.txt`` beside it, else ImageNet's, or numbers."""
-    spec = recipes.Model(place if place.startswith(PREFIX) else f"{PREFIX}{place}", pretrained=True)
-    checkpoint = open_checkpoint(spec.name)
-    outputs = checkpoint.network().num_outputs
-    built = models.build(spec, num_classes=outputs, channels=checkpoint.channels, size=None)
-    trained = _use_foreign(built, policy, checkpoint.require_params(), outputs, names)
-    if names is None and len(checkpoint.classes) == outputs:
-        trained = replace(trained, classes=checkpoint.classes, synsets=checkpoint.synsets)
-    elif names is None and trained.synsets:
-        trained = replace(trained, notes=(*trained.notes, f"its {outputs:,} outputs are taken for ImageNet's classes"))
-    return trained
-
-
-def _restore_pretrained(model: str, policy: Policy, names: tuple[str, ...] | None) -> Trained:
-    """Load the pretrained weights of a model of timm, which are fetched if they are not on this machine."""
-    if not pretrained_licence(model):
-        raise ModelError(
-            f"there are no pretrained weights of {model}: name a run's folder, or a weights file with --model {model}"
-        )
-    spec = recipes.Model(model, pretrained=True)
-    outputs = models.num_outputs(spec)
-    if names is None and not imagenet_synsets(outputs):
-        outcome = f"{outputs:,} outputs without names" if outputs else "no classifier"
-        raise ModelError(
-            f"the pretrained weights of {model} have {outcome}: choose those of an ImageNet classifier (steady models"
-            f" --weights lists them), or fine-tune these (steady finetune DATA --model {model})"
-        )
-    built = models.build(spec, num_classes=outputs, channels=3, size=None)
-    return _use_foreign(built, policy, Path(built.weights), outputs, names)
-
-
-def _use_foreign(
-    built: models.Built, policy: Policy, path: Path, outputs: int, names: tuple[str, ...] | None
-) -> Trained:
-    """Make a network that steadytrain did not train ready; without names its classes are ImageNet's, or numbers."""
-    synsets = imagenet_synsets(outputs)
-    classes = names_of_synsets(synsets) or tuple(str(number) for number in range(outputs))
-    input = built.input.filled(224, build.DEFAULT_MEAN, build.DEFAULT_STD)
-    module = policy.prepare(built.module).eval()
-    about: dict[str, Any] = {"synsets": synsets, "notes": built.notes, "licence": built.licence, "symbol": built.symbol}
-    trained = Trained(module, policy, input, classes, built.name, path, **about)
-    return trained if names is None else _rename_classes(trained, names)
-
-
-def _class_names(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
-    """The names of a model's outputs from what a user gave. Raises DataError."""
-    names = read_class_file(classes) if isinstance(classes, str | Path) else classes
-    if isinstance(names, Mapping):
-        raise DataError(f"{classes} has two columns: to name a model's outputs give one name on each line")
-    if twice := [name for name, uses in Counter(names).items() if uses > 1]:
-        raise DataError(f"--classes has {few(twice)} more than once: each output needs a name of its own")
-    return tuple(names)
-
-
-def _rename_classes(trained: Trained, names: tuple[str, ...]) -> Trained:
-    if len(names) != len(trained.classes):
-        raise DataError(
-            f"--classes has {len(names):,} names, and {trained.name} has {len(trained.classes):,} outputs: give one"
-            " name for each, in their order (or lines of a class of the data, a tab and a class of the model)"
-        )
-    return replace(trained, classes=names, synsets=())
-
-
 @dataclass(frozen=True)
 class Prediction:
     """The likeliest classes of one image, best first, with their probabilities; or why there are none.
@@ -885,7 +481,7 @@ def predict(
     (3, False)
     """
     if isinstance(place, Trained):
-        trained = place if classes is None else _rename_classes(place, _class_names(classes))
+        trained = place if classes is None else rename_classes(place, class_names(classes))
     else:
         trained = restore(place, which=which, classes=classes)
     top = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
