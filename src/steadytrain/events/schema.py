@@ -341,19 +341,11 @@ class ServerStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedPlaced(Event):
-    """Placement of the feed's threads from here on, ``threads`` (of the training process) or ``process``, and why.
-
-    ``batch_seconds``: the loop's time for a batch beside an idle feed; the costs: what a working feed adds to it in
-    either place, as a share; None where it was not measured. ``batches`` were measured.
-    """
+    """Where the loader's threads run: ``threads`` of the training process, or a ``process`` of their own; and why."""
 
     step: int
     place: str
     reason: str
-    batch_seconds: float | None = None
-    threads_cost: float | None = None
-    process_cost: float | None = None
-    batches: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

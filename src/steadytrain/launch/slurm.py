@@ -68,7 +68,7 @@ def _script(job: Job) -> str:
     cpus_per_rank = max(1, job.cpus // procs) if job.cpus else None
     options = {
         "job-name": job.name,
-        "array": _array(job) if job.tasks else None,
+        "array": f"0-{len(job.tasks) - 1}" + f"%{job.at_once}" * bool(job.at_once) if job.tasks else None,
         "nodes": nodes,
         "ntasks-per-node": procs,
         "cpus-per-task": cpus_per_rank,
@@ -102,11 +102,6 @@ def _script(job: Job) -> str:
         name=job.name,
     )
     return f"#!/bin/bash\n{directives}\n{body}"
-
-
-def _array(job: Job) -> str:
-    """Return sbatch's value of ``--array``: the numbers of the tasks, and how many may run at a time."""
-    return f"0-{len(job.tasks) - 1}" + (f"%{job.at_once}" if job.at_once else "")
 
 
 def _choose_task(job: Job) -> str:

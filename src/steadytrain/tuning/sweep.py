@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -202,23 +202,18 @@ def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | 
     if combinations > MOST_RUNS:
         raise InputError(f"{combinations:,} combinations are too many (at most {MOST_RUNS:,}): name fewer values")
     lists = [values for values in over.values() if isinstance(values, list)]
+    last = [key.rpartition(".")[2] for key in over]
+    short = {key: name if last.count(name) == 1 else key for key, name in zip(over, last, strict=True)}
     listed = []
     for name, changes in cases.items() or [("", {})]:
         for combination in itertools.product(*lists):
             chosen = dict(zip(over, combination, strict=True))
             parts = [folder_name(name)] if name else []
-            parts += [f"{short}={_word(chosen[key])}" for key, short in _short_keys(over)]
+            parts += [f"{short[key]}={_word(chosen[key])}" for key in over]
             listed.append(Point(folder_name(",".join(parts) or "as it is"), {**changes, **chosen}))
     if len({point.name for point in listed}) < len(listed):  # values that differ in what a folder's name cannot hold
         listed = [Point(f"{number:03d},{point.name}", point.changes) for number, point in enumerate(listed)]
     return listed
-
-
-def _short_keys(keys: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield each key with its short form: its last part, if no other key has the same."""
-    last = [key.rpartition(".")[2] for key in keys]
-    for key, short in zip(keys, last, strict=True):
-        yield key, short if last.count(short) == 1 else key
 
 
 def _word(value: Any) -> str:

@@ -516,7 +516,10 @@ def search(
             trainer.train([run for k in alive for run in cases[k].runs], until=rung)
             for k in list(alive):
                 trial = optuna.trial.Trial(study, trials[k]._trial_id)
-                trial.report(score_at(cases[k], rung), step=_millis(rung))
+                trial.report(
+                    # In thousandths of epochs, as Optuna counts steps in integers.
+                    trial.report(score_at(cases[k], rung), step=round(1000 * rung))
+                )  # thousandths of epochs: Optuna counts steps in integers
                 if trial.should_prune():
                     study.tell(trials[k].number, state=TrialState.PRUNED)
                     alive.remove(k)
@@ -556,11 +559,6 @@ def search(
         is_known = any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
         best = f"; the best so far: {_point_of(study.best_trial, over).name}" if is_known else ""
         say(f"{len(trials)} of {number} trials{best}")
-
-
-def _millis(epochs: float) -> int:
-    """Convert epochs to thousandths, since steps of a trial are integers."""
-    return round(1000 * epochs)
 
 
 def _point_of(trial: FrozenTrial, over: Mapping[str, Values]) -> Point:

@@ -269,13 +269,14 @@ class _Search:
         outcome, limit = self.cache.get(turn_key), min(self.left, share * self.budget)
         is_too_short = outcome is not None and outcome.trouble == "timeout" and limit > 1.5 * outcome.limit_seconds
         if (outcome is None or is_too_short) and self.measures and expected + 2 * seconds < limit:
+            fastest = max((t.outcome.images_per_second for t in self.trials if t.what == "updates"), default=0.0)
             outcome = self.prober.ask(
                 what,
                 setting.apply(self.recipe),
                 seconds=seconds,
                 limit_seconds=limit,
                 settle_seconds=min(10.0, self.budget / 12),
-                updates=max(50, min(300, int(self.left / 3 * self._updates_per_second(setting)))),
+                updates=max(50, min(300, int(self.left / 3 * fastest / setting.batch_size))),
             )
             self.cache.put(turn_key, outcome)
             self.say(Trial(what, setting, outcome))
@@ -308,10 +309,6 @@ class _Search:
     def fits(self, outcome: Outcome) -> bool:
         """Return whether a measurement leaves enough memory free."""
         return float(outcome.figures.get("memory_bytes", 0.0)) <= self.room
-
-    def _updates_per_second(self, setting: Setting) -> float:
-        rates = [t.outcome.images_per_second for t in self.trials if t.what == "updates"]
-        return max(rates, default=0.0) / setting.batch_size
 
 
 def json_key(what: What, setting: Setting) -> str:
@@ -551,12 +548,10 @@ class _Chooser:
         reason = f"{words}images/s of both together by threads: {shown}"
         if search.facts["device_type"] == "cpu" and best < cores:
             reason += f"; the rest of {count(cores, 'core')} is for the updates"
-        self.advise_packing(setting, best, rates[best], updates, loading)
+        self.advise_packing(rates[best], updates, loading)
         return replace(setting, threads=best), reason
 
-    def advise_packing(
-        self, setting: Setting, threads: int, both: float, updates: Outcome | None, loading: Outcome | None
-    ) -> None:
+    def advise_packing(self, both: float, updates: Outcome | None, loading: Outcome | None) -> None:
         """Advise what would relieve a loader that limits training."""
         search = self.search
         if loading is None or not loading.figures or updates is None or not updates.images_per_second:
