@@ -516,10 +516,8 @@ def search(
             trainer.train([run for k in alive for run in cases[k].runs], until=rung)
             for k in list(alive):
                 trial = optuna.trial.Trial(study, trials[k]._trial_id)
-                trial.report(
-                    # In thousandths of epochs, as Optuna counts steps in integers.
-                    trial.report(score_at(cases[k], rung), step=round(1000 * rung))
-                )  # thousandths of epochs: Optuna counts steps in integers
+                # In thousandths of epochs, as Optuna counts steps in integers.
+                trial.report(score_at(cases[k], rung), step=round(1000 * rung))
                 if trial.should_prune():
                     study.tell(trials[k].number, state=TrialState.PRUNED)
                     alive.remove(k)

@@ -103,6 +103,15 @@ def test_the_processes_that_take_the_cores_are_named_in_the_verdict() -> None:
     )
 
 
+def test_the_cores_that_others_take_are_said_also_where_the_threads_waits_are_known() -> None:
+    burner = {"pid": 4242, "name": "python3", "user": "", "cores": 1.0}
+    editor = {"pid": 77, "name": "vim", "user": "", "cores": 0.1}
+    full = machine(cpu=1.0, others=1.1, idle=0.0, other_processes=(burner, editor))
+    cause = find("noisy_neighbour", evidence(machine=full, threads=threads(queued=30.0)))
+    assert cause is not None
+    assert "mostly python3 (pid 4242), take 1.1 cores that this run needs" in cause.sentence
+
+
 def test_what_others_take_is_taken_from_all_ranks_of_the_machine() -> None:
     cause = find("noisy_neighbour", evidence(machine=machine(cpu=0.5, ranks=1.0, others=0.5, idle=0.0)))
     assert cause is not None and cause.share == pytest.approx(0.25, abs=0.01)

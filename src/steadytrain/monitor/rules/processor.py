@@ -75,10 +75,10 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         for bucket in ("startup", "warmup", "evaluation"):
             if (at := evidence.threads.loop.get(bucket)) and at["seconds"] > 0:
                 queued += evidence.ledger.share(bucket) * min(1.0, at.get("queued", 0.0) / at["seconds"])
-        stolen = bound * steal / max(steal + machine.cpu + machine.ranks, 1e-9)
+        stolen_share = bound * steal / max(steal + machine.cpu + machine.ranks, 1e-9)
         late = (evidence.threads.feed or {}).get("queued", 0.0) / max(evidence.threads.seconds, 1e-9)
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
-        share = clip(queued + (stolen + pace.exposed * fed * part if is_full else 0.0))
+        share = clip(queued + (stolen_share + pace.exposed * fed * part if is_full else 0.0))
         figures += (f"the training thread waited for a core {percent(loop.queued)} of the time",)
     sentence = f"take {count(stolen, 'core')} that this run needs: that costs {percent(share)} of the time."
     if steal > stolen / 2:
