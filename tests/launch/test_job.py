@@ -76,6 +76,7 @@ def test_hosts_files_of_trackers_and_mpi_are_read() -> None:
         ("\n# nobody\n", "lists no host"),
         ("a\nb c\n", "hosts, line 2: 'b c' is not a host"),
         ("a\na\n", "hosts, line 2: a is listed twice"),
+        ("a slots=2\na slots=4\n", "hosts, line 2: a is listed twice"),
         ("a:70000\n", "ports are 1 to 65535"),
         ("[fe80::1]:22\n", "use the machine's name"),
         ("a slots=0\n", "slots=N (1 or more)"),

@@ -175,7 +175,8 @@ def load_subject(name: str) -> Subject:
     try:
         built = models.build(Model(name), num_classes=1000, channels=3, size=None, allow_import=True)
     except ModelError as error:
-        raise ModelError(f"{error}{did_you_mean(name, NETWORKS)}") from error
+        hint = "" if "Did you mean" in str(error) else did_you_mean(name, NETWORKS)
+        raise ModelError(f"{error}{hint}") from error
     side = built.input.size or 224
     network = Network(title=find(name, allow_import=True).name, make=lambda: built.module, shape=(3, side, side))
     return Subject(module=built.module.eval(), network=network, input=built.input.filled(side, MEAN, STD))

@@ -63,8 +63,9 @@ def read_hosts(text: str, where: str = "the hosts file") -> tuple[str, ...]:
             parse_host(entry)
         except InputError as error:
             raise InputError(f"{where}, line {number}: {error}") from None
-        if entry in entries:
-            raise InputError(f"{where}, line {number}: {entry} is listed twice; set its number of ranks with slots=2")
+        name = entry.split()[0]
+        if any(name == other.split()[0] for other in entries):
+            raise InputError(f"{where}, line {number}: {name} is listed twice; list it once, with slots=N for N ranks")
         entries.append(entry)
     if not entries:
         raise InputError(f"{where} lists no hosts: write one per line, such as gpu1 or 10.0.0.1:22 or gpu1 slots=2")
