@@ -100,14 +100,13 @@ def sweep(
     shared = replace(options, recipe=recipe, run=None)
     if place is not None:  # the job says how many ranks there are
         shared = replace(shared, procs=None, set=(*shared.set, "parallel.procs=none"))
-    said: list[bool] = []
+    drafts: list[Recipe] = []
 
     def make_recipe(changes: Mapping[str, Any]) -> Recipe:
         settings = (f"{key}={json_module.dumps(value)}" for key, value in changes.items())
-        with redirect_stderr(io.StringIO()) if said else nullcontext():  # what is read is said once
-            draft = recipe_for(data, replace(shared, set=(*shared.set, *settings)), finetune=finetune)
-        said.append(True)
-        return draft
+        with redirect_stderr(io.StringIO()) if drafts else nullcontext():  # its messages are the same for each case
+            drafts.append(recipe_for(data, replace(shared, set=(*shared.set, *settings)), finetune=finetune))
+        return drafts[-1]
 
     def create(points: Sequence[Point]) -> list[Case]:
         return sweeps.create_cases(folder, points, make_recipe, spec.seeds, writes=not dry_run)
@@ -143,8 +142,8 @@ def sweep(
             )
             cases, stopped, not_made = outcome.cases, outcome.stopped, outcome.failed
         else:
-            how = ", by successive halving" if spec.halving else ""
-            note(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{how}")
+            method = ", by successive halving" if spec.halving else ""
+            note(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{method}")
             if spec.halving:
                 stopped = sweep_runs.halve(cases, trainer, note)
             else:
@@ -230,7 +229,7 @@ def _split_over(text: str) -> tuple[str, str]:
 def _job(
     on: Literal["ssh", "slurm"] | None, hosts: Path | None, file: Path | None, procs: object
 ) -> tuple[str, Job] | None:
-    """Return the launcher and what each run's job, of so many ranks, is like; None: runs are trained here."""
+    """Return the launcher and the job of each run, of ``procs`` ranks; None: runs are trained on this machine."""
     if on is None and hosts is None:
         if file is not None:
             raise InputError("--job describes jobs elsewhere: add --on slurm, or --hosts FILE")
@@ -249,18 +248,17 @@ def _job(
 def _process_trainer(
     first: Recipe, job: Job | None, file: Path | None, parallel: int | None, allowed: Sequence[str]
 ) -> ProcessTrainer:
-    """Train in processes of this machine, or of those that ssh reaches."""
+    """Return the trainer of runs on this machine, or on those that ssh reaches."""
     from steadytrain.tuning.sweep_runs import ProcessTrainer, host_slots, slots
 
     if job is not None:
-        places = host_slots(job)
-        words = [*(["--job", str(file)] if file else []), "--procs", str(job.procs or 1)]
-        return ProcessTrainer(places[:parallel], allowed, note, words)
+        flags = [*(["--job", str(file)] if file else []), "--procs", str(job.procs or 1)]
+        return ProcessTrainer(host_slots(job)[:parallel], allowed, note, flags)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     uses_gpus = first.parallel.device == "auto" and bool(accelerators())
     has_ranks = first.parallel.procs not in (None, 1)
-    places = slots(parallel, len(accelerators()) if uses_gpus else 0, list(cores), runs_use_all=has_ranks)
-    return ProcessTrainer(places, allowed, note)
+    num_gpus = len(accelerators()) if uses_gpus else 0
+    return ProcessTrainer(slots(parallel, num_gpus, list(cores), runs_use_all=has_ranks), allowed, note)
 
 
 def _dry_run(trainer: ArrayTrainer | ProcessTrainer, cases: Sequence[Case], folder: Path) -> str:
