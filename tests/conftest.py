@@ -6,6 +6,7 @@ Tests that need real data ask for ``data_folder`` or ``extracted`` and are skipp
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import signal
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in missing.keys() & {mark.name for mark in item.iter_markers()}:
             item.add_marker(pytest.mark.skip(reason=missing[name]))
+
+
+def pytest_collection_finish() -> None:
+    """Search no more for garbage among what has been imported: a collection of it all takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +242,31 @@ def _threads() -> list[threading.Thread]:
 
 
 def _children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if not _is_tracker(child)]
+    return [child for child in _descendants() if not _is_tracker(child)]
+
+
+def _descendants() -> list[psutil.Process]:
+    """As psutil has it, which looks at every process of the machine: milliseconds, twice in each test."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return psutil.Process().children(recursive=True)
+    pids = _children_of(os.getpid())
+    for pid in pids:  # which grows meanwhile
+        pids += _children_of(pid)
+    found = list[psutil.Process]()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
+
+
+def _children_of(pid: int) -> list[int]:
+    """What the threads of a process have started and that still lives."""
+    pids = list[int]()
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                pids += map(int, (task / "children").read_bytes().split())
+    return pids
 
 
 def _begun_since(before: set[psutil.Process]) -> set[psutil.Process]:
