@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from steadytrain.cli import main
 from steadytrain.events import Ended, Evaluated, Resumed, Started
 from steadytrain.reports import spread
 from steadytrain.run import Run
+from steadytrain.tuning.sweep_runs import LOG, ProcessTrainer, Slot
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = """
@@ -54,6 +58,22 @@ def recipe_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train each run in this process, by the words that a process of its own gets, where that is not the fact."""
+
+    def start(self: ProcessTrainer, run: Run, slot: Slot, until: float | None) -> SimpleNamespace:
+        with (run.directory / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
+            try:
+                code = main(self.words(run, slot, until))
+            except (KeyError, OSError):  # of a network of the user's
+                code = 1
+                traceback.print_exc()
+        return SimpleNamespace(returncode=code, poll=lambda: code, wait=lambda: code)
+
+    monkeypatch.setattr(ProcessTrainer, "_start", start)
+
+
 def command(recipe: Path, digits: Path, folder: Path, *words: str) -> list[str]:
     return ["sweep", str(recipe), str(digits), "--run", str(folder), *words]
 
@@ -77,6 +97,7 @@ def top1s(run: Run) -> list[tuple[float, float]]:
     return [(event.epoch, event.top1) for event in run.events() if isinstance(event, Evaluated)]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_grid_with_seeds_is_a_table_of_means_best_first(
     recipe_file: Path,
     digits: Path,
@@ -146,7 +167,7 @@ def wait_until_free(folder: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_halving_stops_the_worst_at_the_same_epochs_and_the_best_ends_as_without(
     recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +189,7 @@ def test_halving_stops_the_worst_at_the_same_epochs_and_the_best_ends_as_without
     assert [run.log_path().read_bytes() for run in runs_of(tmp_path / "halved")] == before
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_search_goes_on_where_it_was_and_tries_what_it_would_have(
     recipe_file: Path, digits: Path, tmp_path: Path
 ) -> None:
@@ -183,6 +205,7 @@ def test_a_search_goes_on_where_it_was_and_tries_what_it_would_have(
     assert {row["changes"]["batch_size"] for row in table(whole)} <= {16, 32}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_trial_that_cannot_be_built_has_failed_and_the_search_ends(
     recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +222,7 @@ def test_a_trial_that_cannot_be_built_has_failed_and_the_search_ends(
     assert max(map(len, shown.out.splitlines())) <= 80
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_search_that_is_repeated_trains_again_what_failed(
     recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +242,7 @@ def test_a_search_that_is_repeated_trains_again_what_failed(
     assert [(again["name"], again["status"]) for again in table(tmp_path / "sweep")] == [(row["name"], "finished")]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_search_stops_a_trial_that_is_worse_than_the_median(
     recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +314,7 @@ def test_two_machines_train_what_this_one_would(
     assert results(tmp_path / "there") == results(tmp_path / "here")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_run_that_diverges_is_a_result(recipe_file: Path, digits: Path, tmp_path: Path) -> None:
     words = command(recipe_file, digits, tmp_path / "sweep", "--over", "lr=0.05,1e30", "--epochs", "1")
     assert main(words) == 0
@@ -298,6 +324,7 @@ def test_a_run_that_diverges_is_a_result(recipe_file: Path, digits: Path, tmp_pa
     ]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_where_every_case_fails_it_is_said_why_and_nothing_goes_on(
     recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,7 +337,7 @@ def test_where_every_case_fails_it_is_said_why_and_nothing_goes_on(
     assert {row["status"] for row in table(tmp_path / "sweep")} == {"failed"}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_the_recipe_file_says_what_to_sweep_and_train_reads_it_too(
     recipe_file: Path, digits: Path, tmp_path: Path
 ) -> None:
