@@ -58,9 +58,12 @@ def test_a_killed_rank_of_independent_ones_is_told_and_costs_no_other() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.5)
     """)
-    assert keep_ranks(told, 3, independent=True, say=said.append) == 0
-    assert said == ["rank 1 was killed by SIGKILL: the others do its work"]
-    assert keep_ranks(program("os.kill(os.getpid(), signal.SIGKILL)"), 2, independent=True) == 137
+    killed: list[int] = []
+    assert keep_ranks(told, 3, independent=True, say=said.append, on_killed=killed.append) == 0
+    assert said == ["rank 1 was killed by SIGKILL: the others do its work"] and killed == [1]
+    said.clear()
+    assert keep_ranks(program("os.kill(os.getpid(), signal.SIGKILL)"), 2, independent=True, say=said.append) == 137
+    assert said[-1].endswith("was killed by SIGKILL: no rank is left, run the same command again to continue")
     wrong = program("""
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)

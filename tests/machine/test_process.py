@@ -48,6 +48,20 @@ def test_freed_memory_is_used_again_without_page_faults() -> None:
 
 
 @needs_glibc
+def test_large_blocks_of_threads_go_back_to_the_system() -> None:
+    code = (
+        "import psutil; from concurrent.futures import ThreadPoolExecutor\n"
+        "from steadytrain.machine.process import keep_no_large_blocks\n"
+        "{}\n"
+        "def resident(): return psutil.Process().memory_info().rss\n"
+        "before = resident()\n"
+        "with ThreadPoolExecutor(24) as pool: list(pool.map(lambda _: len(bytearray(4 << 20)), range(480)))\n"
+        "print(resident() - before)"
+    )
+    assert int(_run(code.format("keep_no_large_blocks()"))) < 4 << 20 < int(_run(code.format("")))
+
+
+@needs_glibc
 def test_a_thread_keeps_what_it_frees_where_it_shares_the_heap() -> None:
     code = (
         "import resource, sys, threading; from steadytrain.machine.process import keep_memory\n"

@@ -20,7 +20,7 @@ from steadytrain.cli.console import note, print_json, print_text, progress, prog
 from steadytrain.cli.options import MAX_WORKERS, Root, Settings, require_range
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock
+from steadytrain.format import clean, clock, count
 from steadytrain.format import size as bytes_text
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine.cgroups import cores as usable_cores
@@ -144,8 +144,12 @@ def pack(
             )
         require_range("--procs", procs, MAX_WORKERS)
         require_range("--workers", workers, MAX_WORKERS)
-        if world.size == 1 and ray is None and procs is not None and procs > 1:
-            return keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note)
+        killed: list[int] = []
+        if starts_ranks := world.size == 1 and ray is None and procs is not None and procs > 1:
+            assert procs is not None
+            code = keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note, on_killed=killed.append)
+            if code or 0 not in killed:
+                return code
         from steadytrain.data.packing.encode import Settings as PackSettings
         from steadytrain.data.packing.pack import PackRequest
         from steadytrain.data.recordio.card import read_classes
@@ -155,8 +159,12 @@ def pack(
         chosen, stored = Selection(**selection), PackSettings(**settings)
         request = PackRequest(sources=tuple(sources), **lookup, selection=chosen, settings=stored)
         options: dict[str, Any] = {"request": request, "out": out, "shards": shards, "max_bad": max_bad}
-        if ray is not None:
-            plan: ShardPlan | None = _pack_on_ray(ray, procs, {**options, "workers": workers or 1})
+        if starts_ranks:  # rank 0 is gone, which would have printed the summary
+            from steadytrain.data.packing.shard_worker import read_plan
+
+            plan = read_plan(request, out)
+        elif ray is not None:
+            plan = _pack_on_ray(ray, procs, {**options, "workers": workers or 1})
         else:
             plan = _pack_with_others(
                 world, {**options, "workers": workers or max(1, usable_cores() // world.local_size)}
@@ -191,19 +199,23 @@ def _pack_with_others(world: World, options: dict[str, Any]) -> ShardPlan | None
 
     options |= {"rank": world.rank, "size": world.size}
     if not world.is_first:
-        pack_shards(**options)
+
+        def say_outcome(plan: ShardPlan) -> None:  # rank 0 may be gone
+            note(f"packed {plan.num_images:,} images into {count(len(plan.shards), 'shard')}")
+
+        pack_shards(**options, on_complete=say_outcome)
         return None
     with progress_once_known(f"packing {options['request'].source}", resumes=True) as advance:
         return pack_shards(**options, progress=advance, say=note)
 
 
-def _pack_on_ray(address: str, count: int | None, options: dict[str, Any]) -> ShardPlan:
+def _pack_on_ray(address: str, num_tasks: int | None, options: dict[str, Any]) -> ShardPlan:
     """Pack by tasks of a Ray cluster."""
     from steadytrain.data.packing.shard_worker import pack_in_task
     from steadytrain.distributed.ray_cluster import run_tasks
 
     task = partial(pack_in_task, folder=os.getcwd(), **options)  # noqa: PTH109
-    results = run_tasks(address, task, count)
+    results = run_tasks(address, task, num_tasks)
     for remark in dict.fromkeys(remark for _, remarks in results for remark in remarks):
         note(remark)
     return results[0][0]

@@ -25,6 +25,7 @@ from steadytrain.launch.supervise import (
     exit_code,
     job_exit_code,
     kill_at_last,
+    killed_words,
     rank_variables,
     start_copying,
     take_signals,
@@ -95,12 +96,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             for process in processes:
                 process.terminate()
 
+        def say_killed(place: int) -> None:
+            if args.independent and (code := processes[place].returncode) < 0 and not requests:
+                is_last = args.size == args.procs and all(process.poll() for process in processes)
+                print(
+                    f"[{args.name}] {killed_words(first + place, code, is_last=is_last)}", file=sys.stderr, flush=True
+                )
+
         ended = wait_together(
             processes,
             requests,
             ask_to_end=terminate,
             grace_seconds=args.grace,
             may_be_killed=args.procs - 1 if args.independent else 0,
+            on_end=say_killed,
         )
         for thread in copying:
             thread.join()

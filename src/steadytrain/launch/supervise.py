@@ -196,6 +196,7 @@ def keep_ranks(
     restarts: int = 3,
     independent: bool = False,
     say: Callable[[str], None] = lambda message: None,
+    on_killed: Callable[[int], None] = lambda rank: None,
 ) -> int:
     """Start ``count`` ranks of a command, wait for them, and start them again where one was killed.
 
@@ -210,6 +211,7 @@ def keep_ranks(
         restarts: how often in a row they are started anew.
         independent: the work of one that is killed is done by the others, which go on; nothing is started anew.
         say: takes a line about each new start.
+        on_killed: called with each independent rank that was killed.
 
     Returns:
         The exit code: that of the rank that failed first by itself, or 75 where all were asked to stop and have saved;
@@ -222,7 +224,8 @@ def keep_ranks(
 
     def say_killed(rank: int) -> None:
         if independent and (code := ranks[rank].returncode) < 0 and not received:
-            say(f"rank {rank} was killed by {signal.Signals(-code).name}: the others do its work")
+            say(killed_words(rank, code, is_last=all(process.poll() for process in ranks)))
+            on_killed(rank)
 
     def send(number: int) -> None:
         for process in list(ranks):
@@ -331,6 +334,16 @@ def die_with_parent() -> None:
     """Have the system send this child SIGTERM, by which ranks save, when its parent is gone. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def killed_words(rank: int, code: int, *, is_last: bool) -> str:
+    """Word that an independent rank was killed; ``is_last``: none still runs, and none came to the end.
+
+    >>> killed_words(1, -9, is_last=False)
+    'rank 1 was killed by SIGKILL: the others do its work'
+    """
+    rest = "no rank is left, run the same command again to continue" if is_last else "the others do its work"
+    return f"rank {rank} was killed by {signal.Signals(-code).name}: {rest}"
 
 
 def cause_of_death(code: int) -> str:

@@ -13,11 +13,13 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from tests.data.packing.pictures import write_folder
 from tests.store import Bucket
@@ -186,6 +188,23 @@ def test_a_folder_in_a_bucket_becomes_the_files_of_the_folder_on_a_disk(bucket: 
     assert not list((tmp_path / "cache" / "packing").glob("*"))
 
 
+def test_a_folder_in_a_bucket_is_split_as_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", {"cat": 30, "dog": 40})
+    images = sorted(photos.rglob("*.png"))
+    for number in range(0, 60, 4):  # duplicates, which stay on one side, and images of equal size that are none
+        images[number + 1].write_bytes(images[number].read_bytes())
+        images[number + 3].write_bytes(images[number + 2].read_bytes() + b"0")
+        images[number + 2].write_bytes(images[number + 2].read_bytes() + b"1")
+    source = _put_folder(bucket, photos, "raw/photos")
+    pack(source, tmp_path / "x", shards=2, val_fraction=0.3, seed=3)
+    said: list[str] = []
+    request = PackRequest(sources=(source,), selection=Selection(val_fraction=0.3, seed=3))
+    assert pack_shards(request, bucket.uri("sets/x"), shards=2, say=said.append).num_images == 70
+    assert "15 images are the same as another (by bytes): duplicates stay on one side of the split" in said
+    for name, content in _files(tmp_path).items():
+        assert bucket.get(f"sets/{name}") == content, name
+
+
 def test_an_archive_in_a_bucket_is_fetched_by_each_machine(bucket: Bucket, photos: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "photos.tar", "w") as tar:
         tar.add(photos, "photos")
@@ -336,8 +355,8 @@ def test_what_several_processes_cannot_share_is_refused(
         pack_shards(PackRequest(sources=(str(tmp_path / "photos.tar.gz"),)), tmp_path / "x")
     few = write_folder(tmp_path / "few", {"cat": 2, "dog": 2})
     source = _put_folder(bucket, few, "raw")
-    held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1))
-    with pytest.raises(DataError, match="--val-fraction and --train-per-class compare the images' bytes"):
+    held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1, identical="pixels"))
+    with pytest.raises(DataError, match=r"--identical pixels decodes all images of .*: give --identical bytes"):
         pack_shards(held_out, tmp_path / "x")
     bucket.put("raw/labels.csv", b"file,label\n")
     with pytest.raises(DataError, match=r"raw/labels\.csv lies in no folder of a class"):
@@ -361,6 +380,21 @@ def test_a_lease_passes_to_another_when_its_owner_is_silent(tmp_path: Path, monk
         living.drop("7")  # it is written no more, as if its process were gone
         _wait_for(lambda: other.take("7", folder.names()), 5)
         assert not living.take("7", folder.names())
+
+
+def test_the_lease_of_a_process_of_this_machine_that_has_ended_is_free_at_once(tmp_path: Path) -> None:
+    program = (
+        "import sys; from steadytrain.data.packing.shared_folder import Leases, open_folder;"
+        "print(Leases(open_folder(sys.argv[1])).take('7', []), flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=pipe, stdout=pipe, text=True)
+    with owner, shared_folder.Leases(folder := shared_folder.open_folder(str(tmp_path))) as other:
+        assert owner.stdout is not None and owner.stdout.readline() == "True\n"
+        assert not other.take("7", folder.names())
+        owner.kill()
+        owner.wait()
+        assert other.take("7", folder.names())
 
 
 def test_one_of_many_makes_a_file(tmp_path: Path) -> None:
@@ -388,25 +422,86 @@ def test_the_ranks_of_a_launcher_pack_together(photos: Path, tmp_path: Path) -> 
     assert _files(tmp_path / "two") == _files(tmp_path / "one")
 
 
-@pytest.mark.slow
-def test_a_killed_rank_is_told_and_the_command_succeeds(photos: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x"
-    words = ["pack", str(photos), str(out), "--shards", "12", "--procs", "3"]
-    program = (
-        "import sys, time; from steadytrain.data.packing import shard_worker, shared_folder;"
-        "shared_folder.LEASE_SECONDS = 1.0; load = shard_worker._Worker._load;"
-        "shard_worker._Worker._load = lambda *given: (time.sleep(0.2), load(*given))[1];"
-        "from steadytrain.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        pid = _wait_for(lambda: next(iter(_owners(tmp_path / ".x.plan")), None))
-        os.kill(pid, signal.SIGKILL)
-        said = process.communicate()[1]
+# The command, but for a pause at each shard, so that there is time to kill something.
+SLOW_COMMAND = """
+import sys, time
+from steadytrain.cli import main
+from steadytrain.data.packing import shard_worker
+load = shard_worker._Worker._load
+shard_worker._Worker._load = lambda *arguments: (time.sleep(0.3), load(*arguments))[1]
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _start_command(source: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    """Start ``steady pack``, slowly, with options."""
+    words = ["pack", str(source), str(out), "--shards", "12", *options]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", SLOW_COMMAND, *words], stdout=pipe, stderr=pipe, text=True)
+
+
+def _packing_ranks(command: int, out: Path, count: int) -> dict[int, psutil.Process]:
+    """Wait until ranks of a command pack a shard each; return their processes by rank."""
+    _wait_for(lambda: len(_owners(out.with_name(f".{out.name}.plan"))) == count)
+    ranks = psutil.Process(command).children()
+    return {int(process.environ()["RANK"]): process for process in ranks}
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_killed_rank_is_told_and_the_command_succeeds(rank: int, photos: Path, tmp_path: Path) -> None:
+    with _start_command(photos, tmp_path / "x", "--procs", "2", "--json") as process:
+        _packing_ranks(process.pid, tmp_path / "x", 2)[rank].kill()
+        printed, said = process.communicate(timeout=shared_folder.LEASE_SECONDS - 5)  # its shard is free at once
     assert process.returncode == 0, said
-    assert "was killed by SIGKILL: the others do its work" in said
+    assert f"rank {rank} was killed by SIGKILL: the others do its work" in said
+    plan = json.loads(printed)
+    assert plan == json.loads((tmp_path / "x.plan.json").read_text()) and plan["is_complete"]
     pack(photos, tmp_path / "one" / "x", shards=12)
     assert _files(tmp_path) == _files(tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["all ranks", "the command"])
+def test_after_an_end_of_all_the_same_command_continues(killed: str, photos: Path, tmp_path: Path) -> None:
+    with _start_command(photos, tmp_path / "x", "--procs", "2") as process:
+        ranks = list(_packing_ranks(process.pid, tmp_path / "x", 2).values())
+        _wait_for(lambda: list(tmp_path.glob(".x.plan/*.done")))
+        for victim in ranks if killed == "all ranks" else [process]:
+            victim.kill()
+        said = process.communicate(timeout=20)[1]
+    if killed == "all ranks":
+        assert process.returncode == 128 + signal.SIGKILL
+        assert said.splitlines()[-1].endswith("SIGKILL: no rank is left, run the same command again to continue")
+    assert not psutil.wait_procs(ranks, timeout=10)[1]
+    assert 0 < len(list(tmp_path.glob("*.rec"))) < 12
+    with _start_command(photos, tmp_path / "x", "--procs", "2") as process:
+        printed, said = process.communicate(timeout=shared_folder.LEASE_SECONDS - 5)
+    assert process.returncode == 0 and "of 12 shards are packed already" in said
+    assert "x-{00000..00011}-of-00012.rec: 250 images" in printed
+    pack(photos, tmp_path / "one" / "x", shards=12)
+    assert _files(tmp_path) == _files(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_ranks_of_a_machine_go_on_where_rank_0_is_killed(photos: Path, tmp_path: Path) -> None:
+    words = ["--size", "2", "--procs", "2", "--independent", "--name", "gpu1", "--", "-m", "steadytrain"]
+    words += ["pack", str(photos), str(tmp_path / "x"), "--shards", "6"]
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "steadytrain.launch.node", *words]
+
+    def first_rank() -> psutil.Process | None:
+        for process in psutil.Process(node.pid).children():
+            with suppress(psutil.Error):
+                if process.environ().get("RANK") == "0":
+                    return process
+        return None
+
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as node:
+        _wait_for(first_rank).kill()
+        said = node.communicate(timeout=60)[1]
+    assert node.returncode == 0, said
+    assert "[gpu1] rank 0 was killed by SIGKILL: the others do its work" in said
+    assert "[1 gpu1] packed 250 images into 6 shards" in said
 
 
 @pytest.mark.slow

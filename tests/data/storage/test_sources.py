@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from tests.store import Bucket, FaultProxy
 
 from steadytrain.cli import main
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.unpacked import Unpacked
 from steadytrain.data.storage import object_cache
 from steadytrain.errors import DataError, StorageError
@@ -71,6 +74,25 @@ def test_shards_are_read_as_local_ones(bucket: Bucket, digits_folder: Path, tmp_
         with Unpacked.open(bucket.uri(pattern)) as there, Unpacked.open(tmp_path / pattern) as here:
             assert there.labels.tolist() == here.labels.tolist() and there.classes == here.classes
             assert all(bytes(there.image(n)) == bytes(here.image(n)) for n in range(len(here)))
+
+
+def test_more_shards_than_a_process_may_open_files(bucket: Bucket, digits_folder: Path, tmp_path: Path) -> None:
+    paths = sorted(digits_folder.rglob("*.png"))[::4]
+    for number in range(100):
+        with tarfile.open(tmp_path / "x.tar", "w") as tar:
+            tar.add(paths[number], f"{paths[number].parent.name}/{number}.png")
+        bucket.put(f"x-{number:03}.tar", tmp_path / "x.tar")
+    program = (
+        "import resource, sys; from steadytrain.data.packing.pack import pack\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (180, 4096))\n"
+        "told = []; pack(sys.argv[1], sys.argv[2], say=told.append); print(told[0])"
+    )
+    command = [sys.executable, "-c", program, bucket.uri("x-{000..099}.tar"), str(tmp_path / "packed")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"fetching 100 objects of {bucket.uri('x-{000..099}.tar')} (")
+    with Records.open(tmp_path / "packed.rec") as records:
+        assert len(records) == 100
 
 
 def test_records_are_packed_again_and_checked_like_local_ones(

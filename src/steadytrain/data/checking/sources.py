@@ -79,7 +79,8 @@ def examine_source(
     images = ImageTally(findings)
     remarks: list[str] = []
     sources = [str(item) for item in ([source] if isinstance(source, str | Path) else source)]
-    shown = " ".join(str(Path(item)) if Path(item).exists() else item for item in sources)
+    # By os.path here and below: the names of many files may be longer than a path may be, which pathlib raises.
+    shown = " ".join(str(Path(item)) if os.path.exists(item) else item for item in sources)  # noqa: PTH110
     kind, file_type = _describe(sources)
 
     def remark(text: str) -> None:
@@ -118,7 +119,7 @@ def examine_source(
     if refusal and not (findings.counts["empty-class"] or findings.counts["class-only-val"]):
         findings.add("refused", refusal)
     splits = [listing.split for listing in listings if listing.split]
-    if len(sources) == 1 and Path(sources[0]).is_dir():
+    if len(sources) == 1 and os.path.isdir(sources[0]):  # noqa: PTH112
         kind = f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
         kind = "a folder" if refusal else kind
     facts = [f"{listing.split}: {len(listing):,} images" for listing in listings if listing.split]
@@ -154,8 +155,8 @@ def _describe(sources: Sequence[str]) -> tuple[str, FileType | None]:
     path = Path(sources[0])
     if len(sources) > 1:
         return f"{len(sources):,} sources", None
-    if not path.is_file():
-        return "neither a file nor a folder" if path.exists() else "several files", None
+    if not os.path.isfile(path):  # noqa: PTH113
+        return "neither a file nor a folder" if os.path.exists(path) else "several files", None  # noqa: PTH110
     if path.suffix.lower() == ".lst":
         return "a list of images", None
     with path.open("rb") as file:
@@ -173,7 +174,7 @@ def _list_anyway(
     try:
         return find_all(sources, root=root, labels=labels, scratch=scratch, say=say), ""
     except DataError as error:
-        if not all(Path(source).exists() for source in sources):
+        if not all(map(os.path.exists, sources)):
             raise
         refusal = str(error)
     if len(sources) > 1:

@@ -11,9 +11,11 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,14 @@ from typing import Any
 import numpy as np
 import PIL
 import simplejpeg
+from numpy.typing import NDArray
 
 from steadytrain.data.packing.pack import LAYOUT, PackRequest, assign_files, remark_on_split
 from steadytrain.data.packing.shared_folder import THREADS, SharedFolder
 from steadytrain.data.sources.filenames import is_pattern
 from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
 from steadytrain.data.sources.listing import Files, Listing, Names, Piece, Pieces, Pixels, stat_file
+from steadytrain.data.sources.select import END_BYTES
 from steadytrain.data.storage.remote_file import remote_file_of
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import NoObjectError, ObjectFacts, Place, Store, is_uri
@@ -40,6 +44,7 @@ _SUFFIXES = (".rec", ".idx", ".json", ".lst")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 Say = Callable[[str], None]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,29 +273,45 @@ def _folder_in_store(request: PackRequest) -> str:
 def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
     """List the images below a prefix, in folders of classes or of splits, as if they lay on a disk; fetch none."""
     place, selection = Place.folder(uri), request.selection
-    names, sizes, times = Names(), list[int](), list[int]()
-    for name, facts in Store(place).list_all(place):
-        names.append(name)
-        sizes.append(facts.size)
-        times.append(_version(facts))
-    if not len(names):
+    files = Store(place).list_all(place, _to_columns)
+    if not len(files.names):
         raise NoObjectError(f"there is no object {place}, and nothing below it")
-    loose = next((name for name in names if "/" not in name or name.endswith(f"/{ANNOTATIONS}")), None)
+    loose = next((name for name in files.names if "/" not in name or name.endswith(f"/{ANNOTATIONS}")), None)
     if request.labels is not None or request.root is not None or loose is not None:
         what = f"{uri}{loose} lies in no folder of a class" if loose else "--labels and --root name files beside it"
         raise DataError(
             f"{what}: several processes read folders of classes, archives and record files from a store. Pack {uri}"
             " with one process, or from a disk that all of them see"
         )
-    if selection.val_fraction is not None or selection.train_per_class is not None:
+    is_split = selection.val_fraction is not None or selection.train_per_class is not None
+    if is_split and selection.identical == "pixels":
         raise DataError(
-            f"--val-fraction and --train-per-class compare the images' bytes, which would all have to be fetched from"
-            f" {uri}: pack with one process, or put the images into folders train and val"
+            f"--identical pixels decodes all images of {uri} before they are split, which one process does for"
+            " all: give --identical bytes, pack with one process, or put the images into folders train and val"
         )
     root = Path(place.name or place.base.rpartition("/")[2])
-    files = Files(names, np.array(sizes, np.int64), np.array(times, np.int64))
     listings = list_tree(build_tree(files, strip=False), files, root=root, classes=request.classes)
-    return selection.of(listings, say)
+
+    def read(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[memoryview]:
+        starts = np.zeros(len(rows), np.int64) if whole else np.maximum(listing.sizes[rows] - END_BYTES, 0)
+        yield from _fetch_images(listing, uri, rows, starts, lambda name, *_: _changed_while_listed(name))
+
+    if is_split:
+        say(f"comparing images of equal size in {uri}, so that duplicates stay on one side of the split")
+    return selection.of(listings, say, read)
+
+
+def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> Files:
+    """Put objects into columns, sorted by name: of a million, 45 bytes each stay and not 500."""
+    names, sizes, versions = Names(), array("q"), array("q")
+    before, is_sorted = "", True
+    for name, facts in objects:
+        names.append(name)
+        sizes.append(facts.size)
+        versions.append(_version(facts))
+        before, is_sorted = name, is_sorted and before <= name
+    order = np.arange(len(names)) if is_sorted else np.array(sorted(range(len(names)), key=names.__getitem__))
+    return Files(names if is_sorted else names.take(order), np.asarray(sizes)[order], np.asarray(versions)[order])
 
 
 def _version(facts: ObjectFacts) -> int:
@@ -306,38 +327,57 @@ def fetch_listing(listing: Listing, uri: str, blob: Path, plan_name: str) -> Lis
         DataError: one is not there any more, or is another one.
         StorageError: the store does not answer, or the disk is full.
     """
-    place = Place.folder(uri)
-    store = Store(place)
-
-    def fetch(number: int) -> memoryview:
-        try:
-            data, facts = store.read(Place(place.base, place.key + listing.names[number]))
-        except NoObjectError:
-            if listing.sizes[number]:
-                raise _changed(f"{uri}{listing.names[number]}", int(listing.sizes[number]), -1, plan_name) from None
-            return memoryview(b"")  # of an empty object there is no byte to ask for
-        if (facts.size, _version(facts)) != (listing.sizes[number], listing.times[number]):
-            raise _changed(f"{uri}{listing.names[number]}", int(listing.sizes[number]), facts.size, plan_name)
-        return data
-
     offsets = np.concatenate([[0], np.cumsum(listing.sizes)[:-1]]).astype(np.int64)
-    with blob.open("wb") as file, ThreadPoolExecutor(THREADS, "storage") as pool:
-        for start, stop in _blocks(listing):
-            for data in pool.map(fetch, range(start, stop)):
-                file.write(data)
+    rows, starts = range(len(listing)), np.zeros(len(listing), np.int64)
+    with blob.open("wb") as file:
+        for data in _fetch_images(listing, uri, rows, starts, partial(_changed, plan_name=plan_name)):
+            file.write(data)
     pieces = Pieces((str(blob),), np.zeros(len(listing), np.int32), offsets, listing.sizes)
     return replace(listing, pieces=pieces)
 
 
-def _blocks(listing: Listing) -> list[tuple[int, int]]:
-    """Portions of a thousand images or 16 MB: what is on its way at a time."""
-    blocks, start, size = [], 0, 0
-    for stop in range(1, len(listing) + 1):
-        size += int(listing.sizes[stop - 1])
-        if stop - start >= 1024 or size >= 16 << 20 or stop == len(listing):
-            blocks.append((start, stop))
-            start, size = stop, 0
-    return blocks
+def _fetch_images(
+    listing: Listing, uri: str, rows: Sequence[int], starts: Ints, changed: Callable[[str, int, int], DataError]
+) -> Iterator[memoryview]:
+    """Fetch some images of a listing from the folder at ``uri``, each from a byte on; yield them in order.
+
+    Args:
+        rows: their numbers.
+        starts: int64[n], the first byte that is wanted of each.
+        changed: makes the error where one is not what was listed, of its URI, its bytes then and now (-1: gone).
+    """
+    place = Place.folder(uri)
+    store = Store(place)
+
+    def fetch(row: int, start: int) -> memoryview:
+        name, size = listing.names[row], int(listing.sizes[row])
+        try:
+            data, facts = store.read(Place(place.base, place.key + name), *((start, size) if start else ()))
+        except NoObjectError:
+            if size:
+                raise changed(f"{uri}{name}", size, -1) from None
+            return memoryview(b"")  # of an empty object there is no byte to ask for
+        if (facts.size, _version(facts)) != (size, listing.times[row]):
+            raise changed(f"{uri}{name}", size, facts.size)
+        return data
+
+    with ThreadPoolExecutor(THREADS, "storage") as pool:
+        for first, end in _blocks(listing.sizes[rows] - starts):
+            yield from pool.map(fetch, rows[first:end], starts[first:end].tolist())
+
+
+def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """Divide images into portions of a thousand or of 16 MB, which are fetched at a time: yield first and end of each.
+
+    Args:
+        sizes: int64[n], bytes of each.
+    """
+    first, size = 0, 0
+    for end, num_bytes in enumerate(sizes.tolist(), start=1):
+        size += num_bytes
+        if end - first >= 1024 or size >= 16 << 20 or end == len(sizes):
+            yield first, end
+            first, size = end, 0
 
 
 # -- listings as files -----------------------------------------------------------------------------------------------
@@ -432,6 +472,12 @@ def read_listing(
             if (now := stat_file(place)[0]) != size:
                 raise _changed(place, size, now, plan_name)
     return listing
+
+
+def _changed_while_listed(uri: str) -> DataError:
+    return DataError(
+        f"{uri} was changed while its folder was listed: run the same command again when nothing writes there"
+    )
 
 
 def _changed(path: str, size: int, now: int, plan_name: str) -> DataError:

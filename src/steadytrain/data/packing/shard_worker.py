@@ -13,7 +13,7 @@ import platform
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from steadytrain.data.sources.listing import Listing
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.machine.process import keep_no_large_blocks, return_free_memory
 
 POLL_SECONDS = 1.0
 """How often a process that waits for others looks."""
@@ -49,8 +50,9 @@ def pack_shards(
     workers: int = 1,
     progress: Progress = mute,
     say: Say = mute,
+    on_complete: Callable[[ShardPlan], object] = mute,
 ) -> ShardPlan:
-    """Pack ``OUT-00000-of-00064.rec`` and so on together with whatever other processes are told to.
+    """Pack ``OUT-00000-of-00064.rec`` and so on together with all other processes that make the same call.
 
     The files are those that :func:`~steadytrain.data.packing.pack.pack` writes with as many shards. After a kill the
     same call goes on, with any number of processes.
@@ -65,6 +67,7 @@ def pack_shards(
         workers: children of this process to encode with.
         progress: called with the number of images that are done, by all, and of all there are.
         say: takes remarks, a line each.
+        on_complete: called with the complete plan in the one process that completes it.
 
     Returns:
         The plan, complete.
@@ -74,18 +77,16 @@ def pack_shards(
         TooManyBadError: more images than ``max_bad`` cannot be used.
         StorageError: a disk is full or not writable, or a store does not answer.
     """
-    place = Place.parse(f"{str(out).removesuffix('.rec')}.rec") if is_uri(out) else None
-    path = record_path(Path(local_name(str(out))), Path(request.sources[0])) if place is None else Path(place.name)
-    folder = str(path.parent) if place is None else str(place.sibling(""))
-    state = f"{folder.rstrip('/')}/.{path.stem}.plan"
+    keep_no_large_blocks()
+    folder, stem = _folder_and_stem(out, request)
     with ExitStack() as stack:
-        notes = open_folder(state)
+        notes = open_folder(f"{folder.rstrip('/')}/.{stem}.plan")
         worker = _Worker(
             request=request,
             shards=shards,
-            stem=path.stem,
-            plan_name=f"{path.stem}.plan.json",
-            on_disk=path.parent if place is None else None,
+            stem=stem,
+            plan_name=_plan_name(stem),
+            on_disk=None if is_uri(folder) else Path(folder),
             out=open_folder(folder),
             notes=notes,
             leases=stack.enter_context(Leases(notes)),
@@ -96,8 +97,29 @@ def pack_shards(
             workers=workers,
             progress=progress,
             say=say,
+            on_complete=on_complete,
         )
         return worker.run()
+
+
+def read_plan(request: PackRequest, out: str | Path) -> ShardPlan | None:
+    """Read the plan of what :func:`pack_shards` packs; None where there is none. Errors as there."""
+    folder, stem = _folder_and_stem(out, request)
+    content = open_folder(folder).read(_plan_name(stem))
+    return None if content is None else ShardPlan.from_json(content, _plan_name(stem))
+
+
+def _folder_and_stem(out: str | Path, request: PackRequest) -> tuple[str, str]:
+    """Return the folder of ``out``, a path or a URI, and what the names of its files begin with."""
+    if is_uri(out):
+        place = Place.parse(f"{str(out).removesuffix('.rec')}.rec")
+        return str(place.sibling("")), Path(place.name).stem
+    path = record_path(Path(local_name(str(out))), Path(request.sources[0]))
+    return str(path.parent), path.stem
+
+
+def _plan_name(stem: str) -> str:
+    return f"{stem}.plan.json"
 
 
 def pack_in_task(rank: int, size: int, *, folder: str, **arguments: Any) -> tuple[ShardPlan, list[str]]:
@@ -135,6 +157,7 @@ class _Worker:
     workers: int
     progress: Progress
     say: Say
+    on_complete: Callable[[ShardPlan], object]
     done: set[int] = field(default_factory=set)
     claimed: set[int] = field(default_factory=set)
     places: dict[str, str] = field(default_factory=dict)  # URI -> its file here
@@ -170,7 +193,7 @@ class _Worker:
             complete = self._read_plan()  # by others, which did this one's work as well, as it was too slow
             if complete is None or not complete.is_complete:
                 raise
-            self.notes.remove()
+            self._remove_notes()
             return complete
 
     def _notes_path(self) -> Path:
@@ -208,6 +231,7 @@ class _Worker:
                     self.notes.remove()
                     raise
                 self.out.create(self.plan_name, plan.to_json().encode())
+                return_free_memory()  # the listing of all images, of which each shard reads its part again
                 continue
             if not is_waiting:
                 self.say("another process lists the source: waiting for it")
@@ -226,12 +250,18 @@ class _Worker:
                 if not is_mine:
                     time.sleep(POLL_SECONDS)
                 continue  # the one before may have come to the end after all
-            self.out.write(self.plan_name, self._verify().to_json().encode())
+            complete = self._verify()
+            self.out.write(self.plan_name, complete.to_json().encode())
             self.leases.drop(task)
+            self.on_complete(complete)
         if plan is None:
             raise StorageError(f"{self.plan_name} was removed while shards were packed: run the same command again")
-        self.notes.remove()  # again by one that was slow: it may have noted something since
+        self._remove_notes()  # again by one that was slow: it may have noted something since
         return plan
+
+    def _remove_notes(self) -> None:
+        self.leases.stop()
+        self.notes.remove()
 
     def _verify(self) -> ShardPlan:
         """Require what :func:`~steadytrain.data.packing.pack.pack` requires, of all shards; return the whole plan."""

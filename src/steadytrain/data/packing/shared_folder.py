@@ -3,7 +3,8 @@
 A lease is a small file that one process alone can make, and writes anew every few seconds as long as it lives. Clocks
 are not compared: whoever wants work that another has watches its lease, and takes the work over where nothing was
 written for :data:`LEASE_SECONDS` of his own clock, by making the next one: ``plan.lease-0``, ``plan.lease-1``. A
-process that was only slow then does work that is done twice, so what it makes must be the same both times.
+process that was only slow then does work that is done twice, so what it makes must be the same both times. The lease of
+a process of this very machine that has ended is free at once.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
+
+import psutil
 
 from steadytrain.data.storage.store import NoObjectError, Place, Store, TakenError, is_uri
 from steadytrain.errors import SteadyError, storage_error
@@ -177,7 +181,7 @@ class _StoreFolder:
             raise storage_error(error, content if isinstance(content, Path) else Path(name)) from error
 
     def names(self) -> set[str]:
-        return set(self._store.list_names(self._place))
+        return set(self._store.list_folder(self._place))
 
     def delete(self, name: str) -> None:
         self._store.remove(self._at(name))
@@ -200,7 +204,7 @@ class Leases:
         self._thread = threading.Thread(target=self._beat, name="leases", daemon=True)
 
     def take(self, task: str, names: Collection[str]) -> bool:
-        """Take a task that nobody has, or whose owner is gone; tell whether it is this process's now.
+        """Take a task that nobody has, or whose owner is gone; return whether it is this process's now.
 
         Args:
             names: of all files in the folder, as they were a moment ago.
@@ -213,8 +217,7 @@ class Leases:
             before, since = self._watched.setdefault(last, (content, now))
             if content != before:
                 self._watched[last] = content, now
-                return False
-            if now - since < LEASE_SECONDS:
+            if (content != before or now - since < LEASE_SECONDS) and not _has_ended(content):
                 return False
         lease = f"{prefix}{number + 1}"
         if not self._folder.create(lease, self._content()):
@@ -226,9 +229,16 @@ class Leases:
         """Write the lease of a task that is done no more."""
         self._held.pop(task, None)
 
+    def stop(self) -> None:
+        """Write no lease any more: before the folder is removed, which would come back by one."""
+        self._is_closed.set()
+        self._thread.join()
+
     def _content(self) -> bytes:
         self._beats += 1
-        return json.dumps({"owner": self._owner, "beat": self._beats}).encode()
+        return json.dumps(
+            {"owner": self._owner, "beat": self._beats, "machine": _machine(), "pid": os.getpid()}
+        ).encode()
 
     def _beat(self) -> None:
         while not self._is_closed.wait(LEASE_SECONDS / BEATS):
@@ -241,8 +251,30 @@ class Leases:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._is_closed.set()
-        self._thread.join()
+        self.stop()
         for lease in self._held.values():  # of work that is not done: others need not wait
             with suppress(SteadyError):
                 self._folder.delete(lease)
+
+
+@cache
+def _machine() -> str:
+    """Name what process numbers are unique in: a start of this machine, and a container's namespace; empty: unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    except OSError:
+        return ""
+
+
+def _has_ended(lease: bytes | None) -> bool:
+    """Return whether the process that wrote a lease is known to have ended: it was one of this machine."""
+    try:
+        owner = json.loads(lease or b"{}")
+        if not _machine() or owner["machine"] != _machine():
+            return False
+        return psutil.Process(owner["pid"]).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except (ValueError, KeyError, TypeError):
+        return False

@@ -262,9 +262,17 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
     """Put members of archives into columns; a link to another member is that member once more, behind all others."""
     names = Names()
     folders: set[str] = set()
-    table = array("q")  # six numbers for each file
+    columns = {"file": array("i"), "offset": array("q"), "stored": array("q")}
+    if any(archive.kind == "zip" for archive in archives):  # members of tars lie there as they are
+        columns |= {"size": array("q"), "deflated": array("b"), "crc": array("q")}
     skipped: list[str] = []
     num_skipped = 0
+
+    def add(name: str, values: Iterable[int]) -> None:
+        names.append(name)
+        for column, value in zip(columns.values(), values, strict=False):
+            column.append(value)
+
     for number, members in enumerate(walks):
         first = len(names)
         links: list[Member] = []
@@ -273,8 +281,7 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
             if ".." in member.name and ".." in member.name.split("/"):
                 others.append(member._replace(kind="a path with .."))
             elif member.kind == "file":
-                names.append(member.name)
-                table.extend((number, member.offset, member.stored, member.size, member.deflated, member.crc))
+                add(member.name, (number, member.offset, member.stored, member.size, member.deflated, member.crc))
             elif member.kind == "folder":
                 folders.add(member.name)
             else:
@@ -286,27 +293,28 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
             for _ in range(_MOST_LINKS):
                 name = name if name in rows else targets.get(name, name)
             if name in rows:
-                names.append(link.name)
-                table.extend(table[6 * rows[name] : 6 * rows[name] + 6])
+                add(link.name, [column[rows[name]] for column in columns.values()])
             else:
                 others.append(link)
         num_skipped += len(others)
         skipped += [f"{printable(member.name)}, {member.kind}" for member in others[: 3 - len(skipped)]]
     if num_skipped:
         say(f"{count(num_skipped, 'member')} skipped ({'; '.join(skipped)}{'; ...' * (num_skipped > len(skipped))})")
-    file, offset, stored, size, deflated, crc = np.ascontiguousarray(np.array(table, np.int64).reshape(-1, 6).T)
+    table = {name: np.asarray(column) for name, column in columns.items()}
+    size = table.get("size", table["stored"])
+    deflated = table["deflated"].astype(np.bool_) if "deflated" in table else None
     return Files(
         names=names,
         sizes=size,
-        times=np.array([archive.time for archive in archives], np.int64)[file],
+        times=np.array([archive.time for archive in archives], np.int64)[table["file"]],
         pieces=Pieces(
             paths=tuple(str(archive.stored_at) for archive in archives),
-            file=file.astype(np.int32),
-            offset=offset,
-            size=stored,
-            deflated=deflated.astype(np.bool_),
-            crc=crc,
-            inflated=size if deflated.any() else None,
+            file=table["file"],
+            offset=table["offset"],
+            size=table["stored"],
+            deflated=deflated,
+            crc=table.get("crc"),
+            inflated=size if deflated is not None and deflated.any() else None,
         ),
         archives=tuple(archive.path.name for archive in archives),
         folders=frozenset(folders),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +131,7 @@ def require_there(source: str) -> None:
         return
     if source.startswith("pipe:"):
         raise DataError(f"{source} is a command: run it, and name the file that it writes")
-    if path.exists() or is_pattern(source):
+    if is_pattern(source) or path.exists():
         return
     if path.is_symlink():
         raise DataError(f"{source} is a broken link (to {path.readlink()}): fix it")
@@ -159,7 +160,7 @@ class _Source:
         if is_uri(self.source):
             raise DataError(f"{self.source} is in a store: name a local copy")  # whoever reads URIs has made one
         path = Path(local_name(self.source))
-        if path.exists():
+        if os.path.exists(path):  # noqa: PTH110 - the names of many files may be longer than a path may be
             if self.labels is not None and not self.labels.is_file():
                 raise DataError(f"there is no file of labels {self.labels}")
             return self._list_folder(path) if path.is_dir() else self._list_file(path)

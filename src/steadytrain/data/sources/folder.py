@@ -328,7 +328,7 @@ def _list_classes(
     return files.listing(
         chosen,
         np.repeat(np.arange(len(names)), counts),
-        names=map(below_top, chosen.tolist()),
+        names=(below_top(int(row)) for row in chosen),
         root=root,
         classes=names,
         split=split,

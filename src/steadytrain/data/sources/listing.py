@@ -64,7 +64,7 @@ class Names(Sequence[str]):
         self.extend(names)
 
     @staticmethod
-    def of(content: bytes, ends: NDArray[np.int64]) -> Names:
+    def of(content: bytes | bytearray, ends: NDArray[np.int64]) -> Names:
         """Make names of what :meth:`parts` gave: where each ends, from 0 on, and their bytes."""
         names = Names()
         names._bytes, names._ends = bytearray(content), array("q", ends.tobytes())
@@ -93,6 +93,11 @@ class Names(Sequence[str]):
             names._bytes += data[np.repeat(ends[part], sizes) + within].tobytes()
             names._ends.frombytes((stops + before).tobytes())
         return names
+
+    def between(self, start: int, stop: int) -> Names:
+        """The names ``start`` to ``stop - 1``."""
+        first, last = self._ends[start], self._ends[stop]
+        return Names.of(self._bytes[first:last], np.asarray(self._ends[start : stop + 1]) - first)
 
     def parts(self) -> Iterator[bytes | bytearray]:
         """All its content as bytes, to be hashed."""
@@ -236,8 +241,8 @@ class Pieces:
             -1 if self.inflated is None else int(self.inflated[number]),
         )
 
-    def take(self, rows: NDArray[np.int64]) -> Pieces:
-        """Those of some images, in that order."""
+    def take(self, rows: NDArray[np.int64] | slice) -> Pieces:
+        """Those of some images, in that order; of a slice without a copy."""
         deflated = None if self.deflated is None else self.deflated[rows]
         crc = None if self.crc is None else self.crc[rows]
         is_any_deflated = deflated is not None and deflated.any()

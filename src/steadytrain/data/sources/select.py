@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,15 @@ Rows = NDArray[np.int64]
 
 Identical = Literal["bytes", "pixels"]
 
-_BLOCK_BYTES = 4096
+END_BYTES = 4096
+"""Of the end of an image, that are compared before all of it is."""
+
+ReadImages = Callable[[Listing, Sequence[int], bool], Iterator[bytes | memoryview | None]]
+"""Yields the bytes of some images of a listing, all of them or the last :data:`END_BYTES`; None for an unreadable one.
+
+In place of the end, whatever is equal where it is equal (a checksum) will do.
+"""
+
 _NO_LABEL = frozenset(["", "nan", "null", "n/a", "#n/a", "-1", "undefined"])
 _CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
@@ -61,8 +70,14 @@ class Selection:
     seed: int = 0
     identical: Identical = "bytes"
 
-    def of(self, listings: Sequence[Listing], say: Say) -> list[Listing]:
-        """Apply it. Raises DataError for values that do not fit the source."""
+    def of(self, listings: Sequence[Listing], say: Say, read: ReadImages | None = None) -> list[Listing]:
+        """Apply it. Raises DataError for values that do not fit the source.
+
+        Args:
+            listings: of the source.
+            say: takes remarks, a line each.
+            read: how images are read that have to be compared; None: from this machine's files.
+        """
         chosen = choose(without_loose(listings, say), only=self.only, exclude=self.exclude)
         remark(chosen, say)
         if self.val_fraction is None and self.train_per_class is None:
@@ -71,7 +86,7 @@ class Selection:
             raise DataError(f"the source already has splits ({splits}): drop --val-fraction and --train-per-class")
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
-        sets = find_sets(chosen[0], self.identical, say)
+        sets = find_sets(chosen[0], self.identical, say, read)
         return hold_out(
             chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed, sets=sets
         )
@@ -251,18 +266,19 @@ def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) 
     return is_drawn
 
 
-def find_sets(listing: Listing, identical: Identical, say: Say) -> Rows | None:
+def find_sets(listing: Listing, identical: Identical, say: Say, read: ReadImages | None = None) -> Rows | None:
     """Find images that must not be parted: of one group of the table's, and those that are the same.
 
     Args:
         identical: by their bytes, of which only what files of one size have is read; or by their ``pixels``, for which
             every image is decoded.
         say: takes what was found.
+        read: how images are read to compare their bytes; None: from this machine's files.
 
     Returns:
         int64[N], the number of each image's set; None where each stands alone.
     """
-    same = _same_bytes(listing) if identical == "bytes" else _same_pixels(listing, say)
+    same = _same_bytes(listing, read or _read_files) if identical == "bytes" else _same_pixels(listing, say)
     links = [(rows[0], row) for rows in same for row in rows[1:]]
     if links:
         plural = "s are" if len(links) > 1 else " is"
@@ -288,22 +304,26 @@ def find_sets(listing: Listing, identical: Identical, say: Say) -> Rows | None:
     return np.array([root(row) for row in range(len(listing))])
 
 
-def _same_bytes(listing: Listing) -> list[list[int]]:
+def _same_bytes(listing: Listing, read: ReadImages) -> list[list[int]]:
     """Groups of images that are the same byte for byte. Of files of one size a block is compared first, then all."""
     _, inverse, counts = np.unique(listing.sizes, return_inverse=True, return_counts=True)
     rows = np.flatnonzero((counts[inverse] > 1) & (listing.sizes > 0)).tolist()
     groups: list[list[int]] = []
     for whole in (False, True):
         prints = np.zeros((len(listing), 16), np.uint8)
-        for row in rows:
-            [place] = listing.places(row, row + 1)
-            size = int(listing.sizes[row])
-            if (data := _read(place, size, whole=whole)) is not None:
-                digest = hashlib.sha256(size.to_bytes(8, "little") + data).digest()
+        for row, data in zip(rows, read(listing, rows, whole), strict=True):
+            if data is not None:
+                digest = hashlib.sha256(int(listing.sizes[row]).to_bytes(8, "little") + data).digest()
                 prints[row] = np.frombuffer(digest, np.uint8, 16)
         groups = list(duplicates(prints))
         rows = [row for group in groups for row in group]
     return groups
+
+
+def _read_files(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[bytes | None]:
+    for row in rows:
+        [place] = listing.places(row, row + 1)
+        yield _read(place, int(listing.sizes[row]), whole=whole)
 
 
 def _read(place: str | Piece, size: int, *, whole: bool) -> bytes | None:
@@ -313,14 +333,14 @@ def _read(place: str | Piece, size: int, *, whole: bool) -> bytes | None:
             if not whole and place.crc >= 0:
                 return place.crc.to_bytes(4, "little")
             if not whole and not place.deflated:
-                skipped = max(0, place.size - _BLOCK_BYTES)
+                skipped = max(0, place.size - END_BYTES)
                 place = place._replace(offset=place.offset + skipped, size=place.size - skipped)
             return read_piece(place)
         if whole:
             return read_file(place)
         with open(place, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
-            file.seek(max(0, size - _BLOCK_BYTES))
-            return file.read(_BLOCK_BYTES)
+            file.seek(max(0, size - END_BYTES))
+            return file.read(END_BYTES)
     except (BadImageError, OSError):  # reported when it is packed
         return None
 
@@ -452,8 +472,25 @@ def shard(listing: Listing, count: int) -> list[Listing]:
         raise DataError(f"{count} shards of {len(listing):,} images: it must be from 1 to {len(listing):,}")
     if listing.ids is None and count > 1:
         listing = replace(listing, ids=np.arange(len(listing)))
-    parts = [take(listing, rows) for rows in np.array_split(np.arange(len(listing)), count)]
+    each, more = divmod(len(listing), count)
+    bounds = [number * each + min(number, more) for number in range(count + 1)]
+    parts = [_between(listing, start, stop) for start, stop in pairwise(bounds)]
     return [parts[0], *(replace(part, passed_over=[]) for part in parts[1:])]
+
+
+def _between(listing: Listing, start: int, stop: int) -> Listing:
+    """Return the images ``start`` to ``stop - 1`` of a listing; numbers are not copied."""
+    part = slice(start, stop)
+    return replace(
+        listing,
+        names=listing.names.between(start, stop) if isinstance(listing.names, Names) else listing.names[part],
+        labels=listing.labels[part],
+        sizes=listing.sizes[part],
+        times=listing.times[part],
+        ids=None if listing.ids is None else listing.ids[part],
+        pieces=None if listing.pieces is None else listing.pieces.take(part),
+        groups=None if listing.groups is None else listing.groups.between(start, stop),
+    )
 
 
 def _align_columns(listings: Sequence[Listing]) -> list[Listing]:

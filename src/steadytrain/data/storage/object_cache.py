@@ -23,10 +23,10 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,8 @@ FETCHED = ".fetched"
 """In a folder of many files that is complete: their bytes, which are not to be counted each time."""
 COMPANIONS = (".idx", ".json")
 """What is fetched whole beside a ``.rec``."""
+LISTED_NAMES = 8
+"""Of so many objects in a folder and more, the folder is listed; of fewer each is asked for."""
 
 
 def objects_folder() -> Path:
@@ -76,7 +78,7 @@ def limit_bytes(objects: Path) -> int:
     return max(LEAST_LIMIT, _half_of_room(objects, int(time.monotonic() // 60)))
 
 
-@cache
+@lru_cache(maxsize=1)
 def _half_of_room(objects: Path, minute: int) -> int:
     """Return half of what objects take and could take, as of some minute: each of a thousand shards asks for it."""
     return (shutil.disk_usage(objects).free + used_bytes(objects)) // 2
@@ -106,17 +108,25 @@ def _boot() -> str:
 def _remove_other_boots(objects: Path) -> None:
     """Remove what earlier starts left, and other machines that share the disk, as far as nobody has it open."""
     for other in objects.parent.iterdir():
-        if other != objects and other.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # another process removes it as well
+            if other == objects or not other.is_dir():
+                continue
             folders = [folder for folder in other.iterdir() if folder.is_dir()]
             if all(time.time() - folder.stat().st_mtime > GRACE_SECONDS and not _is_open(folder) for folder in folders):
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def open_object(uri: str, say: Callable[[str], None] = lambda message: None) -> Path:
+def open_object(
+    uri: str, say: Callable[[str], None] = lambda message: None, siblings: Mapping[str, ObjectFacts] | None = None
+) -> Path:
     """Make the file of an object in the cache, or find it; :func:`.remote_file_of` reads it.
 
-    Beside a ``.rec`` its index and its card are fetched, as far as there are some. ``say`` is told of requests that
-    had to be repeated for that.
+    Beside a ``.rec`` its index and its card are fetched, as far as there are some.
+
+    Args:
+        uri: of the object.
+        say: takes a line about requests that had to be repeated.
+        siblings: what the store says of the objects beside it, itself among them, by name; None: not known.
 
     Raises:
         DataError: no such object, no credentials, refused.
@@ -125,8 +135,9 @@ def open_object(uri: str, say: Callable[[str], None] = lambda message: None) -> 
     place = Place.parse(uri)
     faults: Counter[Fault] = Counter()
     store = Store(place, lambda fault: faults.update([fault]), patience_seconds=OPENING_SECONDS)
-    facts = store.stat(place)
-    named = hashlib.sha256(f"{place}\n{facts.etag or facts.modified}\n{facts.size}".encode()).hexdigest()[:16]
+    facts = store.stat(place) if siblings is None or place.name not in siblings else siblings[place.name]
+    content = facts.etag.strip('"') or facts.modified
+    named = hashlib.sha256(f"{place}\n{content}\n{facts.size}".encode()).hexdigest()[:16]
     objects = objects_folder()
     folder = objects / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', place.name)[-60:]}-{named}"
     file = folder / place.name
@@ -140,9 +151,9 @@ def open_object(uri: str, say: Callable[[str], None] = lambda message: None) -> 
             os.utime(folder)
             _remove_other_boots(objects)
         if file.suffix == ".rec":
-            with locked(folder / ".lock"):
-                for suffix in COMPANIONS:
-                    _fetch_companion(store, place, file, suffix)
+            with locked(folder / ".lock"), ThreadPoolExecutor(len(COMPANIONS), "storage") as pool:
+                for _ in pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS):
+                    pass
     except OSError as error:
         raise storage_error(error, folder) from error
     if faults:
@@ -156,30 +167,56 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
     ``say`` and errors as of :func:`open_object`; DataError where a wildcard fits nothing. Removes from the cache what
     is above its limit.
     """
-    uris: list[str] = []
+    places: dict[Place, None] = {}
+    siblings: dict[Place, Mapping[str, ObjectFacts] | None] = {}  # by folder, of those that were listed
     for name in braces(uri):
-        if glob.has_magic(name):
-            place = Place.parse(name)
-            folder, _, pattern = place.key.rpartition("/")
-            if glob.has_magic(folder):
-                raise DataError(
-                    f"{name} has a wildcard in the name of a folder: wildcards go in the last part of a URI"
-                )
-            names = Store(place).list_names(Place(place.base, folder + "/" if folder else ""))
-            matches = fnmatch.filter(names, pattern)
-            if not matches:
-                raise NoObjectError(f"there is no object {name}")
-            uris += [str(place.sibling(match)) for match in matches]
-        else:
-            uris.append(name)
-    with ThreadPoolExecutor(max_workers=min(MOST_REQUESTS, len(uris))) as pool:
-        files = list(pool.map(partial(open_object, say=say), dict.fromkeys(uris)))
+        place = Place.parse(name)
+        if not glob.has_magic(name):
+            places[place] = None
+            continue
+        folder = place.sibling("")
+        if glob.has_magic(folder.key):
+            raise DataError(f"{name} has a wildcard in the name of a folder: wildcards go in the last part of a URI")
+        siblings[folder] = siblings.get(folder) or Store(place).list_folder(folder)
+        matches = fnmatch.filter(siblings[folder] or (), place.name)
+        if not matches:
+            raise NoObjectError(f"there is no object {name}")
+        places |= dict.fromkeys(place.sibling(match) for match in matches)
+    names: dict[Place, list[str]] = {}
+    for place in places:
+        names.setdefault(place.sibling(""), []).append(place.name)
+    for folder in names.keys() - siblings.keys():
+        siblings[folder] = _list_objects(folder, names[folder])
+
+    def open_one(place: Place) -> Path:
+        # Elsewhere than in S3, what a listing says of an object may be spelled otherwise than in an answer for it.
+        return open_object(str(place), say, siblings[place.sibling("")] if place.scheme == "s3" else None)
+
+    with ThreadPoolExecutor(max_workers=min(MOST_REQUESTS, len(places))) as pool:
+        files = list(pool.map(open_one, places))
     objects = objects_folder()
     try:
         make_room(objects, limit_bytes(objects))
     except OSError as error:
         raise storage_error(error, objects) from error
     return files
+
+
+def _list_objects(folder: Place, names: Sequence[str]) -> dict[str, ObjectFacts] | None:
+    """List what lies from the first to the last of many objects and their companions; None: ask for each.
+
+    One request tells of a thousand objects what else is one request each.
+    """
+    if folder.scheme != "s3" or len(names) < LISTED_NAMES:
+        return None
+    with contextlib.suppress(DataError):  # who may read objects may not always list them
+        before = min(Path(name).stem for name in names)
+        found = Store(folder, patience_seconds=OPENING_SECONDS).list_after(
+            folder, before, max(names), most=1000 + 8 * len(names)
+        )
+        if found is not None and all(name in found for name in names):
+            return found
+    return None
 
 
 def find_validation_object(uri: str) -> str | None:
@@ -196,16 +233,17 @@ def find_validation_object(uri: str) -> str | None:
     return None
 
 
-def _fetch_companion(store: Store, place: Place, file: Path, suffix: str) -> None:
+def _fetch_companion(
+    store: Store, place: Place, file: Path, suffix: str, siblings: Mapping[str, ObjectFacts] | None
+) -> None:
     """Fetch the index or the card of a record file, unless it is here as it is there."""
     there, here = place.sibling(Path(place.name).with_suffix(suffix).name), file.with_suffix(suffix)
     origin = origin_path(here)
     try:
-        if (
-            here.exists()
-            and origin.exists()
-            and origin.read_text(encoding="utf-8") == _origin(there, store.stat(there))
-        ):
+        if siblings is not None and there.name not in siblings:
+            raise NoObjectError(f"there is no object {there}")
+        known = _read_origin(origin) if here.exists() else None
+        if known is not None and known.is_same(store.stat(there) if siblings is None else siblings[there.name]):
             return
         data, facts = store.read(there)
     except DataError as error:  # who may not list a bucket is refused what it does not hold
@@ -217,11 +255,16 @@ def _fetch_companion(store: Store, place: Place, file: Path, suffix: str) -> Non
     part.write_bytes(data)
     origin.unlink(missing_ok=True)
     part.replace(here)
-    origin.write_text(_origin(there, facts), encoding="utf-8")
+    origin.write_text(json.dumps(asdict(facts)), encoding="utf-8")
 
 
-def _origin(place: Place, facts: ObjectFacts) -> str:
-    return json.dumps({"uri": str(place), **asdict(facts)})
+def _read_origin(path: Path) -> ObjectFacts | None:
+    """Read what a store said of a companion; None where that is not known, or was half written when a kill came."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return ObjectFacts(facts["size"], facts["etag"], facts["modified"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
 
 
 def make_room(objects: Path, limit: int) -> None:

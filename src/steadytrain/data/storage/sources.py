@@ -26,8 +26,8 @@ from steadytrain.data.storage.object_cache import (
     objects_folder,
     open_objects,
 )
-from steadytrain.data.storage.pages import locked, origin_path
-from steadytrain.data.storage.remote_file import remote_file_of
+from steadytrain.data.storage.pages import PagedFile, locked, origin_path
+from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.data.storage.store import (
     MOST_REQUESTS,
     Fault,
@@ -42,8 +42,12 @@ from steadytrain.data.storage.store import (
 from steadytrain.errors import StorageError, storage_error
 from steadytrain.format import count
 from steadytrain.format import size as size_words
+from steadytrain.machine.process import allow_open_files
 
 Say = Callable[[str], None]
+
+_OBJECTS_AT_ONCE = 4
+"""Of those that are fetched whole: small ones share the time that answers take, large ones the requests at a time."""
 
 
 @contextlib.contextmanager
@@ -69,34 +73,67 @@ def _fetch(uri: str, stack: contextlib.ExitStack, say: Say) -> str:
                 return str(_fetch_folder(uri + "/", stack, say))
             except NoObjectError:
                 raise error from None
-        for file in files:
-            _complete(file, stack, say)
+        _complete(uri, files, stack, say)
         return str(files[0]) if len(files) == 1 else "{" + ",".join(map(str, files)) + "}"
     return str(_fetch_folder(uri, stack, say))
 
 
-def _complete(file: Path, stack: contextlib.ExitStack, say: Say) -> None:
-    """Fetch what is missing of an object, and keep it from being removed."""
-    stack.enter_context(locked(file, shared=True))
-    stack.enter_context(locked(origin_path(file), shared=True))
-    remote = remote_file_of(file)
-    assert remote is not None
-    with contextlib.closing(remote):
-        if remote.disk.present.all():
-            return
-        say(f"fetching {remote.uri} ({size_words(len(remote))}) into {file.parent}")
-        remote.whole().release()
-        modified = int(datetime.fromisoformat(remote.facts.modified).timestamp())
-        os.utime(file, (modified, modified))  # what a copy is known by: the same whenever it is fetched
-        if faults := faults_words((remote.disk.traffic() - remote.began).faults):
-            say(f"{remote.uri}: {faults}")
+def _complete(uri: str, files: Sequence[Path], stack: contextlib.ExitStack, say: Say) -> None:
+    """Fetch what is missing of the objects that a URI stands for, and keep them from being removed."""
+    allow_open_files(2 * len(files))
+    for file in files:
+        stack.enter_context(locked(file, shared=True))
+        stack.enter_context(locked(origin_path(file), shared=True))
+    missing: list[Path] = []
+    modified: list[float] = []
+    for file in files:
+        with contextlib.closing(PagedFile(file)) as disk:
+            modified.append(datetime.fromisoformat(disk.facts.modified).timestamp())
+            if not disk.present.all():
+                missing.append(file)
+    if missing:
+        _fetch_whole(uri, files, missing, say)
+    for file, seconds in zip(files, modified, strict=True):
+        os.utime(file, (int(seconds), int(seconds)))  # what a copy is known by: the same whenever it is fetched
+
+
+def _fetch_whole(uri: str, files: Sequence[Path], missing: Sequence[Path], say: Say) -> None:
+    """Fetch those of some objects of which pages are missing."""
+    objects = objects_folder()
+    _require_room(uri, sum(file.stat().st_size for file in files), limit_bytes(objects))
+    total = size_words(sum(file.stat().st_size for file in missing))
+    many = f"{count(len(missing), 'object')} of " if len(files) > 1 else ""
+    say(f"fetching {many}{uri} ({total}) into {objects if many else files[0].parent}")
+
+    def fetch(file: Path) -> Counter[Fault]:
+        with contextlib.closing(RemoteFile(file)) as remote:
+            remote.whole().release()
+            return (remote.disk.traffic() - remote.began).faults
+
+    with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "storage") as pool:
+        try:
+            faults = sum(pool.map(fetch, missing), start=Counter[Fault]())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if faults:
+        say(f"{uri}: {faults_words(faults)}")
+
+
+def _require_room(uri: object, num_bytes: int, limit: int) -> None:
+    """Raise StorageError where the cache cannot keep so many bytes that are needed together."""
+    if num_bytes > limit // 2:
+        raise StorageError(
+            f"{uri} has {size_words(num_bytes)}, of which {size_words(limit // 2)} can be in the cache at once: set"
+            " STEADYTRAIN_OBJECT_BYTES to more, or STEADYTRAIN_CACHE to another disk"
+        )
 
 
 def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     """Fetch all objects below a prefix. Raises DataError where there are none."""
     place = Place.folder(uri)
     store = Store(place, patience_seconds=OPENING_SECONDS)
-    found, digest = store.list_all(place), hashlib.sha256(str(place).encode())
+    found, digest = store.list_all(place, sorted), hashlib.sha256(str(place).encode())
     for name, facts in found:
         digest.update(f"\n{name}\n{facts}".encode())
     if not found:
@@ -108,11 +145,7 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     try:
         objects.mkdir(parents=True, exist_ok=True)
         limit = limit_bytes(objects)
-        if total > limit // 2:
-            raise StorageError(
-                f"{place} has {size_words(total)}, of which {size_words(limit // 2)} can be in the cache at once: set"
-                " STEADYTRAIN_OBJECT_BYTES to more, or STEADYTRAIN_CACHE to another disk"
-            )
+        _require_room(place, total, limit)
         with locked(objects / ".lock"):
             path.mkdir(parents=True, exist_ok=True)
             (folder / ".hold").touch()

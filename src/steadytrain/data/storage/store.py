@@ -18,7 +18,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -235,33 +235,59 @@ class Store:
         """
         return self.read(place, 0, 1)[1]
 
-    def list_names(self, folder: Place) -> list[str]:
-        """List the names of the objects in a folder (``folder.key`` ends with ``/``), not of folders in it, sorted.
+    def list_folder(self, folder: Place) -> dict[str, ObjectFacts]:
+        """List the objects in a folder (``folder.key`` ends with ``/``), not those of folders in it, sorted by name.
 
         Raises:
             DataError: the store cannot list, or refuses to.
             StorageError: it does not answer.
         """
         found = self._repeat(folder, lambda store: store.list_with_delimiter(folder.key.rstrip("/") or None))
-        return sorted(meta["path"].rpartition("/")[2] for meta in found["objects"])
+        return dict(sorted((meta["path"].rpartition("/")[2], _facts(meta)) for meta in found["objects"]))
 
-    def list_all(self, folder: Place) -> list[tuple[str, ObjectFacts]]:
-        """List all objects below a folder: their names from there on, sorted, and what the store says of them.
+    def list_after(self, folder: Place, name: str, last: str, *, most: int) -> dict[str, ObjectFacts] | None:
+        """List the objects in a folder behind one name, up to another; None where there are more than ``most``.
+
+        Errors as of :meth:`list_folder`.
+        """
+
+        def list_once(store: ObjectStore) -> dict[str, ObjectFacts] | None:
+            found: dict[str, ObjectFacts] = {}
+            for chunk in store.list(folder.key.rstrip("/") or None, offset=folder.key + name, chunk_size=1000):
+                for meta in chunk:
+                    found_name = meta["path"][len(folder.key) :]
+                    if found_name > last:
+                        return found
+                    if len(found) == most:
+                        return None
+                    found[found_name] = _facts(meta)
+            return found
+
+        return self._repeat(folder, list_once)
+
+    def list_all(self, folder: Place, collect: Callable[[Iterator[tuple[str, ObjectFacts]]], T]) -> T:
+        """List all objects below a folder; return what ``collect`` makes of them.
+
+        Args:
+            collect: takes their names from the folder on, mostly sorted, and what the store says of each; called anew
+                where a request fails.
 
         Raises:
             DataError: the store cannot list, or refuses to; a name is none that a file can have.
             StorageError: it does not answer.
         """
 
-        def list_once(store: ObjectStore) -> list[tuple[str, ObjectFacts]]:
-            chunks = store.list(folder.key.rstrip("/") or None, chunk_size=1000)
-            return [(meta["path"][len(folder.key) :], _facts(meta)) for chunk in chunks for meta in chunk]
+        def objects(store: ObjectStore) -> Iterator[tuple[str, ObjectFacts]]:
+            for chunk in store.list(folder.key.rstrip("/") or None, chunk_size=1000):
+                for meta in chunk:
+                    name = meta["path"][len(folder.key) :]
+                    if not name or name.endswith("/"):
+                        continue
+                    if not set(name.split("/")).isdisjoint({"", ".", ".."}) or "\0" in name:
+                        raise DataError(f"{folder}{name} has a name that no file can have: rename it")
+                    yield name, _facts(meta)
 
-        found = [(name, facts) for name, facts in self._repeat(folder, list_once) if name and not name.endswith("/")]
-        for name, _ in found:
-            if not set(name.split("/")).isdisjoint({"", ".", ".."}) or "\0" in name:
-                raise DataError(f"{folder}{name} has a name that no file can have: rename it")
-        return sorted(found, key=lambda entry: entry[0])
+        return self._repeat(folder, lambda store: collect(objects(store)))
 
     def write(self, place: Place, content: bytes | Path, replaces: str | None = None) -> str:
         """Write an object whole, from a file in parts; nothing is seen of it before. Return its ETag.
