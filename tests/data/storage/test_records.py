@@ -6,7 +6,9 @@ import json
 import pickle
 import re
 import resource
+import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +22,7 @@ from steadytrain.cli import main
 from steadytrain.config import Recipe
 from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio import reader
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.storage import object_cache, pages, remote_file
 from steadytrain.data.storage.object_cache import make_room, open_object
@@ -57,17 +60,45 @@ def test_records_in_a_store_are_those_of_the_file(uri: str, digits: Path) -> Non
         assert len(pickle.loads(pickle.dumps(remote))) == len(local)
 
 
-def test_labels_and_classes_are_known_without_the_images(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [None, 3])
+def test_labels_and_classes_are_known_without_the_images(
+    shards: int | None, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_MOST_COMPARED", 1)
     for number in range(120):
         place = tmp_path / "noise" / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), np.uint8)
         Image.fromarray(noise).save(place / f"{number}.png")
-    [(path, _)] = pack(tmp_path / "noise", tmp_path / "x")
-    with Records.open(bucket.put_records(path.parent, "x")) as remote:
+    paths = [file.path for file in pack(tmp_path / "noise", tmp_path / "x", shards=shards)]
+    for path in paths:
+        bucket.put_records(tmp_path, path.stem)
+    with Records.open(bucket.uri("x*.rec")) as remote:
         assert remote.labels.tolist() == [0] * 60 + [1] * 60 and remote.classes == ("a", "b")
+        assert remote.record_ids.tolist() == list(range(120))
         fetched = remote.traffic()
-        assert fetched is not None and fetched.bytes < path.stat().st_size / 2
+        assert fetched is not None and fetched.bytes < sum(path.stat().st_size for path in paths) / 2
+
+
+def test_many_objects_are_opened_by_few_requests(
+    bucket: Bucket, fault_proxy: FaultProxy, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_BYTES", 256)
+    monkeypatch.setattr(remote_file, "REQUEST_BYTES", 256)
+    packed = pack(digits_folder, tmp_path / "x", shards=40)
+    for file in packed:
+        bucket.put_records(tmp_path, file.path.stem)
+    for pattern in ("x-{00000..00039}-of-00040.rec", "x-*.rec"):
+        for is_cold in (True, False):
+            fault_proxy.requests.clear()
+            with Records.open(bucket.uri(pattern)) as remote:
+                assert remote.labels.tolist() == sorted(remote.labels.tolist()) and len(remote.classes) == 10
+            counts = Counter(path for path, _ in fault_proxy.requests)
+            parts = [count for path, count in counts.items() if path.endswith(".rec")]
+            assert len(counts) == (1 + 3 * 40 if is_cold else 1)  # a listing; an index, a card and a record file each
+            assert sum(count > 6 for count in parts) <= 8  # blocks of these are compared with their cards
+            assert len(set(fault_proxy.requests)) == len(fault_proxy.requests)  # nothing is asked for twice
+        shutil.rmtree(tmp_path / "cache")
 
 
 def test_batches_from_a_store_are_those_of_the_file(uri: str, digits: Path) -> None:
@@ -103,6 +134,24 @@ def test_objects_that_do_not_fit_together_do_not_stay(
         bucket.put(f"other{suffix}", digits.with_suffix(suffix))
     with Records.open(files[0]) as one, Records.open(f"{bucket.uri('{digits,other}.rec')}") as both:
         assert one.stays and not both.stays
+
+
+def test_many_small_objects_stay_below_the_limit_together(
+    bucket: Bucket, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = pack(digits_folder, tmp_path / "x", shards=80)
+    for file in packed:
+        bucket.put_records(tmp_path, file.path.stem)
+    limit = sum(file.card.bytes for file in packed) // 2
+    monkeypatch.setattr(object_cache, "LEAST_LIMIT", 1000)
+    monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", str(limit))
+    assert max(file.card.bytes for file in packed) < limit // 32
+    with Records.open(bucket.uri("x-*.rec")) as records:
+        for number in range(len(records)):
+            records.image(number)
+        files = _remote_files(records)
+        fetched = sum(int(file.disk.present.sum()) * file.disk.page_bytes for file in files)
+        assert fetched <= limit
 
 
 def test_shards_are_opened_at_the_same_time(

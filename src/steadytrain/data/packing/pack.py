@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import PIL
 import simplejpeg
+from numpy.typing import NDArray
 
 from steadytrain.data.packing.encode import (
     EncodedPortion,
@@ -596,9 +597,19 @@ class Tally:
         counts = np.bincount(labels.astype(np.int64), minlength=len(self.listing.classes))
         return tuple(counts.tolist())
 
+    def _ids_by_class(self) -> NDArray[np.int64] | None:
+        """Return the ids of the images that were kept, where they and the classes rise without a gap between ids."""
+        listing, rows = self.listing, np.frombuffer(self._numbers, np.int64) if self._numbers else np.empty(0, np.int64)
+        if listing.ids is None:
+            return np.arange(len(rows))
+        ids, labels = listing.ids[rows], listing.labels[rows]
+        is_by_class = bool(listing.classes) and (np.diff(ids) == 1).all() and (np.diff(labels) >= 0).all()
+        return ids if is_by_class else None
+
     def card(self, writer: RecordWriter, settings: Mapping[str, Any], *, source: str) -> Card:
         """Return the card of what has been written."""
         listing = self.listing
+        ids = self._ids_by_class()
         channels = 3 if self._colour or not self._heights else 1
         mean, std = mean_and_std(self.counts, channels=channels)
         return Card(
@@ -613,7 +624,8 @@ class Tally:
             stats_images=self._num_counted,
             label_width=1 if listing.labels.ndim == 1 else listing.labels.shape[1],
             label_names=listing.label_names,
-            by_class=listing.ids is None,
+            by_class=ids is not None,
+            first_id=int(ids[0]) if ids is not None and len(ids) else 0,
             kept=self._num_kept,
             full_chroma=self._num_full_chroma if settings.get("subsampling") == "auto" else None,
             encodings=dict(sorted(self._encodings.items())),

@@ -62,7 +62,8 @@ class Card:
         stats_images: how many images ``mean`` and ``std`` are taken from (each of them up to 50,000, then every k-th).
         label_width: labels of each record.
         label_names: of the columns of label vectors, where the source names them.
-        by_class: the records lie class by class with ids 0, 1, 2, ...: labels follow from ``counts``.
+        by_class: the records lie class by class with rising ids without a gap: labels follow from ``counts``.
+        first_id: of the first record, where they do; not in the file where it is 0.
         kept: images stored byte for byte as they came; the others were encoded anew.
         full_chroma: of these, JPEGs of 4:4:4, where ``--subsampling auto`` chose; else None, and not in the file.
         encodings: images by format (``jpg``, ``png``, ...).
@@ -86,6 +87,7 @@ class Card:
     label_width: int = 1
     label_names: tuple[str, ...] = ()
     by_class: bool = False
+    first_id: int = 0
     kept: int = 0
     full_chroma: int | None = None
     encodings: Mapping[str, int] = field(default_factory=dict)
@@ -123,6 +125,8 @@ class Card:
         members["rejected"] = [file._asdict() for file in self.rejected]
         if self.full_chroma is None:
             del members["full_chroma"]
+        if not self.first_id:
+            del members["first_id"]
         return json.dumps(members, indent=1) + "\n"
 
     @staticmethod
@@ -185,6 +189,7 @@ def merge_cards(cards: Sequence[Card]) -> Card:
         std=std,
         stats_images=sum(card.stats_images for card in counted),
         by_class=False,
+        first_id=0,
         kept=sum(card.kept for card in cards),
         full_chroma=None if cards[0].full_chroma is None else sum(card.full_chroma or 0 for card in cards),
         encodings=dict(sorted(encodings.items())),

@@ -142,6 +142,14 @@ def require_records(file: memoryview | RemoteFile, offsets: Offsets) -> None:
             read_payload(file, offset)
 
 
+def require_begins(file: memoryview | RemoteFile, offsets: Offsets) -> None:
+    """Raise DataError unless a record begins at each of these offsets; of each only eight bytes are read."""
+    words = _gather(file, offsets, 8).view("<u4")
+    wrong = (words[:, 0] != MAGIC) | (words[:, 1] >> 29 > 1)
+    if wrong.any():
+        raise DataError(f"no record begins at byte {offsets[wrong][0]:,}")
+
+
 def require_complete(file: memoryview | RemoteFile, offsets: Offsets) -> None:
     """Raise DataError where a whole record begins right behind one of these, rising, and is none of them.
 

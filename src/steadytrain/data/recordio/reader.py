@@ -42,6 +42,7 @@ from steadytrain.data.recordio.index import (
     Offsets,
     read_columns,
     read_index,
+    require_begins,
     require_complete,
     require_records,
     scan,
@@ -53,13 +54,12 @@ from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.machine.process import allow_open_files
 
 try:
     import fcntl
-    import resource
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-    resource = None  # type: ignore[assignment]
 
 MOST_CLASSES = 1_000_000
 
@@ -69,7 +69,8 @@ FILES_EACH = 5
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _START = struct.Struct("<III")
 _SAMPLE = 256
-_SPARE_FILES = 512  # for all else that this process opens
+_REMOTE_SAMPLE = 3  # of an object, where each is a request
+_MOST_COMPARED = 8  # objects of a set, whose blocks are compared with the card's digest when they are opened
 _HEAD_BYTES = 8 + HEADER_BYTES
 
 
@@ -191,7 +192,9 @@ class _File:
             return None
 
     def ids(self) -> NDArray[np.int64]:
-        return np.arange(len(self.offsets)) if self.card is not None and self.card.by_class else self.columns.ids
+        if self.card is not None and self.card.by_class:
+            return self.card.first_id + np.arange(len(self.offsets))
+        return self.columns.ids
 
     @cached_property
     def lines(self) -> NDArray[np.int64]:
@@ -216,30 +219,23 @@ class _File:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files, so that so many more can be opened, as far as the system lets it."""
-    if resource is not None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = count + _SPARE_FILES
-        if soft != resource.RLIM_INFINITY and soft < needed:
-            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-            with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-
-
 def _open_files(paths: Sequence[Path], files: list[_File]) -> None:
     """Open files, and append them to a list, in their order; those of objects, which are asked for, many at a time."""
     if len(paths) == 1 or not is_remote_file(paths[0]):
         files.extend(map(_open_file, paths))
         return
+    step = -(-len(paths) // _MOST_COMPARED)
     with ThreadPoolExecutor(min(MOST_REQUESTS, len(paths)), "storage") as pool:
-        opening = [pool.submit(_open_file, path) for path in paths]
+        opening = [
+            pool.submit(_open_file, path, compares_spots=number % step == 0) for number, path in enumerate(paths)
+        ]
     files.extend(future.result() for future in opening if future.exception() is None)
     for future in opening:
         future.result()
 
 
-def _open_file(path: Path) -> _File:
+def _open_file(path: Path, *, compares_spots: bool = True) -> _File:
+    """Open a file; of an object, whose blocks are requests each, ``compares_spots`` only where that is wanted."""
     try:
         with path.open("rb") as file:
             # The map keeps the lock: as long as it lives, nobody takes the file for one that nobody needs.
@@ -257,9 +253,9 @@ def _open_file(path: Path) -> _File:
     view = remote or memoryview(mapped)
     try:
         card = card_of(path)
-        offsets = _find_records(path, view)
+        offsets = _find_records(path, view, spots_of(len(view)) if card is not None and compares_spots else None)
         if card is not None:
-            _require_card_fits(card, view, offsets)
+            _require_card_fits(card, view, offsets, compares_spots=compares_spots)
     except SteadyError as error:
         if remote is not None:
             remote.close()
@@ -269,28 +265,41 @@ def _open_file(path: Path) -> _File:
     return _File(path, mapped, view, remote, offsets, card)
 
 
-def _find_records(path: Path, view: memoryview | RemoteFile) -> Offsets:
-    """Find where records begin, by the index or, where there is none, by scanning."""
+def _find_records(path: Path, view: memoryview | RemoteFile, spots: tuple[Ints, Ints] | None) -> Offsets:
+    """Find where records begin, by the index or, where there is none, by scanning.
+
+    Of an object the ``spots``, first bytes and ends of what is looked at next, are fetched together with the rest.
+    """
+    index = index_path(path)
+    wrong_index: DataError | None = None
+    offsets = np.empty(0, np.int64)
+    try:
+        if index.exists() and index.stat().st_size:
+            offsets = read_index(index)
+    except DataError as error:
+        wrong_index = error
+    rows = _spread(len(offsets), _SAMPLE if isinstance(view, memoryview) else _REMOTE_SAMPLE)
+    if isinstance(view, RemoteFile):
+        starts, ends = (np.zeros(1, np.int64), np.full(1, 64))
+        spot_starts, spot_ends = spots or (starts, ends)
+        begins = offsets[rows]
+        view.require(np.concatenate((starts, begins, spot_starts)), np.concatenate((ends, begins + 8, spot_ends)))
     start = bytes(view[:64])
     if start.startswith(b"version https://git-lfs"):
         raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
     if int.from_bytes(start[:4], "little") != MAGIC:
         raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
-    index = index_path(path)
-    try:
-        offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
-    except DataError as error:
-        raise DataError(f"{error}: {_index_remedy(path, view)}") from error
+    if wrong_index is not None:
+        raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
     if not len(offsets):
         return scan(_whole(view))
     if len(offsets) > 1 and not np.diff(offsets).all():
         raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
     try:
-        is_here = isinstance(view, memoryview)  # or else each of them is fetched
-        rows = _spread(len(offsets), _SAMPLE if is_here else _SAMPLE // 16)
         if isinstance(view, RemoteFile):
-            view.require(offsets[rows], np.append(offsets, len(view))[rows + 1])
-        require_records(view, offsets[rows])
+            require_begins(view, offsets[rows])
+        else:
+            require_records(view, offsets[rows])
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
@@ -334,14 +343,16 @@ def none_is_an_image(count: int, reason: str) -> str:
     return f"none of {count:,} records holds an image (the first: {reason})"
 
 
-def _require_card_fits(card: Card, view: memoryview | RemoteFile, offsets: Offsets) -> None:
+def _require_card_fits(
+    card: Card, view: memoryview | RemoteFile, offsets: Offsets, *, compares_spots: bool = True
+) -> None:
     if card.num_images != len(offsets):
         raise DataError(f"it holds {len(offsets)} records, its card states {card.num_images}: pack again")
-    if isinstance(view, RemoteFile):
-        starts, ends = spots_of(len(view))
-        view.require(starts, ends)
-    if card.spots and card.spots != digest_of_spots(lambda start, end: view[start:end], len(view)):
+    spots = digest_of_spots(lambda start, end: view[start:end], len(view)) if card.spots and compares_spots else ""
+    if card.spots != spots if spots else card.bytes not in (0, len(view)):
         raise DataError("it is not the file that its card describes: copy both again, or remove the card")
+    if spots and isinstance(view, RemoteFile):
+        return  # each of the labels below would be one more request
     if card.by_class:
         # The first and the last record of every class: cheap, and no other file would pass.
         ends = np.cumsum(card.counts)
@@ -382,8 +393,9 @@ class Records:
         self._files = tuple(files)
         self._starts = [0, *accumulate(len(file.offsets) for file in files)]
         remotes = [file.remote for file in files if file.remote is not None]
+        num_bytes = sum(map(len, remotes))
         for remote in remotes:
-            remote.stays = sum(map(len, remotes)) <= remote.limit // 2
+            remote.stays = num_bytes <= remote.limit // 2
         self._closed = False
         self._told = Traffic()
 
@@ -405,7 +417,7 @@ class Records:
         files: list[_File] = []
         try:
             paths = record_files(path)
-            _allow_open_files(FILES_EACH * len(paths))
+            allow_open_files(FILES_EACH * len(paths))
             _open_files(paths, files)
             return Records(Path(path), files)
         except BaseException:

@@ -61,7 +61,7 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
         elif class_list is not None:
             raise DataError(f"{path} has label vectors: --classes does not apply")
         pieces = _locate_images(path, records, scratch)
-        in_order_of_classes = card is not None and card.by_class and classes == card.classes
+        in_order_of_classes = card is not None and card.by_class and not card.first_id and classes == card.classes
         return Listing(
             split=split,
             root=path,

@@ -64,7 +64,6 @@ class RemoteFile:
         """What had been fetched when it was opened here."""
         self._place = Place.parse(self.uri)
         self._store = Store(self._place, self.disk.count_fault)
-        self._fetched = 0  # bytes since room was last looked at
         self._closed = False
         self._begin(_pool_of(os.getpid()))
 
@@ -240,11 +239,7 @@ class RemoteFile:
             self.limit = max(LEAST_LIMIT, used_bytes(objects) * 7 // 8)  # the disk has less room than it had
             make_room(objects, self.limit)
             self.disk.write(first, end, data)
-        with self._pool.lock:
-            self._fetched += len(data)
-            is_time = self._fetched >= self.limit // 32
-            self._fetched = 0 if is_time else self._fetched
-        if is_time:
+        if self._pool.count_fetched(len(data), most=self.limit // 32):
             make_room(self.file.parent.parent, self.limit)
 
 
@@ -271,12 +266,21 @@ class FetchPool:
         self._ahead: deque[_Request] = deque()
         self._threads: list[threading.Thread] = []
         self._num_idle = 0
+        self._num_fetched = 0  # bytes of all objects since room was last made
         self._files: WeakSet[RemoteFile] = WeakSet()  # those that are open
 
     def add(self, remote: RemoteFile) -> None:
         """Serve an object; threads live as long as there is one."""
         with self.lock:
             self._files.add(remote)
+
+    def count_fetched(self, num_bytes: int, *, most: int) -> bool:
+        """Count bytes that came, of any object; return whether there were ``most`` since this last returned True."""
+        with self.lock:
+            self._num_fetched += num_bytes
+            is_time = self._num_fetched >= most
+            self._num_fetched = 0 if is_time else self._num_fetched
+        return is_time
 
     def remove(self, remote: RemoteFile) -> None:
         """Fetch nothing more of an object; the lock is held."""
