@@ -73,6 +73,17 @@ def test_only_what_is_read_is_fetched_where_ranges_are_far_apart(opened: RemoteF
     assert opened.disk.traffic().bytes == 3 * pages.PAGE_BYTES == _on_disk(opened)
 
 
+def test_each_page_comes_once_whatever_the_order(opened: RemoteFile, content: bytes) -> None:
+    starts = np.random.default_rng(2).permutation(np.arange(0, len(content) - 50_000, 150_000))
+    for first in range(0, len(starts), 4):
+        window = np.sort(starts[first : first + 4])
+        opened.ask(window, window + 50_000)
+        for start in window.tolist():
+            assert bytes(opened[start : start + 50_000]) == content[start : start + 50_000]
+    opened.require(np.array([0]), np.array([len(content)]))
+    assert opened.disk.traffic().bytes == len(content)
+
+
 def test_what_was_asked_for_ahead_comes_without_anybody_waiting(opened: RemoteFile, content: bytes) -> None:
     opened.ask(np.array([0]), np.array([len(content)]))
     until = time.monotonic() + 20

@@ -149,6 +149,11 @@ class _File:
         with contextlib.suppress(BufferError):  # views are still out: the map goes with the last of them
             self.map.close()
 
+    def use_copy_if_whole(self) -> None:
+        """Read an object that is whole in the cache as a local file from now on, and keep it there."""
+        if self.remote is not None and self.remote.stays and self.remote.disk.keep_if_whole():
+            self.view = memoryview(self.map)
+
     def ranges(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return first bytes and ends of some records, int64[n]."""
         starts = self.extents[0][rows]
@@ -396,6 +401,8 @@ class Records:
         num_bytes = sum(map(len, remotes))
         for remote in remotes:
             remote.stays = num_bytes <= remote.limit // 2
+        for file in files:
+            file.use_copy_if_whole()
         self._closed = False
         self._told = Traffic()
 
@@ -519,8 +526,8 @@ class Records:
                     ranges = file.ranges(within)
                     if not view.has(*ranges):
                         waiting.append((view, view.ask(*ranges, at_once=True)))
-                    elif view.stays and view.disk.keep_if_whole():
-                        file.view = memoryview(file.map)  # from now on read as a local file is
+                    else:
+                        file.use_copy_if_whole()
                     continue
                 if file.map.size() < len(view):
                     continue  # image() raises

@@ -38,6 +38,7 @@ from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, lock_at_once, 
 from steadytrain.data.storage.store import MOST_REQUESTS, Fault, NoObjectError, ObjectFacts, Place, Store, faults_words
 from steadytrain.errors import DataError, StorageError, storage_error
 from steadytrain.machine.facts import cache_folder
+from steadytrain.machine.process import allow_open_files
 
 LEAST_LIMIT = 256 * 2**20
 OPENING_SECONDS = 30.0
@@ -80,7 +81,7 @@ def limit_bytes(objects: Path) -> int:
 
 @lru_cache(maxsize=1)
 def _half_of_room(objects: Path, minute: int) -> int:
-    """Return half of what objects take and could take, as of some minute: each of a thousand shards asks for it."""
+    """Return half of the bytes that objects take and could take, computed once a minute."""
     return (shutil.disk_usage(objects).free + used_bytes(objects)) // 2
 
 
@@ -192,6 +193,7 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
         # Elsewhere than in S3, what a listing says of an object may be spelled otherwise than in an answer for it.
         return open_object(str(place), say, siblings[place.sibling("")] if place.scheme == "s3" else None)
 
+    allow_open_files(0)  # more than usual are open while so many answers are awaited
     with ThreadPoolExecutor(max_workers=min(MOST_REQUESTS, len(places))) as pool:
         files = list(pool.map(open_one, places))
     objects = objects_folder()
@@ -203,19 +205,17 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
 
 
 def _list_objects(folder: Place, names: Sequence[str]) -> dict[str, ObjectFacts] | None:
-    """List what lies from the first to the last of many objects and their companions; None: ask for each.
+    """List many objects of a folder together with their companions; None: each has to be asked for.
 
     One request tells of a thousand objects what else is one request each.
     """
     if folder.scheme != "s3" or len(names) < LISTED_NAMES:
         return None
     with contextlib.suppress(DataError):  # who may read objects may not always list them
-        before = min(Path(name).stem for name in names)
-        found = Store(folder, patience_seconds=OPENING_SECONDS).list_after(
-            folder, before, max(names), most=1000 + 8 * len(names)
-        )
-        if found is not None and all(name in found for name in names):
-            return found
+        store, first = Store(folder, patience_seconds=OPENING_SECONDS), min(Path(name).stem for name in names)
+        listing = store.list_after(folder, first, max(names), most=1000 + 8 * len(names))
+        if listing is not None and all(name in listing for name in names):
+            return listing
     return None
 
 
@@ -236,25 +236,25 @@ def find_validation_object(uri: str) -> str | None:
 def _fetch_companion(
     store: Store, place: Place, file: Path, suffix: str, siblings: Mapping[str, ObjectFacts] | None
 ) -> None:
-    """Fetch the index or the card of a record file, unless it is here as it is there."""
-    there, here = place.sibling(Path(place.name).with_suffix(suffix).name), file.with_suffix(suffix)
-    origin = origin_path(here)
+    """Fetch the index or the card of a record file, unless the cache has it and it has not changed."""
+    companion, copy = place.sibling(Path(place.name).with_suffix(suffix).name), file.with_suffix(suffix)
+    origin = origin_path(copy)
     try:
-        if siblings is not None and there.name not in siblings:
-            raise NoObjectError(f"there is no object {there}")
-        known = _read_origin(origin) if here.exists() else None
-        if known is not None and known.is_same(store.stat(there) if siblings is None else siblings[there.name]):
+        if siblings is not None and companion.name not in siblings:
+            raise NoObjectError(f"there is no object {companion}")
+        known = _read_origin(origin) if copy.exists() else None
+        if known is not None and known.is_same(store.stat(companion) if siblings is None else siblings[companion.name]):
             return
-        data, facts = store.read(there)
+        data, facts = store.read(companion)
     except DataError as error:  # who may not list a bucket is refused what it does not hold
         if not isinstance(error, NoObjectError) and "(status 403)" not in str(error):
             raise
-        here.unlink(missing_ok=True)
+        copy.unlink(missing_ok=True)
         return
-    part = here.with_name(f".{here.name}.new")
+    part = copy.with_name(f".{copy.name}.new")
     part.write_bytes(data)
     origin.unlink(missing_ok=True)
-    part.replace(here)
+    part.replace(copy)
     origin.write_text(json.dumps(asdict(facts)), encoding="utf-8")
 
 
@@ -268,7 +268,7 @@ def _read_origin(path: Path) -> ObjectFacts | None:
 
 
 def make_room(objects: Path, limit: int) -> None:
-    """Bring what the cache of objects takes below a limit, if it is above: to seven eighths of it."""
+    """Shrink the cache of objects to seven eighths of a limit, if it is above the limit."""
     with locked(objects / ".lock"):
         folders = [path for path in objects.iterdir() if path.is_dir()]
         used = {folder: used_bytes(folder) for folder in folders}
@@ -286,7 +286,7 @@ def make_room(objects: Path, limit: int) -> None:
 
 
 def _is_open(folder: Path) -> bool:
-    """Tell whether a process reads files of a folder: it holds a shared lock of them."""
+    """Return whether a process reads files of a folder: it holds a shared lock of them."""
     for file in (folder / ".hold", *paged_files(folder)):
         with contextlib.suppress(OSError), file.open("rb") as opened:
             if not lock_at_once(opened):

@@ -32,7 +32,7 @@ _IDLE_SECONDS = 2.0
 
 
 def is_remote_file(file: Path) -> bool:
-    """Tell whether a file of the cache stands for an object, of which not all bytes may be there."""
+    """Return whether a file of the cache stands for an object, of which not all bytes may be there."""
     return pages_path(file).exists() and origin_path(file).exists()
 
 
@@ -68,7 +68,7 @@ class RemoteFile:
         self._begin(_pool_of(os.getpid()))
 
     def _begin(self, pool: FetchPool) -> None:
-        """Begin with nothing on its way: as new, or in a fork of the process that had it."""
+        """Start without requests in flight: as new, or in a fork of the process that had it open."""
         self._pool = pool
         self._flying: NDArray[np.bool_] = np.zeros(len(self.disk.present), np.bool_)  # asked for by this process
         self._error: SteadyError | None = None
@@ -110,9 +110,9 @@ class RemoteFile:
         """Return the ``width`` bytes from each offset on, uint8[n, width]; errors as of :meth:`read`."""
         rows, step = b"", max(1, self.limit // 8 // (self.disk.page_bytes + width))
         for start in range(0, len(offsets), step):
-            some = offsets[start : start + step]
-            self.require(some, some + width)
-            rows += b"".join(self.read(at, at + width) for at in some.tolist())
+            block = offsets[start : start + step]
+            self.require(block, block + width)
+            rows += b"".join(self.read(at, at + width) for at in block.tolist())
         return np.frombuffer(rows, np.uint8).reshape(len(offsets), width).copy()
 
     def whole(self) -> memoryview:
@@ -129,7 +129,7 @@ class RemoteFile:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def has(self, starts: Ints, ends: Ints) -> bool:
-        """Tell whether some ranges are on disk. Raises ValueError: it is closed."""
+        """Return whether some ranges are on disk. Raises ValueError: it is closed."""
         size = self.disk.page_bytes
         return all(
             self.disk.has(start // size, -(-end // size))
@@ -141,7 +141,7 @@ class RemoteFile:
         self.wait(self.ask(starts, ends, at_once=True))
 
     def ask(self, starts: Ints, ends: Ints, *, at_once: bool = False) -> Ints:
-        """Begin to fetch some ranges, before anything else (``at_once``) or ahead; return their missing pages."""
+        """Start fetching some ranges, before all else (``at_once``) or ahead of use; return their missing pages."""
         missing = self.disk.missing(self._pages_of(starts, ends))
         if len(missing):
             with self._own_pool() as pool:
@@ -194,7 +194,7 @@ class RemoteFile:
             yield self._pool
 
     def _queue(self, pool: FetchPool, pages: Ints, *, at_once: bool) -> None:
-        """Have those of some missing pages fetched that are not on their way."""
+        """Queue requests for the missing pages that are not being fetched yet."""
         if self._closed or self._error is not None:
             return
         if at_once:
@@ -202,14 +202,17 @@ class RemoteFile:
         most = max(1, REQUEST_BYTES // self.disk.page_bytes)
         gap = GAP_BYTES // self.disk.page_bytes if self.stays else 1
         requests: list[_Request] = []
-        for first, end in runs(pages[~self._flying[pages]], gap=gap):
-            requests += [_Request(self, at, min(at + most, end)) for at in range(first, end, most)]
-            self._flying[first:end] = True
+        for start, stop in runs(pages[~self._flying[pages]], gap=gap):
+            near = np.arange(start, stop)
+            near = near[(self.disk.present[near] == 0) & ~self._flying[near]]  # or else it would come twice
+            for first, end in runs(near, gap=0):
+                requests += [_Request(self, at, min(at + most, end)) for at in range(first, end, most)]
+                self._flying[first:end] = True
         if requests:
             pool.put(requests, at_once=at_once)
 
     def fetch(self, first: int, end: int) -> None:
-        """Fetch some pages, and tell who waits for them; for the threads of the pool."""
+        """Fetch some pages and note an error for whoever waits for them; called by the pool's threads."""
         error: SteadyError | None = None
         try:
             self._fetch(first, end)
@@ -283,7 +286,7 @@ class FetchPool:
         return is_time
 
     def remove(self, remote: RemoteFile) -> None:
-        """Fetch nothing more of an object; the lock is held."""
+        """Drop an object's queued requests and serve it no more; the caller holds the lock."""
         self._files.discard(remote)
         self._at_once = deque(request for request in self._at_once if request.remote is not remote)
         self._ahead = deque(request for request in self._ahead if request.remote is not remote)
@@ -303,7 +306,7 @@ class FetchPool:
             thread.join(timeout=max(0.0, until - time.monotonic()))
 
     def put(self, requests: list[_Request], *, at_once: bool) -> None:
-        """Begin some requests; the lock is held."""
+        """Queue some requests; the caller holds the lock."""
         (self._at_once if at_once else self._ahead).extend(requests)
         num_waiting = len(self._at_once) + len(self._ahead)
         for _ in range(min(MOST_REQUESTS - len(self._threads), num_waiting - self._num_idle)):
@@ -313,7 +316,7 @@ class FetchPool:
         self._asked.notify(len(requests))
 
     def hurry(self, remote: RemoteFile, pages: Ints) -> None:
-        """Begin requests that some pages wait for before all others; the lock is held."""
+        """Move requests for some pages before all others; the caller holds the lock."""
         waiting = [
             request
             for request in self._ahead

@@ -192,6 +192,8 @@ class FolderUpload:
             except FileNotFoundError:  # a checkpoint was removed meanwhile: there is a newer one; or a file changed
                 continue
         else:
+            if self._closed:
+                raise StorageError(f"files of {self.folder} changed while they were sent: run the same command again")
             return  # with the next checkpoint
         content = Manifest(sent).to_json()
         etag = self._store.write(self._at(MANIFEST), content, replaces=self._manifest.etag)
