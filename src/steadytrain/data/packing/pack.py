@@ -73,7 +73,7 @@ class PackedFile(NamedTuple):
 
 
 def mute(*_: object) -> None:
-    """Take remarks and progress that nobody asked for."""
+    """Ignore remarks and progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,10 +353,10 @@ def keeps_list(records: Path, listing: Listing, say: Callable[[str], None] = mut
     path = list_path(records)
     if not path.exists() or _was_packed(path, records):
         return False
-    there = RecordList.read(path)
+    existing = RecordList.read(path)
     ids = np.arange(len(listing)) if listing.ids is None else listing.ids
-    rows = there.lines_of(ids, listing.labels.reshape(len(listing), -1).astype(np.float32))
-    names = zip(there.names.take(rows), listing.names, strict=True) if (rows >= 0).all() else None
+    rows = existing.lines_of(ids, listing.labels.reshape(len(listing), -1).astype(np.float32))
+    names = zip(existing.names.take(rows), listing.names, strict=True) if (rows >= 0).all() else None
     if names is not None and all(_spelled(name) == _spelled(listed) for name, listed in names):
         say(f"{path} lists these images already: it stays as it is")
         return True
@@ -364,7 +364,7 @@ def keeps_list(records: Path, listing: Listing, say: Callable[[str], None] = mut
 
 
 def _was_packed(path: Path, records: Path) -> bool:
-    """Whether packing wrote a list: the card beside it counts its lines, and was not made of it."""
+    """Return whether packing wrote a list: the card beside it counts its lines, and was not made of it."""
     try:
         card = Card.from_json(card_path(records).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, DataError):
@@ -374,7 +374,7 @@ def _was_packed(path: Path, records: Path) -> bool:
 
 
 def _spelled(name: str) -> str:
-    """A path without what a list may spell in another way: slashes, letters' forms and case, the suffix."""
+    """Return a path without what a list may spell in another way: slashes, letters' forms and case, the suffix."""
     return os.path.splitext(os.path.normpath(unicodedata.normalize("NFC", name).casefold().replace("\\", "/")))[0]  # noqa: PTH122
 
 

@@ -354,7 +354,7 @@ def _folder_of_state(place: Path, family: str, state: str) -> Path | None:
 
 
 def _is_in_use(folder: Path) -> bool:
-    """Whether a process has a copy open, or used it within the hour."""
+    """Return whether a process has a copy open, or used it within the hour."""
     try:
         if time.time() - folder.stat().st_mtime < UNUSED_SECONDS:
             return True

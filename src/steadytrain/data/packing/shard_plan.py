@@ -158,12 +158,12 @@ def _shown(value: Any) -> str:
 
 def described(request: PackRequest, shards: int | None) -> dict[str, Any]:
     """Return a request by the names of the command's options, with what else the bytes depend on."""
-    given: dict[str, Any] = {"source": list(request.sources)}
+    options: dict[str, Any] = {"source": list(request.sources)}
     for name in ("root", "labels", "classes", "group"):
         value = getattr(request, name)
-        given[name] = str(value) if isinstance(value, Path) else value
+        options[name] = str(value) if isinstance(value, Path) else value
     return {
-        **given,
+        **options,
         **asdict(request.selection),
         **asdict(request.settings),
         "shards": shards,
@@ -213,9 +213,9 @@ def make_plan(
         ]
         for _, parts in groupby((listing for _, listing in files), key=lambda listing: listing.split):
             remark_on_split(list(parts), say)
-        there = out.names()
+        existing = out.names()
         for path, _ in files:
-            if taken := [f"{path.stem}{suffix}" for suffix in _SUFFIXES if f"{path.stem}{suffix}" in there]:
+            if taken := [f"{path.stem}{suffix}" for suffix in _SUFFIXES if f"{path.stem}{suffix}" in existing]:
                 raise DataError(
                     f"{', '.join(taken)} exist{'s' * (len(taken) == 1)} already, and no {stem}.plan.json of this"
                     " packing: remove them, or choose another name than OUT"
@@ -243,7 +243,7 @@ def make_plan(
 
 
 def _default_shards(listing: Listing) -> int:
-    """So many as the source calls for, whoever packs it."""
+    """Return the number of shards where none is asked for: by bytes and images alone, not by who packs."""
     num_bytes = int(listing.sizes.clip(0).sum())
     return max(1, -(-num_bytes // SHARD_BYTES), -(-len(listing) // SHARD_IMAGES))
 
@@ -252,7 +252,7 @@ def _default_shards(listing: Listing) -> int:
 
 
 def _folder_in_store(request: PackRequest) -> str:
-    """The URI of a source that is a folder of objects; empty for any other."""
+    """Return the URI of a source that is a folder of objects; empty for any other."""
     for source in request.sources:
         if not is_uri(source) or is_pattern(source):
             continue
@@ -278,9 +278,9 @@ def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
         raise NoObjectError(f"there is no object {place}, and nothing below it")
     loose = next((name for name in files.names if "/" not in name or name.endswith(f"/{ANNOTATIONS}")), None)
     if request.labels is not None or request.root is not None or loose is not None:
-        what = f"{uri}{loose} lies in no folder of a class" if loose else "--labels and --root name files beside it"
+        problem = f"{uri}{loose} lies in no folder of a class" if loose else "--labels and --root name files beside it"
         raise DataError(
-            f"{what}: several processes read folders of classes, archives and record files from a store. Pack {uri}"
+            f"{problem}: several processes read folders of classes, archives and record files from a store. Pack {uri}"
             " with one process, or from a disk that all of them see"
         )
     is_split = selection.val_fraction is not None or selection.train_per_class is not None
@@ -315,7 +315,7 @@ def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> Files:
 
 
 def _version(facts: ObjectFacts) -> int:
-    """A number that is another one where an object's content is: what stands in for the time of a file."""
+    """Return a number that changes with an object's content: it stands in for the time of a file."""
     text = facts.etag or facts.modified
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
@@ -384,7 +384,7 @@ def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _uris(listings: Sequence[Listing], scratch: Path) -> dict[str, str]:
-    """Name the files of listings that other machines find elsewhere: path here -> URI.
+    """Map the files of listings that came from a store to their URIs, under which other machines find them.
 
     Raises:
         DataError: they have been decompressed, and so are nowhere else.
@@ -446,8 +446,8 @@ def read_listing(
         named = list(_names_from_columns("paths", table))
         paths = tuple(map(where, named))
         for name, path, size in zip(named, paths, table["path_sizes"].tolist(), strict=True):
-            if (now := stat_file(path)[0]) != size:
-                raise _changed(name, size, now, plan_name)
+            if (new_size := stat_file(path)[0]) != size:
+                raise _changed(name, size, new_size, plan_name)
         pixels = None
         if "pixels" in table:
             height, width, channels, is_planar = table["pixels"].tolist()
@@ -469,8 +469,8 @@ def read_listing(
     if pieces is None and not plan.source:
         for place, size in zip(listing.places(0, len(listing)), listing.sizes.tolist(), strict=True):
             assert not isinstance(place, Piece)
-            if (now := stat_file(place)[0]) != size:
-                raise _changed(place, size, now, plan_name)
+            if (new_size := stat_file(place)[0]) != size:
+                raise _changed(place, size, new_size, plan_name)
     return listing
 
 
@@ -480,8 +480,9 @@ def _changed_while_listed(uri: str) -> DataError:
     )
 
 
-def _changed(path: str, size: int, now: int, plan_name: str) -> DataError:
-    state = "is not there now" if now < 0 else "was written again since" if now == size else f"has {now:,} now"
+def _changed(path: str, size: int, new_size: int, plan_name: str) -> DataError:
+    state = "was written again since" if new_size == size else f"has {new_size:,} now"
+    state = "is not there now" if new_size < 0 else state
     return DataError(
         f"{path} has changed: it had {size:,} bytes when {plan_name} was made, and {state}. Put it back, or remove"
         f" {plan_name} to list the source anew"

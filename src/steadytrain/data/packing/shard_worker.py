@@ -185,8 +185,8 @@ class _Worker:
                 if len(self.done) == len(plan.shards):
                     return self._finish()
                 if not has_packed:  # another may have come to the end, and have removed what was noted
-                    now = self._read_plan()
-                    if now is None or now.is_complete:
+                    latest = self._read_plan()
+                    if latest is None or latest.is_complete:
                         return self._finish()
                     time.sleep(POLL_SECONDS)
         except SteadyError:
@@ -309,7 +309,7 @@ class _Worker:
     # -- shards ------------------------------------------------------------------------------------------------------
 
     def _mark(self, number: int) -> str:
-        """The file that says that a shard is done."""
+        """Return the name of the file that marks a shard as done."""
         return f"{self._task(number)}.done"
 
     def _task(self, number: int) -> str:
@@ -319,7 +319,7 @@ class _Worker:
         return {number for number in range(len(self.plan.shards)) if self._mark(number) in names}
 
     def _claim(self) -> int | None:
-        """Take a shard: of this process's own first, then any that nobody has, then those of the dead."""
+        """Take a shard: first one of this rank's part, then any that nobody has, then those of processes that ended."""
         names = self.notes.names()
         total = len(self.plan.shards)
         self.done |= self._marked(names)
@@ -330,7 +330,7 @@ class _Worker:
         return next((number for number in left if self.leases.take(self._task(number), names)), None)
 
     def _pack_some(self, scratch: Path) -> bool:
-        """Pack shards until there is none to be had; tell whether there was one."""
+        """Pack shards until there are none to take; return whether there was one."""
         waiting: deque[tuple[int, Tally]] = deque()  # whose images are on their way through the children
         self.claimed = set()
 
@@ -387,7 +387,7 @@ class _Worker:
         return scratch / f"{number:05}.images"
 
     def _place(self, name: str) -> str:
-        """Where a file of images lies here: one in a store is fetched, whole, unless an earlier shard needed it."""
+        """Return the local path of a file of images; one in a store is fetched whole, unless an earlier shard did."""
         if is_uri(name) and name not in self.places:
             self.places[name] = self.stack.enter_context(local_sources([name], self.say))[0]
         return self.places.get(name, name)

@@ -50,7 +50,7 @@ class SharedFolder(Protocol):
         """Make the folder, if it is not there."""
 
     def create(self, name: str, content: bytes) -> bool:
-        """Make a file that is not there; tell whether this process made it. Without a folder there is nothing made."""
+        """Make a file that does not exist; return whether this process made it. Nothing is made without a folder."""
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Write a file, or move one there; whole or not at all, in place of what is there."""
@@ -212,12 +212,12 @@ class Leases:
         prefix = f"{task}.lease-"
         number = max((int(name[len(prefix) :]) for name in names if name.startswith(prefix)), default=-1)
         if number >= 0:
-            last, now = f"{prefix}{number}", time.monotonic()
+            last, seconds = f"{prefix}{number}", time.monotonic()
             content = self._folder.read(last)
-            before, since = self._watched.setdefault(last, (content, now))
-            if content != before:
-                self._watched[last] = content, now
-            if (content != before or now - since < LEASE_SECONDS) and not _has_ended(content):
+            known, since = self._watched.setdefault(last, (content, seconds))
+            if content != known:
+                self._watched[last] = content, seconds
+            if (content != known or seconds - since < LEASE_SECONDS) and not _has_ended(content):
                 return False
         lease = f"{prefix}{number + 1}"
         if not self._folder.create(lease, self._content()):
@@ -226,7 +226,7 @@ class Leases:
         return True
 
     def drop(self, task: str) -> None:
-        """Write the lease of a task that is done no more."""
+        """Stop renewing the lease of a task that is done."""
         self._held.pop(task, None)
 
     def stop(self) -> None:

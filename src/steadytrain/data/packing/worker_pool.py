@@ -111,7 +111,7 @@ def map_in_children(
 def start_child(
     module: str, *, stdin: int | None = None, stdout: int | None = None, inherits: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a child that loads ``module`` and runs its ``main()``; it hears no Ctrl-C.
+    """Start a child that loads ``module`` and runs its ``main()``; it ignores Ctrl-C.
 
     Args:
         module: by its name.
@@ -180,7 +180,7 @@ class _Child:
 
 
 def run(module: str) -> None:
-    """Live as a child of :func:`start_child`."""
+    """Run a child of :func:`start_child`: load the module and call its ``main()``."""
     # The parent hears of these, and ends its children: a job that is asked to end needs its batches until it has saved.
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
@@ -190,7 +190,7 @@ def run(module: str) -> None:
 
 
 def main() -> None:
-    """Live as a child of :func:`map_in_children`: a function, then portions, come in; results go out."""
+    """Run a child of :func:`map_in_children`: read a function, then portions, and write their results."""
     portions = sys.stdin.buffer
     with suppress(EOFError, BrokenPipeError), os.fdopen(os.dup(1), "wb") as results:
         os.dup2(2, 1)  # what a library prints must not get among the results

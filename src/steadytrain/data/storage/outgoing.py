@@ -53,7 +53,7 @@ class Outgoing:
         return str(self.place.sibling(path.name))
 
     def is_made(self, work: str) -> bool:
-        """Tell whether the files of this work are complete, and on their way."""
+        """Return whether the files of this work are complete, and on their way."""
         return self._read_note().get("work") == work
 
     def require_free(self, paths: Sequence[Path]) -> None:

@@ -51,7 +51,7 @@ Ints = NDArray[np.int64]
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock that a file stands for, against other processes; the file is made if need be, unless it is shared."""
+    """Hold a file's lock against other processes; an exclusive one makes the file if need be."""
     with path.open("rb" if shared else "ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -71,7 +71,7 @@ def lock_at_once(file: BinaryIO, *, shared: bool = False) -> bool:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was fetched of objects since they are in the cache, by all processes: requests, bytes, repeated requests."""
+    """Requests, bytes and repeated requests of objects since they are in the cache, by all processes."""
 
     requests: int = 0
     bytes: int = 0
@@ -85,12 +85,12 @@ class Traffic:
 
 
 def origin_path(file: Path) -> Path:
-    """Return where it stands what a store said of a file's object."""
+    """Return the path of the file beside a copy that holds what the store said of its object."""
     return file.with_name(f".{file.name}.origin")
 
 
 def pages_path(file: Path) -> Path:
-    """Return where it stands which pages of a file are there."""
+    """Return the path of the file beside a copy that says which of its pages are on disk."""
     return file.with_name(f".{file.name}.pages")
 
 
@@ -154,7 +154,7 @@ class PagedFile:
         return self.facts.size
 
     def has(self, first: int, end: int) -> bool:
-        """Tell whether pages ``first`` to ``end - 1`` are there. Raises ValueError: it is closed."""
+        """Return whether pages ``first`` to ``end - 1`` are there. Raises ValueError: it is closed."""
         return self._map.find(b"\0", self._present_at + first, self._present_at + end) < 0
 
     def copy(self, start: int, end: int) -> bytes | None:
@@ -173,13 +173,13 @@ class PagedFile:
         try:
             data = os.pread(self._file.fileno(), end - start, start)
         except OSError as error:
-            what = f"cannot read {self.file} ({error.strerror or error})"
-            raise StorageError(f"{what}: remove {self.file.parent}, and run the same command again") from error
+            reason = f"cannot read {self.file} ({error.strerror or error})"
+            raise StorageError(f"{reason}: remove {self.file.parent}, and run the same command again") from error
         # Whoever removes a page clears its mark, then counts, then frees it: if nobody counted, all was there.
         return data if self._map[: _NUMBER.size] == removals else None
 
     def missing(self, pages: Ints) -> Ints:
-        """Return those of some pages that are not there, and note that all of them are used now."""
+        """Return the pages, of some, that are not on disk, and note that all of them are used now."""
         self.used[pages] = now()
         missing: Ints = pages[self.present[pages] == 0]
         return missing
@@ -212,7 +212,7 @@ class PagedFile:
                     _punch(self._file.fileno(), first * self.page_bytes, (end - first) * self.page_bytes, self.file)
 
     def keep(self) -> None:
-        """Have no page of it removed, until it is closed."""
+        """Keep all pages from being removed until the file is closed."""
         if self._kept is None:
             file = origin_path(self.file).open("rb")
             if fcntl is not None:
@@ -238,7 +238,7 @@ class PagedFile:
         return not len(self.present) or bool(self.present[self._hole])
 
     def is_kept(self) -> bool:
-        """Tell whether anybody keeps all of its pages."""
+        """Return whether anybody keeps all of its pages."""
         with self._unless_kept() as may_drop:
             return not may_drop
 
@@ -281,7 +281,7 @@ class PagedFile:
 
     @contextlib.contextmanager
     def _unless_kept(self) -> Iterator[bool]:
-        """Yield whether nobody keeps the pages, and have nobody begin to meanwhile."""
+        """Yield whether nobody keeps the pages; nobody can begin to until the context ends."""
         with origin_path(self.file).open("rb") as file:
             yield fcntl is None or lock_at_once(file)
 
@@ -316,7 +316,7 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 
 def _punch(file: int, start: int, size: int, path: Path) -> None:
-    """Give the room of a part of a file back; it reads as zeros then."""
+    """Free the disk blocks of a part of a file; it reads as zeros then."""
     fallocate = _fallocate()
     if fallocate is None or fallocate(file, _PUNCH, start, size):
         why = os.strerror(ctypes.get_errno()) if fallocate is not None else "this system has no such call"

@@ -1,4 +1,4 @@
-"""Whatever else is data, at URIs: fetched whole into the cache, and then a source like any on this disk.
+"""Sources at URIs that are fetched whole into the cache, and then read like local ones.
 
 Shards, archives, tables and lists are files; what ends with ``/``, or is no object, is a folder: all objects below it.
 They stay in the cache for the next time, as long as there is room, and are fetched anew only where they changed.
@@ -52,7 +52,7 @@ _OBJECTS_AT_ONCE = 4
 
 @contextlib.contextmanager
 def local_sources(sources: Sequence[str], say: Say) -> Iterator[list[str]]:
-    """Fetch those of some sources that are URIs; yield where all of them are on this disk, while this is not left.
+    """Fetch the sources that are URIs; yield the local paths of all, which stay until the context ends.
 
     Raises:
         DataError: there is none of that name, or the store refuses it.
@@ -98,7 +98,7 @@ def _complete(uri: str, files: Sequence[Path], stack: contextlib.ExitStack, say:
 
 
 def _fetch_whole(uri: str, files: Sequence[Path], missing: Sequence[Path], say: Say) -> None:
-    """Fetch those of some objects of which pages are missing."""
+    """Fetch the objects that are not whole in the cache."""
     objects = objects_folder()
     _require_room(uri, sum(file.stat().st_size for file in files), limit_bytes(objects))
     total = size_words(sum(file.stat().st_size for file in missing))

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def is_uri(text: object) -> bool:
-    """Tell whether a name of data is an object's in a store.
+    """Return whether a name of data is the URI of an object in a store.
 
     >>> is_uri("s3://bucket/train.rec"), is_uri("photos/"), is_uri("file:///photos")
     (True, False, False)
@@ -170,7 +170,7 @@ class ObjectFacts:
     modified: str
 
     def is_same(self, other: ObjectFacts) -> bool:
-        """Tell whether both are of one content: the same ETag; where a store gives none, the same time."""
+        """Return whether both are of one content: the same ETag; where a store gives none, the same time."""
         etag, other_etag = self.etag.strip('"'), other.etag.strip('"')  # some stores quote it only in some answers
         same = etag == other_etag if etag or other_etag else self.modified == other.modified
         return same and self.size == other.size
@@ -242,26 +242,26 @@ class Store:
             DataError: the store cannot list, or refuses to.
             StorageError: it does not answer.
         """
-        found = self._repeat(folder, lambda store: store.list_with_delimiter(folder.key.rstrip("/") or None))
-        return dict(sorted((meta["path"].rpartition("/")[2], _facts(meta)) for meta in found["objects"]))
+        listing = self._repeat(folder, lambda store: store.list_with_delimiter(folder.key.rstrip("/") or None))
+        return dict(sorted((meta["path"].rpartition("/")[2], _facts(meta)) for meta in listing["objects"]))
 
-    def list_after(self, folder: Place, name: str, last: str, *, most: int) -> dict[str, ObjectFacts] | None:
+    def list_after(self, folder: Place, first: str, last: str, *, most: int) -> dict[str, ObjectFacts] | None:
         """List the objects in a folder behind one name, up to another; None where there are more than ``most``.
 
         Errors as of :meth:`list_folder`.
         """
 
         def list_once(store: ObjectStore) -> dict[str, ObjectFacts] | None:
-            found: dict[str, ObjectFacts] = {}
-            for chunk in store.list(folder.key.rstrip("/") or None, offset=folder.key + name, chunk_size=1000):
+            listing: dict[str, ObjectFacts] = {}
+            for chunk in store.list(folder.key.rstrip("/") or None, offset=folder.key + first, chunk_size=1000):
                 for meta in chunk:
-                    found_name = meta["path"][len(folder.key) :]
-                    if found_name > last:
-                        return found
-                    if len(found) == most:
+                    name = meta["path"][len(folder.key) :]
+                    if name > last:
+                        return listing
+                    if len(listing) == most:
                         return None
-                    found[found_name] = _facts(meta)
-            return found
+                    listing[name] = _facts(meta)
+            return listing
 
         return self._repeat(folder, list_once)
 
@@ -417,8 +417,8 @@ def _open_store(place: Place, repeats: int) -> ObjectStore:
     try:
         match place.scheme:
             case "s3":
-                given: dict[str, Any] = {} if _has_aws_keys() else {"credential_provider": _aws_session(place)}
-                return S3Store(bucket, client_options=client, retry_config=retry, **given)
+                credentials: dict[str, Any] = {} if _has_aws_keys() else {"credential_provider": _aws_session(place)}
+                return S3Store(bucket, client_options=client, retry_config=retry, **credentials)
             case "gs":
                 return GCSStore(bucket, client_options=client, retry_config=retry)
             case "az":
@@ -473,7 +473,7 @@ _AWS_KEYS = (
 
 
 def _has_aws_keys() -> bool:
-    """Tell whether obstore finds its credentials itself: in the environment, or where it names them."""
+    """Return whether obstore finds its credentials itself: in the environment, or where it names them."""
     return any(os.environ.get(name) for name in _AWS_KEYS) or importlib.util.find_spec("boto3") is None
 
 
@@ -527,10 +527,10 @@ _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 
 
 def _judge(error: Exception, place: Place) -> Fault | SteadyError:
-    """Say what an error of obstore means: a fault that may pass, or the error to raise."""
+    """Classify an error of obstore: a fault that may pass, or the error to raise."""
     text, kind = str(error), type(error).__name__
-    found = _STATUS.search(text)
-    status = int(found[1] or found[2]) if found else 0
+    match = _STATUS.search(text)
+    status = int(match[1] or match[2]) if match else 0
     remedy = _RENEW.get(place.scheme, "give an address that needs none")
     if kind == "PreconditionError":
         return _changed(place)
