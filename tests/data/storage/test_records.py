@@ -94,9 +94,8 @@ def test_many_objects_are_opened_by_few_requests(
             with Records.open(bucket.uri(pattern)) as remote:
                 assert remote.labels.tolist() == sorted(remote.labels.tolist()) and len(remote.classes) == 10
             counts = Counter(path for path, _ in fault_proxy.requests)
-            parts = [count for path, count in counts.items() if path.endswith(".rec")]
-            assert len(counts) == (1 + 3 * 40 if is_cold else 1)  # a listing; an index, a card and a record file each
-            assert sum(count > 6 for count in parts) <= 8  # blocks of these are compared with their cards
+            # A listing; an index and a card of each; and four files of which blocks are compared with their cards.
+            assert len(counts) == (1 + 2 * 40 + 4 if is_cold else 1)
             assert len(set(fault_proxy.requests)) == len(fault_proxy.requests)  # nothing is asked for twice
         shutil.rmtree(tmp_path / "cache")
 
@@ -134,6 +133,18 @@ def test_objects_that_do_not_fit_together_do_not_stay(
         bucket.put(f"other{suffix}", digits.with_suffix(suffix))
     with Records.open(files[0]) as one, Records.open(f"{bucket.uri('{digits,other}.rec')}") as both:
         assert one.stays and not both.stays
+
+
+def test_an_object_of_another_size_than_its_card_says_is_refused(
+    bucket: Bucket, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_MOST_COMPARED", 1)
+    for file in pack(digits_folder, tmp_path / "x", shards=3):
+        bucket.put_records(tmp_path, file.path.stem)
+    last = tmp_path / "x-00002-of-00003.rec"
+    bucket.put(last.name, last.read_bytes() + bytes(4))
+    with pytest.raises(DataError, match=r"x-00002-of-00003\.rec: it is not the file that its card describes"):
+        Records.open(bucket.uri("x-*.rec"))
 
 
 def test_many_small_objects_stay_below_the_limit_together(

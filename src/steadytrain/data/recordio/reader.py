@@ -70,7 +70,7 @@ _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _START = struct.Struct("<III")
 _SAMPLE = 256
 _REMOTE_SAMPLE = 3  # of an object, where each is a request
-_MOST_COMPARED = 8  # objects of a set, whose blocks are compared with the card's digest when they are opened
+_MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare them with their cards
 _HEAD_BYTES = 8 + HEADER_BYTES
 
 
@@ -231,16 +231,19 @@ def _open_files(paths: Sequence[Path], files: list[_File]) -> None:
         return
     step = -(-len(paths) // _MOST_COMPARED)
     with ThreadPoolExecutor(min(MOST_REQUESTS, len(paths)), "storage") as pool:
-        opening = [
-            pool.submit(_open_file, path, compares_spots=number % step == 0) for number, path in enumerate(paths)
-        ]
+        opening = [pool.submit(_open_file, path, compares=number % step == 0) for number, path in enumerate(paths)]
     files.extend(future.result() for future in opening if future.exception() is None)
     for future in opening:
         future.result()
 
 
-def _open_file(path: Path, *, compares_spots: bool = True) -> _File:
-    """Open a file; of an object, whose blocks are requests each, ``compares_spots`` only where that is wanted."""
+def _open_file(path: Path, *, compares: bool = True) -> _File:
+    """Open a file, and compare it with its index and its card.
+
+    Args:
+        path: of the file.
+        compares: of an object whose bytes are as many as its card says, fetch blocks to compare them.
+    """
     try:
         with path.open("rb") as file:
             # The map keeps the lock: as long as it lives, nobody takes the file for one that nobody needs.
@@ -258,9 +261,10 @@ def _open_file(path: Path, *, compares_spots: bool = True) -> _File:
     view = remote or memoryview(mapped)
     try:
         card = card_of(path)
-        offsets = _find_records(path, view, spots_of(len(view)) if card is not None and compares_spots else None)
+        compares = compares or card is None or card.bytes != len(view)
+        offsets = _find_records(path, view, card, compares=compares)
         if card is not None:
-            _require_card_fits(card, view, offsets, compares_spots=compares_spots)
+            _require_card_fits(card, view, offsets, compares=compares)
     except SteadyError as error:
         if remote is not None:
             remote.close()
@@ -270,10 +274,10 @@ def _open_file(path: Path, *, compares_spots: bool = True) -> _File:
     return _File(path, mapped, view, remote, offsets, card)
 
 
-def _find_records(path: Path, view: memoryview | RemoteFile, spots: tuple[Ints, Ints] | None) -> Offsets:
+def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
     """Find where records begin, by the index or, where there is none, by scanning.
 
-    Of an object the ``spots``, first bytes and ends of what is looked at next, are fetched together with the rest.
+    Of an object all that is compared with the index and the card is fetched at once.
     """
     index = index_path(path)
     wrong_index: DataError | None = None
@@ -283,17 +287,19 @@ def _find_records(path: Path, view: memoryview | RemoteFile, spots: tuple[Ints, 
             offsets = read_index(index)
     except DataError as error:
         wrong_index = error
+    compares = compares or not len(offsets)
     rows = _spread(len(offsets), _SAMPLE if isinstance(view, memoryview) else _REMOTE_SAMPLE)
-    if isinstance(view, RemoteFile):
-        starts, ends = (np.zeros(1, np.int64), np.full(1, 64))
-        spot_starts, spot_ends = spots or (starts, ends)
-        begins = offsets[rows]
-        view.require(np.concatenate((starts, begins, spot_starts)), np.concatenate((ends, begins + 8, spot_ends)))
-    start = bytes(view[:64])
-    if start.startswith(b"version https://git-lfs"):
-        raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
-    if int.from_bytes(start[:4], "little") != MAGIC:
-        raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
+    if isinstance(view, RemoteFile) and compares:
+        starts, ends = np.append(offsets[rows], 0), np.append(offsets[rows] + 8, 64)
+        if card is not None:
+            starts, ends = (np.concatenate(pair) for pair in zip((starts, ends), spots_of(len(view)), strict=True))
+        view.require(starts, ends)
+    if compares:
+        start = bytes(view[:64])
+        if start.startswith(b"version https://git-lfs"):
+            raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
+        if int.from_bytes(start[:4], "little") != MAGIC:
+            raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
     if wrong_index is not None:
         raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
     if not len(offsets):
@@ -301,10 +307,12 @@ def _find_records(path: Path, view: memoryview | RemoteFile, spots: tuple[Ints, 
     if len(offsets) > 1 and not np.diff(offsets).all():
         raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
     try:
-        if isinstance(view, RemoteFile):
-            require_begins(view, offsets[rows])
-        else:
+        if isinstance(view, memoryview):
             require_records(view, offsets[rows])
+        elif compares:
+            require_begins(view, offsets[rows])
+        elif offsets.min() < 0 or offsets.max() >= len(view):
+            raise DataError(f"the object has {len(view):,} bytes")
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
@@ -348,17 +356,14 @@ def none_is_an_image(count: int, reason: str) -> str:
     return f"none of {count:,} records holds an image (the first: {reason})"
 
 
-def _require_card_fits(
-    card: Card, view: memoryview | RemoteFile, offsets: Offsets, *, compares_spots: bool = True
-) -> None:
+def _require_card_fits(card: Card, view: memoryview | RemoteFile, offsets: Offsets, *, compares: bool) -> None:
     if card.num_images != len(offsets):
         raise DataError(f"it holds {len(offsets)} records, its card states {card.num_images}: pack again")
-    spots = digest_of_spots(lambda start, end: view[start:end], len(view)) if card.spots and compares_spots else ""
-    if card.spots != spots if spots else card.bytes not in (0, len(view)):
+    if not compares and isinstance(view, RemoteFile):
+        return
+    if card.spots and card.spots != digest_of_spots(lambda start, end: view[start:end], len(view)):
         raise DataError("it is not the file that its card describes: copy both again, or remove the card")
-    if spots and isinstance(view, RemoteFile):
-        return  # each of the labels below would be one more request
-    if card.by_class:
+    if card.by_class and not (card.spots and isinstance(view, RemoteFile)):  # of an object each label is a request
         # The first and the last record of every class: cheap, and no other file would pass.
         ends = np.cumsum(card.counts)
         rows = np.unique(np.concatenate([ends[ends > 0] - 1, (ends - card.counts)[np.array(card.counts) > 0]]))
