@@ -242,7 +242,7 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
 
     Args:
         path: of the file.
-        compares: of an object whose bytes are as many as its card says, fetch blocks to compare them.
+        compares: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
     """
     try:
         with path.open("rb") as file:
@@ -261,7 +261,7 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
     view = remote or memoryview(mapped)
     try:
         card = card_of(path)
-        compares = compares or card is None or card.bytes != len(view)
+        compares = compares or card is None or not card.bytes
         offsets = _find_records(path, view, card, compares=compares)
         if card is not None:
             _require_card_fits(card, view, offsets, compares=compares)
