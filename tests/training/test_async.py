@@ -26,6 +26,7 @@ from steadytrain.config import Data, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.errors import RecipeError
 from steadytrain.events import Ended, Evaluated, Noticed, Saved, ServerStats, Started, Step
 from steadytrain.launch.supervise import free_port
+from steadytrain.launch.workers import SCRATCH
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 
@@ -412,10 +413,18 @@ def test_a_run_that_was_killed_whole_is_resumed_by_another_engine(digits: Path, 
     child = start(digits, run, *ASYNC, "--epochs", "100", "--set", "every.save_steps=20")
     wait_for_step(child, run, 100)
     victims = psutil.Process(child.pid).children(recursive=True)
+    commands = " ".join(word for victim in victims for word in victim.cmdline())
+    [left] = {Path(name) for name in re.findall(rf"{SCRATCH.parent}/\.{SCRATCH.name}\.\w+-\w+", commands)}
     child.kill()
     child.wait()
     for one in victims:  # Ray's own and the workers end with their parent
         one.wait(60)
+    assert left.is_dir(), "nobody was there to remove Ray's files"
+    other = start(digits, tmp_path / "other", *ASYNC)
+    wait_for_step(other, tmp_path / "other", 1)
+    assert not left.exists(), "the next command has removed them"
+    other.terminate()
+    other.communicate(timeout=60)
     words = ["--epochs", "100", "--set", "every.save_steps=20"]
     assert main(["train", str(digits), "--run", str(run), *SETTINGS, *words]) == 0
     assert of_kind(run, Ended)[-1].step == 1000  # type: ignore[attr-defined]

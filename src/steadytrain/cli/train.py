@@ -218,7 +218,7 @@ def _train_with_servers(
     if options.probe or options.measured:
         flag = "--probe measures" if options.probe else f"auto ({', '.join(sorted(options.measured))}) measures"
         raise InputError(f"{flag} one process, which --engine async has not: leave it out")
-    from steadytrain.launch.workers import join_run, keep_worker, keep_workers
+    from steadytrain.launch.workers import AsyncRun, join_run, keep_worker, keep_workers
 
     staleness, address = _parallel(data, options, "staleness"), _parallel(data, options, "ray_address")
     if VARIABLE in os.environ:
@@ -243,13 +243,15 @@ def _train_with_servers(
         raise InputError(
             f"{world.launcher} has started {world.size} ranks, each of which is a worker: leave out {what}"
         )
+    servers = _parallel(data, options, "servers")
+    run = AsyncRun(
+        servers=servers, staleness=staleness, address=address, namespace=namespace, restarts=restarts, say=note
+    )
     if options.join:
-        return join_run(sys.orig_argv, count, address=address, namespace=str(namespace), restarts=restarts, say=note)
-    about = {"servers": _parallel(data, options, "servers"), "staleness": staleness, "address": address}
-    about |= {"namespace": namespace, "restarts": restarts, "say": note}
+        return join_run(sys.orig_argv, count, run)
     if world.size > 1:
-        return keep_worker(sys.orig_argv, world, **about)
-    return keep_workers(sys.orig_argv, count, **about)
+        return keep_worker(sys.orig_argv, world, run)
+    return keep_workers(sys.orig_argv, count, run)
 
 
 def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:

@@ -14,10 +14,9 @@ import platform
 import secrets
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, TypeVar
@@ -119,6 +118,7 @@ def host_servers(
     staleness: int | None,
     address: str | None = None,
     namespace: str | None = None,
+    folder: str | None = None,
     node_ip: str | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Iterator[Host]:
@@ -130,6 +130,7 @@ def host_servers(
         staleness: as of :class:`.coordinator.Coordinator`.
         address: of a running Ray cluster, such as ``10.0.0.1:6379`` or ``auto``; None: Ray is started here.
         namespace: where the servers have their names; None: one of their own.
+        folder: for the files of Ray that is started here; a short path, since sockets lie in it.
         node_ip: of this machine in the cluster; None: Ray finds it.
         should_stop: workers are kept by ranks of a launcher, of which this is the first: wait for the others before
             there are servers, so that these are spread over their machines, while this does not return True.
@@ -139,50 +140,33 @@ def host_servers(
         RankLostError: the servers could not be started, or other ranks did not come.
     """
     namespace = namespace or f"steadytrain-{os.getpid()}-{os.urandom(4).hex()}"
-    with ray_environment({} if address else {LOOPBACK_ONLY: "0", **_token()}):  # for all processes that are started
-        yield from _host(workers, servers, staleness, address, namespace, node_ip, should_stop)
-
-
-def _host(
-    workers: int,
-    servers: int,
-    staleness: int | None,
-    address: str | None,
-    namespace: str,
-    node_ip: str | None,
-    should_stop: Callable[[], bool] | None,
-) -> Iterator[Host]:
-    ray = require_ray()
-    folder = tempfile.mkdtemp(prefix="steady-ray-", dir="/tmp") if address is None else None  # a short path: of sockets
-    own: dict[str, Any] = {"address": address, "_node_ip_address": node_ip}
-    if folder is not None:
-        # No worker of Ray's own: actors are the only processes.
-        own = {"address": "local", "num_cpus": 0, "num_gpus": 0, "_node_ip_address": LOOPBACK, "_temp_dir": folder}
-        own |= {"include_dashboard": False, "object_store_memory": store_bytes(), "_memory": TASK_BYTES}
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(ray_environment({} if address else {LOOPBACK_ONLY: "0", **_token()}))  # for all processes
+        ray = require_ray()
+        options: dict[str, Any] = {"address": address, "_node_ip_address": node_ip}
+        if address is None:
+            # No worker of Ray's own: actors are the only processes.
+            options = {"address": "local", "num_cpus": 0, "num_gpus": 0, "_node_ip_address": LOOPBACK}
+            options |= {"include_dashboard": False, "object_store_memory": store_bytes(), "_memory": TASK_BYTES}
+            options["_temp_dir"] = folder
+        stack.callback(_shut_down, ray)
         try:
-            about = _init(ray, namespace, own)
+            about = _init(ray, namespace, options)
         except _UNREACHABLE as error:
             raise _no_ray("on this machine" if address is None else f"at {address}", error) from error
-        try:
-            make = ray.remote(Coordinator).options(name="coordinator", num_cpus=0, max_concurrency=1000)
-            coordinator = make.remote(workers, staleness)
-            if should_stop is not None:
-                _await_ranks(ray, coordinator, should_stop)
-            actors = [
-                ray.remote(ServerActor).options(name=f"server-{k}", num_cpus=0, resources={machine: 0.001}).remote()
-                for k, machine in zip(range(servers), cycle(_machines(ray)), strict=False)
-            ]
-            with _lost_servers(ray):
-                ray.get([actor.call.remote("has_applied", 0) for actor in actors])
-                ray.get(coordinator.watch_servers.remote(actors))
-            place = {"address": address or about["gcs_address"], "namespace": namespace, "servers": servers}
-            yield Host({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
-        finally:
-            _shut_down(ray)
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        make = ray.remote(Coordinator).options(name="coordinator", num_cpus=0, max_concurrency=1000)
+        coordinator = make.remote(workers, staleness)
+        if should_stop is not None:
+            _await_ranks(ray, coordinator, should_stop)
+        actors = [
+            ray.remote(ServerActor).options(name=f"server-{k}", num_cpus=0, resources={machine: 0.001}).remote()
+            for k, machine in zip(range(servers), cycle(_machines(ray)), strict=False)
+        ]
+        with _lost_servers(ray):
+            ray.get([actor.call.remote("has_applied", 0) for actor in actors])
+            ray.get(coordinator.watch_servers.remote(actors))
+        place = {"address": address or about["gcs_address"], "namespace": namespace, "servers": servers}
+        yield Host({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
 
 
 def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *, restarts: int = 3) -> list[T]:

@@ -8,7 +8,6 @@ gone all start again, from the last checkpoint.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,9 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.distributed.ray_cluster import (
     LOOPBACK_ONLY,
     MEET_SECONDS,
@@ -54,23 +56,33 @@ from steadytrain.launch.supervise import (
 )
 
 _LEFT = "STEADYTRAIN_RESTARTS_LEFT"
+SCRATCH = Path("/tmp/steady")
+"""Ray's files are in a folder beside it, with a short path since sockets lie there."""
 SHORT_GRACE = 5.0
 """Seconds for workers that have nothing to save."""
 
 T = TypeVar("T")
 
 
-def keep_workers(
-    command: Sequence[str],
-    count: int,
-    *,
-    servers: int,
-    staleness: int | None = None,
-    address: str | None = None,
-    namespace: str | None = None,
-    restarts: int = 3,
-    say: Callable[[str], None] = lambda message: None,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class AsyncRun:
+    """A run of the asynchronous engine.
+
+    Args:
+        servers, staleness, address, namespace: as of :func:`steadytrain.distributed.ray_cluster.host_servers`.
+        restarts: how often in a row workers, or all of them, are started again.
+        say: takes a line about each new start.
+    """
+
+    servers: int = 1
+    staleness: int | None = None
+    address: str | None = None
+    namespace: str | None = None
+    restarts: int = 3
+    say: Callable[[str], None] = lambda message: None
+
+
+def keep_workers(command: Sequence[str], count: int, run: AsyncRun) -> int:
     """Start servers and ``count`` workers of a command, and wait for them.
 
     They get the same files and signals as this process; worker 0 has the terminal, and what the others write to
@@ -79,9 +91,6 @@ def keep_workers(
     Args:
         command: program and arguments, the same for each.
         count: of workers, 1 or more.
-        servers, staleness, address, namespace: as of :func:`steadytrain.distributed.ray_cluster.host_servers`.
-        restarts: how often in a row workers, or all of them, are started again.
-        say: takes a line about each new start.
 
     Returns:
         The exit code, as of :func:`.supervise.keep_ranks`.
@@ -89,59 +98,49 @@ def keep_workers(
     Raises:
         InputError: the command cannot be started, or Ray is not there.
     """
-    workers = _Workers(command, say, int(os.environ.get(_LEFT, restarts)))
+    workers = _Workers(command, run.say, int(os.environ.get(_LEFT, run.restarts)))
     with take_signals(FORWARDED, workers.forward) as received:
         try:
-            with host_servers(
-                workers=count, servers=servers, staleness=staleness, address=address, namespace=namespace
-            ) as host:
+            with (
+                scratch_beside(SCRATCH) as folder,
+                host_servers(
+                    workers=count,
+                    servers=run.servers,
+                    staleness=run.staleness,
+                    address=run.address,
+                    namespace=run.namespace,
+                    folder=str(folder),
+                ) as host,
+            ):
                 code = workers.run(count, host, received)
         except RankLostError as error:
-            say(str(error))
+            run.say(str(error))
             code = RANK_LOST
         if code != RANK_LOST or received or not workers.may_restart():
             return code
-    say("a server was lost: all start again from the last checkpoint")
+    run.say("a server was lost: all start again from the last checkpoint")
     # In a process of its own: Ray starts only once in one with a password of its own.
     return os.execvpe(command[0], list(command), {**os.environ, _LEFT: str(workers.left)})
 
 
-def join_run(
-    command: Sequence[str],
-    count: int,
-    *,
-    address: str,
-    namespace: str,
-    restarts: int = 3,
-    say: Callable[[str], None] = lambda message: None,
-) -> int:
+def join_run(command: Sequence[str], count: int, run: AsyncRun) -> int:
     """Start ``count`` more workers of a run that goes on elsewhere on the same Ray cluster, and wait for them.
 
-    Arguments and exit code are those of :func:`keep_workers`.
+    Arguments and exit code are those of :func:`keep_workers`; address and namespace are needed.
 
     Raises:
         InputError: there is no such run.
     """
-    workers = _Workers(command, say, restarts)
+    workers = _Workers(command, run.say, run.restarts)
     with (
         take_signals(FORWARDED, workers.forward) as received,
-        enlist(count, address=address, namespace=namespace) as (host, first),
+        enlist(count, address=str(run.address), namespace=str(run.namespace)) as (host, first),
     ):
-        say(f"workers {first} to {first + count - 1} join")
+        run.say(f"workers {first} to {first + count - 1} join")
         return workers.run(count, host, received, first=first)
 
 
-def keep_worker(
-    command: Sequence[str],
-    world: World,
-    *,
-    servers: int,
-    staleness: int | None = None,
-    address: str | None = None,
-    namespace: str | None = None,
-    restarts: int = 3,
-    say: Callable[[str], None] = lambda message: None,
-) -> int:
+def keep_worker(command: Sequence[str], world: World, run: AsyncRun) -> int:
     """Keep one worker of a run, as the rank of a launcher that this process is; the first one has the servers as well.
 
     Without an address, the first rank of each machine starts Ray there, at the first of which all of them meet.
@@ -151,12 +150,12 @@ def keep_worker(
     Raises:
         InputError: the workers' machines cannot meet, or not safely; or as :func:`keep_workers`.
     """
-    if staleness is not None and 0 < staleness < world.size - 1:
+    if run.staleness is not None and 0 < run.staleness < world.size - 1:
         raise InputError(
-            f"--staleness {staleness} is too narrow for {world.size} workers, of which some would always wait: use 0,"
-            f" {world.size - 1} or more"
+            f"--staleness {run.staleness} is too narrow for {world.size} workers, of which some would always wait: use"
+            f" 0, {world.size - 1} or more"
         )
-    workers = _Workers(command, say, restarts, is_launched=True)
+    workers = _Workers(command, run.say, run.restarts, is_launched=True)
     with take_signals(FORWARDED, workers.forward) as received:
 
         def should_stop() -> bool:
@@ -164,22 +163,23 @@ def keep_worker(
 
         try:
             with ExitStack() as stack:
-                node_ip = None
-                if address is None:
-                    address, node_ip = stack.enter_context(_ray_of_machine(world, should_stop))
+                address, node_ip = (
+                    (run.address, None) if run.address else stack.enter_context(_ray_of_machine(world, should_stop))
+                )
                 place: dict[str, Any] = {"address": address, "node_ip": node_ip, "should_stop": should_stop}
-                place["namespace"] = namespace or f"steadytrain-{world.address}-{world.port}"
+                place["namespace"] = run.namespace or f"steadytrain-{world.address}-{world.port}"
                 if world.rank:
                     host = stack.enter_context(enter(world.rank, **place))
                 else:
-                    hosting = host_servers(workers=world.size, servers=servers, staleness=staleness, **place)
-                    host = stack.enter_context(hosting)
+                    host = stack.enter_context(
+                        host_servers(workers=world.size, servers=run.servers, staleness=run.staleness, **place)
+                    )
                 code = workers.run(1, host, received, first=world.rank)
                 if code in (0, PREEMPTED):
                     host.part(world.rank)
                 return code
         except RankLostError as error:
-            say(str(error))
+            run.say(str(error))
             return PREEMPTED if received else RANK_LOST
 
 
@@ -193,7 +193,8 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
             " of them have: set RAY_AUTH_TOKEN (openssl rand -hex 32), or use steady launch, which makes one"
         )
     variables = {} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token"}
-    with ray_environment({**variables, **({LOOPBACK_ONLY: "0"} if is_alone else {})}):
+    with ExitStack() as stack:
+        stack.enter_context(ray_environment({**variables, **({LOOPBACK_ONLY: "0"} if is_alone else {})}))
         require_ray()  # which reads these when it is imported
         head = LOOPBACK
         if not is_alone:
@@ -212,7 +213,7 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
             _await_port(head, world.port - 1, should_stop)
             yield address, node_ip
             return
-        folder = tempfile.mkdtemp(prefix="steady-ray-", dir="/tmp")  # a short path: of sockets
+        folder = stack.enter_context(scratch_beside(SCRATCH))
         words = ["start", "--block", "--disable-usage-stats", "--num-cpus=0", "--num-gpus=0"]
         words += [f"--node-ip-address={node_ip}", f"--temp-dir={folder}", f"--object-store-memory={store_bytes()}"]
         words += [f"--memory={TASK_BYTES}"]
@@ -246,7 +247,6 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
                 process.kill()
                 process.wait()
             log.close()
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _outlast_signals() -> None:
