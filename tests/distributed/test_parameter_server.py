@@ -170,6 +170,36 @@ def test_a_batch_is_applied_once_however_often_it_is_pushed() -> None:
     assert servers.servers[0].has_applied(7) and not servers.servers[0].has_applied(8)
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_each_workers_gradients_move_a_momentum_of_its_own(nesterov: bool) -> None:
+    """As if each worker had an optimizer, all of them on the same weights; so one worker is one process."""
+    spec, pushing = Optim("sgd", nesterov=nesterov), (0, 1, 1, 0, 2, 1, 0, 2)
+    servers, groups = Servers(spec, 2), groups_of(model())
+    optimizers = [optim.build(spec, groups, lr=0.1, device=CPU) for _ in range(3)]
+    parameters = [p for group in groups for p in group["params"]]
+    for update, rank in enumerate(pushing):
+        for parameter, gradient in zip(parameters, gradients(parameters, update), strict=True):
+            parameter.grad = gradient
+        sent = flat([p.grad for p in parameters if p.grad is not None])
+        optimizers[rank].step()
+        np.testing.assert_allclose(servers.push(update, sent, rank), flat(parameters), rtol=2e-6, atol=2e-7)
+    saved = servers.save()["optimizer"]["state"]
+    for number, parameter in enumerate(parameters):
+        own = [optimizer.state[parameter]["momentum_buffer"] for optimizer in optimizers]
+        torch.testing.assert_close(saved[number]["momentum_buffer"], sum(own) / 3, rtol=2e-5, atol=1e-6)
+
+
+def test_workers_of_a_resumed_run_begin_with_the_momentum_of_its_checkpoint() -> None:
+    first = Servers(Optim("sgd"), 1)
+    for update in range(UPDATES):
+        first.push(update, flat(gradients(first.parameters, update)))
+    sent = flat(gradients(first.parameters, UPDATES))
+    ours = [Servers(Optim("sgd"), 1, first.save(), step=UPDATES).push(UPDATES, sent, rank) for rank in (0, 5)]
+    wanted = first.push(UPDATES, sent)
+    for weights in ours:
+        np.testing.assert_array_equal(weights, wanted)
+
+
 def test_dcasgd_compensates_the_delay_of_the_worker_that_pushes() -> None:
     """Zheng et al. 2017, equation 10: g + lamda * g * g * (w now - w that the worker had)."""
     servers = Servers(Optim("dcasgd", weight_decay=0.0, options={"lamda": 2.0}), 2)

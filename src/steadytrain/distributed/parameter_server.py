@@ -29,6 +29,8 @@ State: TypeAlias = dict[str, tuple[bool, Any]]
 
 REMEMBERED = 1000
 """Batches before the newest one of which a server knows whether it has made their updates."""
+MOMENTUM = ("momentum_buffer", "momentum")
+"""What torch's and timm's optimizers, and MXNet's, call the momentum of a tensor in their state."""
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -85,7 +87,11 @@ def cut(places: Sequence[Place], servers: int, *, whole: bool) -> tuple[int, ...
 
 
 class ParameterServer:
-    """A range of all parameters, and the optimizer that updates it. One caller at a time."""
+    """A range of all parameters, and the optimizer that updates it. One caller at a time.
+
+    Each worker has a momentum of its own, of its gradients alone; a checkpoint has their mean. With Nesterov's momentum
+    this is DANA-Slim: Hakimi et al. 2019, "Taming Momentum in a Distributed Asynchronous Environment".
+    """
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -94,6 +100,8 @@ class ParameterServer:
         self._groups: list[int] = []  # of all groups, those of this server's optimizer
         self._optimizer: Optimizer | None = None
         self._pulled: dict[int, Tensor] = {}  # by worker: the weights that it has, where the optimizer wants to know
+        self._momenta: dict[int, dict[int, dict[str, Tensor]]] = {}  # by worker, parameter and name
+        self._first_momenta: dict[int, dict[str, Tensor]] = {}  # what each worker begins with
         self._residuals: dict[int, Tensor] = {}  # by worker: what compression had left of its gradients
         self._shares: dict[int, Tensor] = {}  # by worker, of an update that is made of all of them
         self._applied, self._seconds = 0, 0.0
@@ -153,6 +161,8 @@ class ParameterServer:
                     name: _in_layout(value, self._parameters[number]) if is_alike else deepcopy(value)
                     for name, (is_alike, value) in state.items()
                 }
+        self._momenta.clear()
+        self._first_momenta = self._momentum()
 
     def pull(self, rank: int) -> tuple[Array, int, float]:
         """Return the weights, float32 [n], how many updates are in them, and the seconds that the last one took."""
@@ -210,7 +220,7 @@ class ParameterServer:
             for one in sorted(self._shares):
                 total += self._shares[one]
             self._shares.clear()
-            self._step(rank, total, missing, options)
+            self._step(0, total, missing, options)  # one worker's momentum for the gradients of all
             self._applied += 1
 
     def deposit(self, rank: int, residual: Array) -> None:
@@ -233,6 +243,7 @@ class ParameterServer:
         states: dict[int, State] = {}
         for number, parameter in self._parameters.items():
             state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
+            state = {**state, **_mean([momentum[number] for momentum in self._momenta.values()])}
             states[number] = {name: saved_value(name, value, parameter) for name, value in state.items()}
         return self._weights.numpy(), self._applied, states
 
@@ -251,9 +262,24 @@ class ParameterServer:
                 self._optimizer.state[parameter]["previous"] = before.as_strided(parameter.shape, parameter.stride())
         for own, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             own.update(options[number])
+        momentum = self._momenta.get(rank) or deepcopy(self._first_momenta)
+        for number, parameter in self._parameters.items():
+            state = self._optimizer.state[parameter]
+            for name in MOMENTUM:
+                state.pop(name, None)
+            state.update(momentum[number])
         self._optimizer.step()
+        self._momenta[rank] = self._momentum()
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    def _momentum(self) -> dict[int, dict[str, Tensor]]:
+        """Return the optimizer's momentum of each parameter, by number and name."""
+        states = {} if self._optimizer is None else self._optimizer.state
+        return {
+            number: {name: states[parameter][name] for name in MOMENTUM if name in states[parameter]}
+            for number, parameter in self._parameters.items()
+        }
 
     def _decompress(self, gradient: Array, form: Form) -> Tensor:
         """Return a gradient as float32 [n]."""
@@ -291,6 +317,15 @@ def saved_value(name: str, value: Any, parameter: Tensor) -> tuple[bool, Any]:
         laid_out.copy_(value)
         return True, laid_out.as_strided((value.numel(),), (1,)).numpy()
     return False, deepcopy(value)
+
+
+def _mean(momenta: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of what workers have, by name; a worker may lack some."""
+    values: dict[str, list[Tensor]] = {}
+    for momentum in momenta:
+        for name, value in momentum.items():
+            values.setdefault(name, []).append(value)
+    return {name: torch.stack(of_workers).mean(0) for name, of_workers in values.items()}
 
 
 def _in_layout(flat: Array, parameter: Tensor) -> Tensor:
