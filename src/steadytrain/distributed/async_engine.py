@@ -42,7 +42,7 @@ from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 
 AHEAD = 2
-"""Batches that a worker loads beside the one that it trains on: what others have to do if it dies."""
+"""Batches that a worker loads ahead of the one it trains on, and that others have to train on if it dies."""
 WAIT_SECONDS = 0.5
 _FIGURES = ("seconds", "update_seconds", "pushed_bytes", "pulled_bytes")
 _SAVED = ("unfinished", "after", "residual")
@@ -50,7 +50,7 @@ _SCHEDULED = ("lr", "momentum", "betas")
 
 
 class RemoteOptimizer(Optimizer):
-    """Stands for the optimizer that the servers run: a step pushes the gradients and pulls the weights.
+    """Proxy of the optimizer that the servers run: a step pushes the gradients and pulls the weights.
 
     Its ``state_dict`` is that of the optimizer in one process.
     """
@@ -74,7 +74,7 @@ class RemoteOptimizer(Optimizer):
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`AsyncEngine.collect` brought, in the form of torch's optimizers."""
+        """Return the state that :meth:`AsyncEngine.collect` fetched, in the form of torch's optimizers."""
         groups: list[dict[str, Any]] = []
         count = 0
         for group in self.param_groups:
@@ -84,18 +84,18 @@ class RemoteOptimizer(Optimizer):
         return {"state": self._loaded, "param_groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep what is to go to the servers."""
+        """Keep a state until :meth:`AsyncEngine.prepare` sends it to the servers."""
         saved = state["param_groups"]
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
             raise ValueError("its optimizer has other groups of parameters")
-        for group, one in zip(self.param_groups, saved, strict=True):
-            group.update({name: value for name, value in one.items() if name != "params"})
+        for group, saved_group in zip(self.param_groups, saved, strict=True):
+            group.update({name: value for name, value in saved_group.items() if name != "params"})
         self._loaded = dict(state["state"])
 
 
 @dataclass
 class Exchanged:
-    """What a worker has exchanged with its servers since an instant: as an event tells it."""
+    """Counts of a worker's exchange with its servers since an instant, for an event."""
 
     since: float
     pushes: int = 0
@@ -116,13 +116,13 @@ class Exchanged:
         self.staleness += staleness
         self.staleness_max = max(self.staleness_max, staleness)
         self.servers = self.servers or [dict.fromkeys(_FIGURES, 0.0) for _ in seconds]
-        for one, call, update, sent, received in zip(self.servers, seconds, updating, pushed, pulled, strict=True):
+        for totals, call, update, sent, received in zip(self.servers, seconds, updating, pushed, pulled, strict=True):
             for name, value in zip(_FIGURES, (call, update, sent[-1].nbytes, received[0].nbytes), strict=True):
-                one[name] += value
+                totals[name] += value
 
 
 class AsyncEngine(Engine):
-    """Gradients out to the servers, weights back. Of the run's one process for each worker.
+    """A worker's side of asynchronous training: push gradients to the servers, pull weights from them.
 
     Args:
         device: of this worker.
@@ -164,7 +164,7 @@ class AsyncEngine(Engine):
         self._optimizer: RemoteOptimizer | None = None
         self._make: MakeOptimizer | None = None
         self._residual: Tensor | None = None  # of 2bit: what is left of the gradients that were pushed
-        self._place: dict[str, Any] = {}  # what of the batches a checkpoint has to know
+        self._progress: dict[str, Any] = {}  # which batches are finished, as a checkpoint has it
         self._assigned: deque[int] | None = deque()  # batches that are to be loaded; None: there are no more
         self._loading: deque[int] = deque()  # those that the loader has delivered
         self._batch = 0
@@ -176,12 +176,12 @@ class AsyncEngine(Engine):
     # -- the parts of a session ----------------------------------------------------------------------------------------
 
     def optimizer(self, local: Optimizer, make: MakeOptimizer) -> Optimizer:
-        """Return what stands for an optimizer on this worker; ``make`` makes it on the servers."""
+        """Return a proxy of an optimizer for this worker; ``make`` makes the optimizer on the servers."""
         self._optimizer, self._make = RemoteOptimizer(local, self), make
         return self._optimizer
 
     def prepare(self, module: nn.Module, step: int = 0) -> nn.Module:
-        """Give the servers the weights after ``step`` updates, as the first of a run, or take theirs."""
+        """Send the servers the weights after ``step`` updates, as the run's first worker, or pull theirs."""
         optimizer = self._optimizer
         assert optimizer is not None and self._make is not None, "an engine without its optimizer"
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -195,22 +195,23 @@ class AsyncEngine(Engine):
             self._gradient.as_strided(place.shape, place.stride, place.start) for place in self._places
         ]
         if self._form.name == "2bit":
-            saved = self._place.get("residual") if self._cluster.place is None else None  # of all workers, to the first
+            is_first = self._cluster.progress is None  # it gets what all workers had
+            saved = self._progress.get("residual") if is_first else None
             self._residual = torch.zeros(total) if saved is None else saved.clone()
-        if self._cluster.place is None:
+        if self._cluster.progress is None:
             self._publish(optimizer, self._make, memories, step)
         optimizer._loaded = {}
-        self._step = self._cluster.place["step"] if self._cluster.place else step
+        self._step = self._cluster.progress["step"] if self._cluster.progress else step
         self._install(self._cluster.call_all("pull", self._cluster.rank))  # and again when it begins to compute
         return module
 
     @property
     def step(self) -> int:
-        """Updates that are made, as far as this worker knows."""
+        """Number of updates made, as far as this worker knows."""
         return self._step
 
     def _publish(self, optimizer: RemoteOptimizer, make: MakeOptimizer, memories: list[Tensor], step: int) -> None:
-        """Load the servers, and open the run for the other workers."""
+        """Send weights and optimizer to the servers, and open the run for the other workers."""
         groups = [
             {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
         ]
@@ -219,13 +220,13 @@ class AsyncEngine(Engine):
             number: {name: saved_value(name, value, self._parameters[number]) for name, value in state.items()}
             for number, state in optimizer._loaded.items()
         }
-        own = [
+        parts = [
             (start, flat[start:end].numpy(), _cut_states(states, self._places, start, end))
             for start, end in self._spans
         ]
         options = {"whole": self._whole, "keeps_gradients": self._keeps_gradients}
-        self._cluster.call_each("load", own, self._places, groups, make, step, **options)
-        saved = self._place or {"unfinished": [], "after": step}
+        self._cluster.call_each("load", parts, self._places, groups, make, step, **options)
+        saved = self._progress or {"unfinished": [], "after": step}
         self._cluster.open(steps=self._steps, step=step, unfinished=saved["unfinished"], after=saved["after"])
 
     @property
@@ -256,15 +257,15 @@ class AsyncEngine(Engine):
         sent = self._gradient.cpu()
         if self.is_synchronous:
             self.on_numbered(self._step)
-            own = self._compressed(sent)
-            shares = [(cluster.size, *one) for one in own]
+            pushed = self._compressed(sent)
+            shares = [(cluster.size, *part) for part in pushed]
             cluster.call_each("push_share", shares, cluster.rank, self._step, self._form, missing, self._options)
             seconds = cluster.seconds
             self.decision = cluster.ask("arrive", cluster.rank, self._step, self.wish)
             self._is_closed = self.decision == "closed"
             results = self._pull()
-            both = [push + pull for push, pull in zip(seconds, cluster.seconds, strict=True)]
-            self.exchanged.add(0, both, [result[2] for result in results], own, results)
+            round_trips = [push + pull for push, pull in zip(seconds, cluster.seconds, strict=True)]
+            self.exchanged.add(0, round_trips, [result[2] for result in results], pushed, results)
             return
         while (
             begun := cluster.ask("begin", cluster.rank, self._batch, has_residual=self._residual is not None)
@@ -272,10 +273,10 @@ class AsyncEngine(Engine):
             self._deposit()
         update, staleness, batches = begun
         self.on_numbered(update)
-        own = self._compressed(sent)  # from here on the residual belongs to weights with this update
-        results = cluster.call_each("push", own, cluster.rank, self._batch, self._form, missing, self._options)
+        pushed = self._compressed(sent)  # from here on the residual belongs to weights with this update
+        results = cluster.call_each("push", pushed, cluster.rank, self._batch, self._form, missing, self._options)
         pulled = self._install(results)
-        self.exchanged.add(staleness, cluster.seconds, [result[-1] for result in results], own, results)
+        self.exchanged.add(staleness, cluster.seconds, [result[-1] for result in results], pushed, results)
         cluster.tell("end", cluster.rank, self._batch, pulled)
         self._step = update + 1
         self._take(batches)
@@ -301,16 +302,16 @@ class AsyncEngine(Engine):
         return taken
 
     def _compressed(self, gradient: Tensor) -> list[tuple[Any]]:
-        """Return what is pushed to each server of a gradient of all elements."""
+        """Cut a gradient of all elements into a compressed part for each server."""
         parts = [slice(start, end) for start, end in self._spans]
         left = [None if self._residual is None else self._residual[part] for part in parts]
         return [(compress(gradient[part], residual, self._form),) for part, residual in zip(parts, left, strict=True)]
 
     def _deposit(self) -> None:
-        """Give the servers a copy of what compression has left, for a checkpoint."""
+        """Send the servers a copy of the compression's residual, for a checkpoint."""
         if self._residual is not None:
-            own = [(self._residual[start:end].numpy(),) for start, end in self._spans]
-            self._cluster.call_each("deposit", own, self._cluster.rank)
+            parts = [(self._residual[start:end].numpy(),) for start, end in self._spans]
+            self._cluster.call_each("deposit", parts, self._cluster.rank)
             self._cluster.ask("note_deposit", self._cluster.rank)
 
     @property
@@ -338,26 +339,26 @@ class AsyncEngine(Engine):
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def next_batches(self) -> list[int]:
-        """Return the batches that were assigned since the last call, by number; waits for nothing."""
+        """Return the numbers of the batches that were assigned since the last call, without waiting."""
         batches = list(self._assigned or ())
         if self._assigned:
             self._assigned.clear()
         return batches
 
     def wait_for_batch(self) -> list[int]:
-        """Wait until a batch is assigned; none: the run is over, or this worker is to stop."""
+        """Wait until a batch is assigned; return none where the run is over or this worker is to stop."""
         count = AHEAD
         self._take(self._cluster.ask("assign", self._cluster.rank, count))
-        is_told = False
+        is_resting = False
         while self._assigned is not None and not self._assigned and not self.should_stop():
-            if not is_told:
+            if not is_resting:
                 self.rest()
-                is_told = True
+                is_resting = True
             self._take(self._cluster.ask("assign", self._cluster.rank, 1, WAIT_SECONDS))
         return self.next_batches()
 
     def delivered(self, batch: int) -> None:
-        """Note that the loader has delivered a batch, which is the next but for those noted before it."""
+        """Note that the loader has delivered a batch; batches are trained on in the order in which they were noted."""
         self._loading.append(batch)
 
     def _take(self, batches: Sequence[int] | None) -> None:
@@ -369,23 +370,23 @@ class AsyncEngine(Engine):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def collect(self) -> int:
-        """Bring weights and optimizer of the servers here as they are between two updates, which wait meanwhile."""
+        """Fetch weights and optimizer state from the servers, of one instant between two updates; pushes wait."""
         assert self._optimizer is not None
         self.rest()
         has_residuals = self._residual is not None and not self.is_synchronous
-        self._place = self._cluster.ask("pause", has_residuals=has_residuals)
+        self._progress = self._cluster.ask("pause", has_residuals=has_residuals)
         try:
             saved = self._cluster.call_all("save")
             if has_residuals:
-                parts = self._cluster.call_all("sum_residuals", self._place["deposited"])
-                self._place["residual"] = torch.cat([as_tensor(part) for part in parts])
+                parts = self._cluster.call_all("sum_residuals", self._progress["deposited"])
+                self._progress["residual"] = torch.cat([as_tensor(part) for part in parts])
         finally:
             self._cluster.ask("resume")
-        self._step = self._place["step"]
+        self._step = self._progress["step"]
         self._install(saved)
         states: dict[int, dict[str, list[tuple[bool, Any]]]] = {}
-        for *_, one in saved:
-            for number, state in one.items():
+        for *_, states_of_server in saved:
+            for number, state in states_of_server.items():
                 for name, value in state.items():
                     states.setdefault(number, {}).setdefault(name, []).append(value)
         self._optimizer._loaded = {
@@ -395,14 +396,14 @@ class AsyncEngine(Engine):
         return self._step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"async": {name: self._place[name] for name in _SAVED if name in self._place}}
+        return {"async": {name: self._progress[name] for name in _SAVED if name in self._progress}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._place = dict(state.get("async", {}))
+        self._progress = dict(state.get("async", {}))
 
 
 def _within(memories: Sequence[Tensor], places: Sequence[Place], start: int, end: int) -> list[tuple[int, Tensor]]:
-    """The parts of parameters' memories in a range of all elements, each with where it begins."""
+    """Return the parts of parameters' memories in a range of all elements, each with where it begins."""
     segments: list[tuple[int, Tensor]] = []
     for memory, place in zip(memories, places, strict=True):
         first, last = max(start, place.start), min(end, place.end)
@@ -412,20 +413,20 @@ def _within(memories: Sequence[Tensor], places: Sequence[Place], start: int, end
 
 
 def _cut_states(states: Mapping[int, State], places: Sequence[Place], start: int, end: int) -> dict[int, State]:
-    """What of the optimizer's states belongs to a range of all elements."""
-    own: dict[int, State] = {}
+    """Cut the optimizer's states to a range of all elements."""
+    in_range: dict[int, State] = {}
     for number, state in states.items():
         first, last = max(start, places[number].start), min(end, places[number].end)
         if first < last:
             part = slice(first - places[number].start, last - places[number].start)
-            own[number] = {
+            in_range[number] = {
                 name: (is_alike, value[part] if is_alike else value) for name, (is_alike, value) in state.items()
             }
-    return own
+    return in_range
 
 
 def _joined(parts: Sequence[tuple[bool, Any]], parameter: Tensor) -> Any:
-    """One value of an optimizer's state, of its parts on the servers."""
+    """Join a value of an optimizer's state from its parts on the servers."""
     is_alike, value = parts[0]
     if not is_alike:
         return value

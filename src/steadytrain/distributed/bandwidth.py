@@ -1,4 +1,4 @@
-"""How fast ranks exchange gradients of a model's own sizes: one at a time and in buckets, whole and compressed.
+"""Measure how fast ranks exchange gradients of a model's sizes: one at a time and in buckets, whole and compressed.
 
 The figure to compare is that of MXNet's ``tools/bandwidth``, and of others who measure all-reduce: bytes of gradients,
 times ``2 (n - 1) / n`` for ``n`` ranks, which is what each of them has to send and to receive where the work is shared
@@ -69,7 +69,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What one back end gives: ``latency_seconds`` is the time that a single number takes."""
+    """Measurements of one back end: ``latency_seconds`` is the time that a single number takes."""
 
     backend: str
     latency_seconds: float
@@ -87,7 +87,7 @@ class Links:
 
 
 def buckets(sizes: Iterable[int], most_bytes: int = BUCKET) -> list[int]:
-    """The numbers of values that are exchanged at once: the model's last tensors first, each bucket filled just over.
+    """Return the sizes of buckets, in values: the model's last tensors first, each bucket filled just over.
 
     >>> buckets([1000, 10, 300, 300], most_bytes=2000)
     [600, 1010]
@@ -172,7 +172,7 @@ _Begin = Callable[[int, Tensor], Future[Tensor]]
 
 @dataclass(frozen=True)
 class _Network:
-    """Between the ranks of ``group`` by one back end, for tensors on ``device``; ``ranks`` None: all, over gloo."""
+    """Ranks of ``group`` that exchange tensors on ``device`` by one back end; ``ranks`` None: all, over gloo."""
 
     backend: str
     device: torch.device
@@ -180,7 +180,7 @@ class _Network:
     ranks: dist.ProcessGroup | None
 
     def seconds(self, exchange: Callable[[], object], rounds: int) -> float:
-        """Time so many exchanges: the median, on the slowest rank."""
+        """Return the median seconds of so many exchanges, on the slowest rank."""
         spent = []
         for _ in range(rounds):
             self._wait()
@@ -196,7 +196,7 @@ class _Network:
 
 
 def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[int], _Begin]]:
-    """Each way's name, the values of its parts, and what begins to exchange one."""
+    """Yield each way's name, the values of its parts, and what begins to exchange one."""
     parts, ranks = buckets(sizes), network.ranks
     residuals = [torch.zeros(n, device=network.device) for n in parts]
 
@@ -248,7 +248,7 @@ def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, s
 
 
 def _error(way: str, gradients: Sequence[Tensor], group: Group) -> float:
-    """The largest of all ranks. Every rank draws the others' gradients once more, so nothing of it is exchanged.
+    """Return the largest error of all ranks. Every rank draws the others' gradients once more, so none is exchanged.
 
     Of a large model the first parts are checked, and at least one.
     """
@@ -272,6 +272,6 @@ def _error(way: str, gradients: Sequence[Tensor], group: Group) -> float:
 
 
 def _draw(rank: int, number: int, n: int) -> Tensor:
-    """The gradients of a rank for part ``number``: the same wherever they are drawn."""
+    """Draw the gradients of a rank for part ``number``: the same on every rank."""
     seed = rank * 1_000_003 + number  # the generator takes 32 bits of it
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))

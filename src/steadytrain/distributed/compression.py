@@ -46,14 +46,14 @@ _LEAST, _MOST = 1e-30, 1e30  # float32 has it, and the next smaller number
 
 
 class Packed(NamedTuple):
-    """What :func:`pack` gives: ``codes`` uint8 [num_bytes(n)] to send, and ``residual`` float32 [n] to keep."""
+    """Result of :func:`pack`: ``codes`` uint8 [num_bytes(n)] to send, and ``residual`` float32 [n] to keep."""
 
     codes: Tensor
     residual: Tensor
 
 
 def num_bytes(n: int) -> int:
-    """How many bytes ``n`` values take.
+    """Return how many bytes ``n`` values take.
 
     >>> num_bytes(37), num_bytes(16), num_bytes(0)
     (12, 4, 0)
@@ -62,7 +62,7 @@ def num_bytes(n: int) -> int:
 
 
 def pack(gradient: Tensor, residual: Tensor, threshold: float) -> Packed:
-    """Two bits for each value of a gradient; neither argument is changed.
+    """Encode a gradient in two bits a value; neither argument is changed.
 
     Args:
         gradient: float32 [n], on any device.
@@ -87,7 +87,7 @@ def pack(gradient: Tensor, residual: Tensor, threshold: float) -> Packed:
 
 
 def unpack(codes: Tensor, n: int, threshold: float) -> Tensor:
-    """What was sent: float32 [n], each value ``threshold``, ``-threshold``, 0, or NaN for what was not finite.
+    """Decode what was sent: float32 [n], each value ``threshold``, ``-threshold``, 0, or NaN for what was not finite.
 
     Args:
         codes: uint8 [num_bytes(n)], from :func:`pack` or from MXNet.
@@ -99,13 +99,13 @@ def unpack(codes: Tensor, n: int, threshold: float) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _table(threshold: float, device: torch.device) -> Tensor:
-    """The four values of each byte: float32 [256, 4]."""
+    """Return the four values of each byte: float32 [256, 4]."""
     codes = torch.arange(256).unsqueeze(1) >> torch.tensor([6, 4, 2, 0]) & 3
     return torch.tensor([0.0, float("nan"), -threshold, threshold])[codes].to(device)
 
 
 class TwoBit:
-    """Gradients cross as two bits a value; what is left is kept by parameter.
+    """Exchange of gradients in two bits a value, with a residual for each parameter.
 
     Args:
         module: whose gradients are exchanged, not wrapped; it gives the names.
@@ -120,10 +120,10 @@ class TwoBit:
         if not _LEAST <= threshold <= _MOST:
             raise InputError(f"the threshold of 2bit is {threshold}; it must be above 0 ({_LEAST:g} to {_MOST:g})")
         self.threshold, self.group = threshold, group
-        self._names = {one: name for name, one in module.named_parameters() if one.requires_grad}
+        self._names = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
         # Of the parameters that share a bucket, or of single ones: one after another, in the order of their memory.
         self._residuals: dict[tuple[Tensor, ...], Tensor] = {
-            (one,): torch.zeros(one.numel(), device=one.device) for one in self._names
+            (parameter,): torch.zeros(parameter.numel(), device=parameter.device) for parameter in self._names
         }
 
     def begin(self, bucket: GradBucket) -> Future[Tensor]:
@@ -131,41 +131,44 @@ class TwoBit:
         parameters = tuple(bucket.parameters())
         if parameters not in self._residuals:  # torch makes other buckets after the first pass
             self._split(parameters)
-            self._residuals[parameters] = torch.cat([self._residuals.pop((one,)) for one in parameters])
+            self._residuals[parameters] = torch.cat([self._residuals.pop((parameter,)) for parameter in parameters])
         future, self._residuals[parameters] = all_reduce_two_bit(
             bucket.buffer(), self._residuals[parameters], self.threshold, self.group
         )
         return future
 
     def residuals(self) -> dict[str, Tensor]:
-        """What this rank has left to send: float32 in the shape of each parameter, by its name.
+        """Return this rank's residuals: float32 in the shape of each parameter, by its name.
 
         The names and shapes are the same on all ranks, and in the same order.
         """
         self._split(tuple(self._names))
-        return {name: _in_shape(self._residuals[one,], one).contiguous() for one, name in self._names.items()}
+        return {
+            name: _in_shape(self._residuals[parameter,], parameter).contiguous()
+            for parameter, name in self._names.items()
+        }
 
     def take(self, saved: Mapping[str, Tensor], *, rank: int, size: int) -> None:
-        """Take up what all ranks had left: tensors of the shape [ranks then, *shape of the parameter].
+        """Load the residuals that all ranks had: tensors of the shape [ranks then, *shape of the parameter].
 
         There may have been another number of ranks: what rank ``i`` had goes to rank ``i % size``, in such measure that
         the model is owed as much as before.
         """
         assert saved.keys() == set(self._names.values()), "residuals of another model"
         self._split(tuple(self._names))
-        for one, name in self._names.items():
-            _in_shape(self._residuals[one,], one).copy_(split_residual(saved[name], rank=rank, size=size))
+        for parameter, name in self._names.items():
+            _in_shape(self._residuals[parameter,], parameter).copy_(split_residual(saved[name], rank=rank, size=size))
 
     def _split(self, parameters: tuple[Tensor, ...]) -> None:
         """Take apart the residuals of all buckets that have any of these parameters."""
         wanted = set(parameters)
         for together in [key for key in self._residuals if len(key) > 1 and not wanted.isdisjoint(key)]:
-            parts = torch.split(self._residuals.pop(together), [one.numel() for one in together])
-            self._residuals.update({(one,): part for one, part in zip(together, parts, strict=True)})
+            parts = torch.split(self._residuals.pop(together), [parameter.numel() for parameter in together])
+            self._residuals.update({(parameter,): part for parameter, part in zip(together, parts, strict=True)})
 
 
 def split_residual(saved: Tensor, *, rank: int, size: int) -> Tensor:
-    """What a rank of ``size`` has left, of what the ranks of an earlier time had: [ranks then, *shape] to [*shape].
+    """Return a rank's part of saved residuals, of any number of ranks: [ranks then, *shape] to [*shape].
 
     The mean over the ranks, which is what the model is owed, stays what it was.
 
@@ -178,7 +181,7 @@ def split_residual(saved: Tensor, *, rank: int, size: int) -> Tensor:
 
 
 def all_reduce_half(gradients: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Future[Tensor]:
-    """The mean over the ranks, in place, exchanged as ``dtype``.
+    """Average gradients over the ranks, in place, exchanged as ``dtype``.
 
     Args:
         gradients: [n], of any floating type.
@@ -198,7 +201,7 @@ def all_reduce_half(gradients: Tensor, dtype: torch.dtype, group: dist.ProcessGr
 def all_reduce_two_bit(
     gradients: Tensor, residual: Tensor, threshold: float, group: dist.ProcessGroup | None = None
 ) -> tuple[Future[Tensor], Tensor]:
-    """The mean over the ranks of what each sends, in place when the future is done; and what this one has left.
+    """Average over the ranks what each sends, in place when the future is done; also return this rank's residual.
 
     Args:
         gradients: [n], of any floating type.
@@ -215,13 +218,13 @@ def all_reduce_two_bit(
     def add_up(future: Future[list[Tensor]]) -> Tensor:
         future.value()  # raises what the exchange did
         first, *others = (unpack(codes, n, threshold) for codes in everyone.chunk(size))
-        for one in others:  # in the order of the ranks, so that all of them get the same bits
-            first += one
+        for values in others:  # in the order of the ranks, so that all of them get the same bits
+            first += values
         return torch.div(first, size, out=gradients)
 
     return work.get_future().then(add_up), sent.residual
 
 
 def _in_shape(flat: Tensor, parameter: Tensor) -> Tensor:
-    """Values in the order of a bucket, which is that of the parameter's memory, as a view of the parameter's shape."""
+    """View a bucket's values, which are in the order of the parameter's memory, in the parameter's shape."""
     return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())

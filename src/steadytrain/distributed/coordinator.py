@@ -1,4 +1,4 @@
-"""What workers of the asynchronous engine share beside weights: who trains on which batch, and which update is next.
+"""The coordinator of asynchronous workers: who trains on which batch, and which update is next.
 
 A :class:`Coordinator` is one process (an actor of Ray) that all workers ask; it holds no tensors and imports no torch.
 
@@ -32,7 +32,7 @@ class Coordinator:
 
     def __init__(self, size: int, staleness: int | None = None) -> None:
         self.size, self.staleness = size, staleness
-        self.about: dict[str, Any] | None = None  # None: worker 0 has not opened the run yet
+        self.description: dict[str, Any] | None = None  # None: worker 0 has not opened the run yet
         self._steps = 0
         self._begun = self._ended = 0  # updates
         self._next = 0  # the lowest batch that was never assigned
@@ -51,21 +51,23 @@ class Coordinator:
         self._changed = asyncio.Condition()
         self._was_applied: Callable[[int], Awaitable[bool]] | None = None
 
-    async def open(self, about: dict[str, Any], *, steps: int, step: int, unfinished: list[int], after: int) -> None:
-        """Begin, or go on: ``step`` updates are made, of the batches below ``after`` without the ``unfinished``."""
-        self.about, self._steps = about, steps
+    async def open(
+        self, description: dict[str, Any], *, steps: int, step: int, unfinished: list[int], after: int
+    ) -> None:
+        """Open the run, after ``step`` updates of the batches below ``after`` without the ``unfinished``."""
+        self.description, self._steps = description, steps
         self._begun = self._ended = step
         self._returned, self._next = sorted(unfinished), after
-        await self._tell()
+        await self._notify()
 
     async def join(self, rank: int, seconds: float) -> dict[str, Any] | None:
         """Admit a worker, in place of one of the same number; None while the run is not open, after ``seconds``."""
         await self.lose(rank)
-        await self._wait(lambda: self.about is not None, seconds)
-        return None if self.about is None else {**self.about, "step": self._ended}
+        await self._wait(lambda: self.description is not None, seconds)
+        return None if self.description is None else {**self.description, "step": self._ended}
 
     async def lose(self, rank: int) -> list[int]:
-        """Give the batches of a worker that is gone back; return their numbers.
+        """Give the batches of a lost worker back to the others; return their numbers.
 
         An update that it had begun counts as made where any server has it: nobody makes it twice.
         """
@@ -81,9 +83,9 @@ class Coordinator:
                 self._ended += 1
             else:
                 self._begun -= 1
-        for each in batches:
-            bisect.insort(self._returned, each)
-        await self._tell()
+        for returned in batches:
+            bisect.insort(self._returned, returned)
+        await self._notify()
         return sorted(batches)
 
     async def assign(self, rank: int, count: int = 1, seconds: float = 0.0) -> list[int] | None:
@@ -138,7 +140,7 @@ class Coordinator:
         self._assigned.get(rank, set()).discard(batch)
         self._ended += 1
         self._pulled[rank] = pulled
-        await self._tell()
+        await self._notify()
 
     async def pull(self, rank: int, pulled: int) -> None:
         """Note that a worker begins to compute with weights of so many updates."""
@@ -147,12 +149,12 @@ class Coordinator:
     async def note_deposit(self, rank: int) -> None:
         """Note that the servers have a copy of a worker's residual, which holds until its next push begins."""
         self._deposited.add(rank)
-        await self._tell()
+        await self._notify()
 
     async def rest(self, rank: int) -> None:
         """Note that a worker computes nothing: it pulls before it does again, and nobody waits for it meanwhile."""
         self._pulled.pop(rank, None)
-        await self._tell()
+        await self._notify()
 
     async def arrive(self, rank: int, step: int, wish: str | None = None) -> str | None:
         """Wait until all shares of update number ``step``, from 0, are there; with bound 0.
@@ -171,7 +173,7 @@ class Coordinator:
                 self._decided = {step: self._wishes[0] if self._wishes else None}
                 self._arrived.clear()
                 self._begun = self._ended = step + 1
-                await self._tell()
+                await self._notify()
         await self._wait(lambda: self._ended > step or self._is_closed)
         return self._decided.get(step) if self._ended > step else "closed"
 
@@ -181,26 +183,26 @@ class Coordinator:
         ``has_residuals``: wait for those of all workers that compute, and name the workers, in ``deposited``.
         """
         self._is_paused = True
-        await self._tell()
+        await self._notify()
         await self._wait(lambda: not self._pushing and (not has_residuals or self._pulled.keys() <= self._deposited))
         if self.staleness == 0:
             return {"step": self._ended, "unfinished": [], "after": self._ended}
         unfinished = sorted([*self._returned, *(batch for batches in self._assigned.values() for batch in batches)])
-        place = {"step": self._ended, "unfinished": unfinished, "after": self._next}
-        return {**place, "deposited": sorted(self._deposited)} if has_residuals else place
+        progress = {"step": self._ended, "unfinished": unfinished, "after": self._next}
+        return {**progress, "deposited": sorted(self._deposited)} if has_residuals else progress
 
     async def resume(self) -> None:
         """Let updates begin again."""
         self._is_paused = False
-        await self._tell()
+        await self._notify()
 
     async def close(self) -> None:
         """End the run: nothing more is assigned."""
         self._is_closed = True
-        await self._tell()
+        await self._notify()
 
     async def leave(self, rank: int) -> None:
-        """Let a worker go that ends well. Without the first, or any where all make each update, it is the end."""
+        """Sign off a worker that ends well; the run ends with the first one, and with any if the bound is 0."""
         has_deposited = rank in self._deposited
         await self.lose(rank)
         if has_deposited:
@@ -209,7 +211,7 @@ class Coordinator:
             await self.close()
 
     async def enlist(self, count: int) -> tuple[int, int] | None:
-        """Take on more workers.
+        """Register more workers.
 
         Returns:
             The number of the first of them, and that of the servers; None: the bound is too narrow for so many.
@@ -223,7 +225,7 @@ class Coordinator:
     async def enter(self, rank: int, seconds: float) -> int:
         """Note that a rank of a launcher is there; wait for the servers, and return how many there are."""
         self._keepers.add(rank)
-        await self._tell()
+        await self._notify()
         await self._wait(lambda: self._num_servers > 0, seconds)
         return self._num_servers
 
@@ -235,18 +237,18 @@ class Coordinator:
     async def depart(self, rank: int, seconds: float) -> bool:
         """Note that a rank's worker has ended; wait for :meth:`dismiss`, and return whether it came."""
         self._keepers.discard(rank)
-        await self._tell()
+        await self._notify()
         await self._wait(lambda: self._is_dismissed, seconds)
         return self._is_dismissed
 
     async def dismiss(self, seconds: float) -> None:
-        """Wait until the other ranks' workers have ended; then nothing is needed any more, on no machine."""
+        """Wait until the other ranks' workers have ended, then let all ranks end."""
         await self._wait(lambda: not self._keepers, seconds)
         self._is_dismissed = True
-        await self._tell()
+        await self._notify()
 
     async def watch_servers(self, servers: list[Any]) -> None:
-        """Keep the servers, to ask them what became of the update of a worker that is gone."""
+        """Keep handles of the servers, to ask them whether a lost worker's update was made."""
         self._num_servers = len(servers)
 
         async def was_applied(batch: int) -> bool:
@@ -273,20 +275,20 @@ class Coordinator:
 
     def _leaves_room(self, rank: int, bound: int) -> bool:
         """Whether all workers in flight can still keep the bound after an update of this one."""
-        made = self._begun + 1
-        pulled = {**self._pulled, rank: made - len(self._pushing)}
-        return all(made + place <= at + bound for place, at in enumerate(sorted(pulled.values())))
+        begun = self._begun + 1
+        pulled = {**self._pulled, rank: begun - len(self._pushing)}
+        return all(begun + k <= version + bound for k, version in enumerate(sorted(pulled.values())))
 
-    async def _wait(self, is_so: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something holds, at most ``seconds``."""
-        if is_so() or seconds == 0:
+    async def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until a condition holds, at most ``seconds``."""
+        if condition() or seconds == 0:
             return
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait_for(is_so), seconds)
+                await asyncio.wait_for(self._changed.wait_for(condition), seconds)
             except TimeoutError:
                 return
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()

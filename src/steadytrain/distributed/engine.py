@@ -236,7 +236,7 @@ class Engine:
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give rank 0's buffers (running statistics) to all ranks."""
         if self._group is not None:
-            for work in [dist.broadcast(one, 0, group=self._ranks, async_op=True) for one in module.buffers()]:
+            for work in [dist.broadcast(buffer, 0, group=self._ranks, async_op=True) for buffer in module.buffers()]:
                 assert work is not None
                 work.wait()
 

@@ -36,7 +36,7 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Form:
-    """How gradients are sent: compressed or not, and the threshold of ``2bit``."""
+    """Encoding of gradients that are sent: the compression, and the threshold of ``2bit``."""
 
     name: CompressionName = "none"
     threshold: float = 0.5
@@ -44,7 +44,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies: its group, its first element among those of all, and how its memory is laid out."""
+    """Location of a parameter: its group, its first element among those of all, and its memory layout."""
 
     group: int
     start: int
@@ -151,11 +151,11 @@ class ParameterServer:
         self._batches.clear()
         self._optimizer = None
         if self._parameters:
-            own = [
+            own_groups = [
                 {**groups[k], "params": [p for n, p in self._parameters.items() if places[n].group == k]}
                 for k in self._groups
             ]
-            self._optimizer = make(own)
+            self._optimizer = make(own_groups)
             for number, state in states.items():
                 self._optimizer.state[self._parameters[number]] = {
                     name: _in_layout(value, self._parameters[number]) if is_alike else deepcopy(value)
@@ -198,7 +198,7 @@ class ParameterServer:
 
     def skip(self, batch: int) -> None:
         """Count the update of a batch as made."""
-        self._batches = {batch, *(one for one in self._batches if one > batch - REMEMBERED)}
+        self._batches = {batch, *(number for number in self._batches if number > batch - REMEMBERED)}
         self._applied += 1
 
     def push_share(
@@ -217,8 +217,8 @@ class ParameterServer:
         self._shares[rank] = self._decompress(gradient, form).clone()
         if len(self._shares) == shares:
             total = torch.zeros_like(self._weights)
-            for one in sorted(self._shares):
-                total += self._shares[one]
+            for worker in sorted(self._shares):
+                total += self._shares[worker]
             self._shares.clear()
             self._step(0, total, missing, options)  # one worker's momentum for the gradients of all
             self._applied += 1
@@ -228,7 +228,7 @@ class ParameterServer:
         self._residuals[rank] = as_tensor(residual).clone()
 
     def sum_residuals(self, ranks: Sequence[int]) -> Array:
-        """Return what compression has left of the gradients of all these workers together, float32 [n]."""
+        """Return the sum of these workers' residuals, float32 [n]."""
         total = torch.zeros_like(self._weights)
         for rank in ranks:
             total += self._residuals[rank]
@@ -260,8 +260,8 @@ class ParameterServer:
             if self._wants_pulled and rank in self._pulled:  # the delay is from what this worker had
                 before = self._pulled[rank][self._spans[number]]
                 self._optimizer.state[parameter]["previous"] = before.as_strided(parameter.shape, parameter.stride())
-        for own, number in zip(self._optimizer.param_groups, self._groups, strict=True):
-            own.update(options[number])
+        for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(options[number])
         momentum = self._momenta.get(rank) or deepcopy(self._first_momenta)
         for number, parameter in self._parameters.items():
             state = self._optimizer.state[parameter]
@@ -292,7 +292,7 @@ class ParameterServer:
 
 
 def compress(gradient: Tensor, residual: Tensor | None, form: Form) -> Array:
-    """Return a gradient, float32 [n] on the CPU, as it is sent; ``residual`` is what ``2bit`` has left, kept up."""
+    """Compress a gradient, float32 [n] on the CPU, for sending; ``residual`` is that of ``2bit``, and is updated."""
     if form.name == "2bit":
         assert residual is not None
         packed = pack(gradient, residual, form.threshold)
@@ -304,14 +304,14 @@ def compress(gradient: Tensor, residual: Tensor | None, form: Form) -> Array:
 
 
 def as_tensor(array: Array) -> Tensor:
-    """A tensor of an array's memory, which may be shared, and then not writable: it is only read."""
+    """Return a tensor of an array's memory, which may be shared and is only read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 
 
 def saved_value(name: str, value: Any, parameter: Tensor) -> tuple[bool, Any]:
-    """A value of an optimizer's state: whether it is like the parameter, then in the order of its memory; and it."""
+    """Return whether a value of an optimizer's state is like its parameter, and the value: then in memory order."""
     if name != "step" and isinstance(value, Tensor) and value.shape == parameter.shape:
         laid_out = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype)
         laid_out.copy_(value)

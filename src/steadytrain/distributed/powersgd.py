@@ -35,20 +35,21 @@ class PowerSgd:
 
     def __init__(self, module: nn.Module, *, rank: int, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
-        self._trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        self._trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._right: dict[str, Tensor] = {}  # Q, the same on all ranks: where the next iteration begins
         self._errors: dict[str, Tensor] = {}  # this rank's, in the shape of the matrix
-        for number, (name, one) in enumerate(self._trained.items()):
-            n, m = len(one) if one.dim() else 1, one.numel() // max(1, len(one) if one.dim() else 1)
+        for number, (name, parameter) in enumerate(self._trained.items()):
+            n = len(parameter) if parameter.dim() else 1
+            m = parameter.numel() // max(1, n)
             if is_compressed(n, m, rank):
                 draw = torch.Generator().manual_seed(number)  # the same on all ranks
-                self._right[name] = torch.randn(m, min(n, m, rank), generator=draw).to(one.device)
-                self._errors[name] = torch.zeros(n, m, device=one.device)
+                self._right[name] = torch.randn(m, min(n, m, rank), generator=draw).to(parameter.device)
+                self._errors[name] = torch.zeros(n, m, device=parameter.device)
 
     @torch.no_grad()
     def exchange(self) -> None:
         """Replace all gradients by what all ranks have in common of them, which is the same on every rank."""
-        gradients = {name: one.grad for name, one in self._trained.items() if one.grad is not None}
+        gradients = {name: parameter.grad for name, parameter in self._trained.items() if parameter.grad is not None}
         whole = [gradient for name, gradient in gradients.items() if name not in self._right]
         matrices = {name: g.flatten(1) + self._errors[name] for name, g in gradients.items() if name in self._right}
         lefts = self._means(whole + [matrix @ self._right[name] for name, matrix in matrices.items()])

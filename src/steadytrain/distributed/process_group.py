@@ -114,8 +114,8 @@ class Group:
 
         The other ranks' arguments do not count.
         """
-        about = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors.items()}
-        metadata, shapes = self.all_gather_json([metadata, about] if self.world.is_first else None)[0]
+        layouts = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors.items()}
+        metadata, shapes = self.all_gather_json([metadata, layouts] if self.world.is_first else None)[0]
         received = {}
         for name, (shape, dtype) in shapes.items():
             first = self.world.is_first
@@ -125,11 +125,11 @@ class Group:
             received[name] = tensor
         return metadata, received
 
-    def require_same(self, what: str, value: Any) -> None:
-        """Refuse ranks that were given different values: ``what`` names a difference from rank 0's.
+    def require_same(self, difference: str, value: Any) -> None:
+        """Refuse ranks that were given different values.
 
         Args:
-            what: in words, such as ``another recipe``.
+            difference: from rank 0's, in words, such as ``another recipe``.
             value: plain; of a mapping, the values that differ are named.
 
         Raises:
@@ -139,7 +139,7 @@ class Group:
         for rank, theirs in enumerate(values):
             if theirs != values[0]:
                 raise InputError(
-                    f"rank {rank} on {self.hosts[rank]} has {what} than rank 0 on {self.hosts[0]}"
+                    f"rank {rank} on {self.hosts[rank]} has {difference} than rank 0 on {self.hosts[0]}"
                     f" ({_difference(theirs, values[0])}): all ranks need the same command and the same files"
                 )
 
@@ -225,7 +225,7 @@ class Group:
 
 
 def _difference(theirs: Any, first: Any) -> str:
-    """Both values, or both of each that differs in a mapping.
+    """Name both values, or both of each that differs in a mapping.
 
     >>> _difference(1, 2), _difference({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
     ('1 and 2', 'lr: 0.1 and 0.2')
@@ -237,7 +237,7 @@ def _difference(theirs: Any, first: Any) -> str:
 
 
 def _attempt() -> str:
-    """Tell this start of the ranks from earlier ones, where the store outlives them.
+    """Return a name of this start of the ranks, where the store outlives earlier ones.
 
     It does under torchrun, unless ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` is set: restarted ranks would find the
     addresses of the dead ones. Its count of restarts is each machine's own, so it serves where there is one machine;
@@ -271,6 +271,6 @@ def _interface_to(world: World) -> str | None:
             local = probe.getsockname()[0]
         local = LOOPBACK if local.startswith("127.") else local
         for name, addresses in psutil.net_if_addrs().items():
-            if any(one.family == socket.AF_INET and one.address == local for one in addresses):
+            if any(entry.family == socket.AF_INET and entry.address == local for entry in addresses):
                 return name
     return None

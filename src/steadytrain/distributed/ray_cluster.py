@@ -51,14 +51,14 @@ _UNREACHABLE = (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError
 T = TypeVar("T")
 
 
-def require_ray(what: str = "--engine async", instead: str = "use --engine ddp") -> Any:
+def require_ray(feature: str = "--engine async", alternative: str = "use --engine ddp") -> Any:
     """Import Ray. Raises InputError where it is not installed."""
     try:
         import ray
     except ImportError as error:
         raise InputError(
-            f"{what} needs Ray, which cannot be imported ({first_line(error)}): pip install"
-            f" 'steadytrain[async]', or {instead}"
+            f"{feature} needs Ray, which cannot be imported ({first_line(error)}): pip install"
+            f" 'steadytrain[async]', or {alternative}"
         ) from error
     return ray
 
@@ -82,7 +82,7 @@ class ServerActor:
 
 @dataclass(frozen=True)
 class Host:
-    """Running servers, as whoever started them sees them.
+    """Handle of running servers for the process that started them.
 
     ``variables``: of the environment of workers.
     """
@@ -92,12 +92,12 @@ class Host:
     _ray: Any
 
     def lose(self, rank: int) -> int:
-        """Tell that a worker is gone; return how many batches went back to the others."""
+        """Report that a worker is gone; return how many of its batches went back to the others."""
         with _lost_servers(self._ray):
             return len(self._ray.get(self._coordinator.lose.remote(rank)))
 
     def part(self, rank: int) -> None:
-        """Wait, as a rank of a launcher whose worker has ended well, until Ray is needed on none of the machines.
+        """Wait until no machine needs Ray any more, as a rank of a launcher whose worker has ended well.
 
         What another machine has of the servers the first rank's worker needs until it has saved.
         """
@@ -151,7 +151,7 @@ def host_servers(
             options["_temp_dir"] = folder
         stack.callback(_shut_down, ray)
         try:
-            about = _init(ray, namespace, options)
+            addresses = _init(ray, namespace, options)
         except _UNREACHABLE as error:
             raise _no_ray("on this machine" if address is None else f"at {address}", error) from error
         make = ray.remote(Coordinator).options(name="coordinator", num_cpus=0, max_concurrency=1000)
@@ -165,12 +165,12 @@ def host_servers(
         with _lost_servers(ray):
             ray.get([actor.call.remote("has_applied", 0) for actor in actors])
             ray.get(coordinator.watch_servers.remote(actors))
-        place = {"address": address or about["gcs_address"], "namespace": namespace, "servers": servers}
+        place = {"address": address or addresses["gcs_address"], "namespace": namespace, "servers": servers}
         yield Host({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
 
 
 def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *, restarts: int = 3) -> list[T]:
-    """Run ``task(rank, count)`` for each rank on a running cluster, on one core each; return what those returned.
+    """Run ``task(rank, count)`` for each rank on a running cluster, on one core each; return their results.
 
     Args:
         address: of the cluster, such as ``10.0.0.1:6379`` or ``auto``.
@@ -237,7 +237,7 @@ def _await_ranks(ray: Any, coordinator: Any, should_stop: Callable[[], bool]) ->
 def enter(
     rank: int, *, address: str, namespace: str, node_ip: str | None, should_stop: Callable[[], bool]
 ) -> Iterator[Host]:
-    """Find the servers that the first rank of a launcher hosts, as another one, and stay until it lets go of all.
+    """Reach the servers that the first rank of a launcher hosts, as another of its ranks.
 
     Raises:
         RankLostError: they are not there.
@@ -254,7 +254,7 @@ def enter(
 
 @contextmanager
 def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[Host, int]]:
-    """Take workers on for a run that goes on elsewhere, for the length of the block.
+    """Register more workers for a run that goes on elsewhere, for the length of the block.
 
     Yields:
         What they need, and the number of the first.
@@ -264,10 +264,10 @@ def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[Host, 
     """
     try:
         with reach(World(), address=address, namespace=namespace, servers=0, seconds=0.0) as cluster:
-            taken = cluster.ask("enlist", count)
-            if taken is None:
+            answer = cluster.ask("enlist", count)
+            if answer is None:
                 raise InputError(f"the run's bound on staleness is too narrow for {count} more workers (--staleness)")
-            first, servers = taken
+            first, servers = answer
             place = {"address": address, "namespace": namespace, "servers": servers}
             yield Host({VARIABLE: json.dumps(place)}, cluster._coordinator, cluster._ray), first
     except RankLostError as error:
@@ -275,34 +275,34 @@ def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[Host, 
 
 
 class Cluster:
-    """The servers, as a worker sees them; make one with :func:`connect`.
+    """A worker's connection to the servers; make one with :func:`connect`.
 
     Attributes:
         world: rank and size; ``rank`` and ``size`` of it.
         is_started_here: servers and workers have one parent, on this machine.
         seconds: what the last call of each server took.
-        place: how the run stands that this worker joins; None: it is the first, which opens the run.
+        progress: of the run when this worker joined; None: it is the first worker, which opens the run.
     """
 
     def __init__(self, ray: Any, world: World, *, servers: int) -> None:
         self.world, self.rank, self.size = world, world.rank, world.size
-        self.place: dict[str, Any] | None = None
+        self.progress: dict[str, Any] | None = None
         self.seconds: list[float] = []
         self.is_started_here = False
-        self._about: dict[str, Any] = {}
+        self._description: dict[str, Any] = {}
         self._ray = ray
         with _lost_servers(ray):
             self._coordinator = ray.get_actor("coordinator")
             self.servers = [ray.get_actor(f"server-{k}") for k in range(servers)]
 
     def join(self) -> None:
-        """Take this worker's part; all but worker 0 wait until it has opened the run. Raises RankLostError."""
+        """Join the run; all but worker 0 wait until that one has opened it. Raises RankLostError."""
         until = time.monotonic() + OPEN_SECONDS
-        self.place = self.ask("join", self.rank, 0.0 if self.rank == 0 else 1.0)
-        while self.place is None and self.rank:
+        self.progress = self.ask("join", self.rank, 0.0 if self.rank == 0 else 1.0)
+        while self.progress is None and self.rank:
             if time.monotonic() > until:
                 raise RankLostError(f"worker 0 has not opened the run in {OPEN_SECONDS:g} s: see what it says")
-            self.place = self.ask("join", self.rank, 1.0)
+            self.progress = self.ask("join", self.rank, 1.0)
 
     def where(self) -> list[str]:
         """Return the machine and the process of each server, in words."""
@@ -310,45 +310,47 @@ class Cluster:
             places: list[str] = self._ray.get([server.where.remote() for server in self.servers])
             return places
 
-    def describe(self, about: dict[str, Any], attempt: int) -> None:
-        """Say what the run is of that this worker has, or refuse to train another one with the others.
+    def describe(self, description: dict[str, Any], attempt: int) -> None:
+        """Describe this worker's run, and refuse one that is not worker 0's.
 
         Raises:
-            InputError: it is not what worker 0 has.
+            InputError: they differ.
         """
-        self._about = {**about, "attempt": attempt}
-        differing = [name for name, value in about.items() if self.place and self.place.get(name, value) != value]
-        if self.place is not None and differing:
+        self._description = {**description, "attempt": attempt}
+        differing = [
+            name for name, value in description.items() if self.progress and self.progress.get(name, value) != value
+        ]
+        if self.progress is not None and differing:
             raise InputError(
-                f"worker {self.rank} has another {differing[0]} than worker 0 ({about[differing[0]]} and"
-                f" {self.place[differing[0]]}): all workers need the same command and the same files"
+                f"worker {self.rank} has another {differing[0]} than worker 0 ({description[differing[0]]} and"
+                f" {self.progress[differing[0]]}): all workers need the same command and the same files"
             )
 
-    def open(self, **place: Any) -> None:
+    def open(self, **progress: Any) -> None:
         """Open the run for the other workers, as :meth:`.coordinator.Coordinator.open` does."""
-        self.ask("open", self._about, **place)
+        self.ask("open", self._description, **progress)
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the coordinator, and wait for what it returns."""
+        """Call a method of the coordinator and return its result."""
         with _lost_servers(self._ray):
             return self._ray.get(getattr(self._coordinator, method).remote(*arguments, **options))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method of the coordinator before any later call, and wait for nothing."""
+        """Call a method of the coordinator without waiting for it; later calls come after it."""
         with _lost_servers(self._ray):
             getattr(self._coordinator, method).remote(*arguments)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all servers at once; what each returns. Arrays are read-only views of shared memory."""
+        """Call a method of all servers at once, return the results; arrays are read-only views of shared memory."""
         return self.call_each(method, [() for _ in self.servers], *arguments)
 
-    def call_each(self, method: str, own: list[tuple[Any, ...]], *arguments: Any, **options: Any) -> list[Any]:
-        """Call a method of each server with its ``own`` arguments behind those of all; what each returns."""
+    def call_each(self, method: str, parts: list[tuple[Any, ...]], *arguments: Any, **options: Any) -> list[Any]:
+        """Call a method of each server, with ``parts`` as its last arguments, and return the results."""
         began = time.perf_counter()
         with _lost_servers(self._ray):
             calls = [
-                server.call.remote(method, *arguments, *mine, **options)
-                for server, mine in zip(self.servers, own, strict=True)
+                server.call.remote(method, *arguments, *part, **options)
+                for server, part in zip(self.servers, parts, strict=True)
             ]
             self.seconds, left = [0.0] * len(calls), list(calls)
             while left:
@@ -409,8 +411,8 @@ def _init(ray: Any, namespace: str, options: dict[str, Any]) -> dict[str, Any]:
         context = ray.init(
             namespace=namespace, log_to_driver=False, configure_logging=False, logging_level="ERROR", **options
         )
-    about: dict[str, Any] = context.address_info
-    return about
+    addresses: dict[str, Any] = context.address_info
+    return addresses
 
 
 def _no_ray(where: str, error: Exception) -> InputError:
@@ -442,7 +444,7 @@ def ray_environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Take back the signal handlers that Ray sets."""
+    """Restore the signal handlers that Ray replaces."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -455,7 +457,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _lost_servers(ray: Any) -> Iterator[None]:
-    """Name what is gone where a call fails; an error of the called method is raised as it was."""
+    """Turn a failed call into RankLostError; an error of the called method is raised as it was."""
     try:
         yield
     except ray.exceptions.RayTaskError as error:
@@ -476,6 +478,6 @@ def _server_is_gone(error: Exception) -> RankLostError:
 
 
 def store_bytes() -> int:
-    """How large Ray's shared memory may become: most of it is never touched."""
+    """Return the limit of Ray's shared memory, most of which is never touched."""
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 1 << 30  # noqa: PTH112
     return max(100_000_000, min(int(0.8 * free), psutil.virtual_memory().available // 2, 16 << 30))

@@ -1,4 +1,4 @@
-"""Which of how many processes this one is: as whatever started it has told it by the environment.
+"""Rank and world size of this process, from the environment that its launcher set.
 
 Understood are torchrun and anything else that sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``; Open MPI; MPICH and
 Intel MPI; Slurm's srun; an Indexed Job of Kubernetes whose pods are told ``WORLD_SIZE`` and ``MASTER_ADDR``.
@@ -43,17 +43,17 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the rank that writes what all have in common, and speaks."""
+        """Whether it is the rank that writes the run's files and prints."""
         return self.rank == 0
 
     @property
     def is_local_first(self) -> bool:
-        """Whether it is the first of its machine."""
+        """Whether it is the first rank of its machine."""
         return self.local_rank == 0
 
 
 class _Variables(NamedTuple):
-    """What a launcher calls rank and size, of all and on one machine."""
+    """A launcher's variables of rank and size, of all and on one machine."""
 
     launcher: str
     rank: str
@@ -79,7 +79,7 @@ _LAUNCHERS = (
 
 
 def world_from_environment(variables: Mapping[str, str]) -> World:
-    """The world that the environment tells of; alone where it tells of none.
+    """Read rank and size from environment variables; one process where they name none.
 
     Raises:
         InputError: it tells half of it, or what cannot be.
@@ -151,7 +151,7 @@ def _world(names: _Variables, variables: Mapping[str, str]) -> World:
 
 
 def tasks_on(node: int, tasks: str) -> int | None:
-    """How many tasks a node of a Slurm step has, by Slurm's list of all nodes; None where it is no such list.
+    """Return how many tasks a node of a Slurm step has, by Slurm's list of all nodes; None where it is no such list.
 
     >>> tasks_on(2, "2(x3)"), tasks_on(1, "2,1"), tasks_on(0, "some")
     (2, 1, None)
@@ -165,7 +165,7 @@ def tasks_on(node: int, tasks: str) -> int | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of hosts.
+    """Return the first of Slurm's list of hosts.
 
     >>> first_host("gpu[07-09,12],login"), first_host("a,b"), first_host("rack[1-2]-n[3-4]"), first_host("")
     ('gpu07', 'a', 'rack1-n3', '')

@@ -141,7 +141,7 @@ def join_run(command: Sequence[str], count: int, run: AsyncRun) -> int:
 
 
 def keep_worker(command: Sequence[str], world: World, run: AsyncRun) -> int:
-    """Keep one worker of a run, as the rank of a launcher that this process is; the first one has the servers as well.
+    """Run one worker, as a rank of a launcher; the first rank has the servers as well.
 
     Without an address, the first rank of each machine starts Ray there, at the first of which all of them meet.
     Arguments and exit code are those of :func:`keep_workers`. All end where a server is gone: the launcher starts them
@@ -185,7 +185,7 @@ def keep_worker(command: Sequence[str], world: World, run: AsyncRun) -> int:
 
 @contextmanager
 def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
-    """Run this machine's part of a Ray cluster of the run's own; yield the cluster's address and this machine's."""
+    """Run this machine's node of the run's Ray cluster; yield the cluster's address and this machine's."""
     is_alone = world.local_size == world.size
     if not any(name.startswith("RAY_AUTH_") for name in os.environ):
         raise InputError(
@@ -250,7 +250,7 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
 
 
 def _outlast_signals() -> None:
-    """Keep Ray through what asks ranks to save, which may be sent to all processes of a job; it ends with its rank."""
+    """Ignore the signals that ask ranks to save, which may be sent to all processes of a job; end with the rank."""
     die_with_parent()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -264,7 +264,7 @@ def _await_port(address: str, port: int, should_stop: Callable[[], bool]) -> Non
 
 
 def _try_until_there(attempt: Callable[[], T], failure: str, should_stop: Callable[[], bool]) -> T:
-    """Return what an attempt returns that raises no OSError: machines that have just been started need some time.
+    """Repeat an attempt until it raises no OSError: machines that have just been started need some time.
 
     Raises:
         RankLostError: ``failure``, after :data:`MEET_SECONDS` or where this rank was asked to stop.
@@ -293,12 +293,12 @@ class _Workers:
         self._first = self._size = 0
 
     def forward(self, number: int) -> None:
-        """Send a signal on. A terminal has sent Ctrl-C to all already; ``kill -INT`` has not."""
+        """Pass a signal on. A terminal has sent Ctrl-C to all already; ``kill -INT`` has not."""
         if number != signal.SIGINT or not in_foreground():
             self._send(number)
 
     def may_restart(self) -> bool:
-        """Count a restart, if there is one left; those long ago do not count."""
+        """Count a restart; return whether it is allowed. Those long ago do not count."""
         if time.monotonic() - self._restarted > LASTING:
             self.left = self._restarts
         self._restarted = time.monotonic()
@@ -306,7 +306,7 @@ class _Workers:
         return self.left >= 0
 
     def run(self, count: int, host: Host, received: Sequence[int], *, first: int = 0) -> int:
-        """Start workers from number ``first`` on, those again that are killed, and wait for all. The exit code."""
+        """Start workers from number ``first`` on, restart those that are killed, and return the exit code of all."""
         self._first, self._size = first, first + count
         self._processes.clear()
         self._errors.clear()

@@ -339,8 +339,8 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
 def _locked(run: Run, group: Group | None, cluster: Cluster | None = None) -> Iterator[EventLog]:
     """Lock the run for this process, or for the ranks together; open the log of a new attempt, which has one number."""
     if cluster is not None and cluster.rank:
-        assert cluster.place is not None, "a worker that has not joined"
-        with run.log(cluster.rank, cluster.place["attempt"]) as log:
+        assert cluster.progress is not None, "a worker that has not joined"
+        with run.log(cluster.rank, cluster.progress["attempt"]) as log:
             yield log
         return
     if group is None:

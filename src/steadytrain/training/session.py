@@ -437,8 +437,8 @@ def open_session(
                 notice(note)
         else:
             _resume(state, saved, recipe, data, notice)
-        if cluster is not None and cluster.place is not None:  # the others have trained on
-            step = cluster.place["step"]
+        if cluster is not None and cluster.progress is not None:  # the others have trained on
+            step = cluster.progress["step"]
             state.cursor = Cursor(step, step * recipe.batch_size)
             if step < recipe.batches(data.num_train).steps:  # its own running statistics are to settle first
                 state.evaluated = max(state.evaluated, state.cursor.position / data.num_train)
