@@ -92,6 +92,7 @@ ELSEWHERE: dict[str, object] = {
     "parallel.restarts": 0,
     "parallel.servers": 2,
     "parallel.staleness": 4,
+    "parallel.staleness_power": 0.5,
     "parallel.ray_address": "auto",
     "parallel.deterministic": True,
     "parallel.graph": True,

@@ -123,9 +123,12 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
         stages = [f", {stage.images:,} from epoch {growth.epoch:g}" for growth, stage in growths]
         per_epoch, grown = "", f"{''.join(stages)} (in micro-batches of the first size)"
     yield "updates", f"{started.steps:,} of {started.batch_size} images{parts}{grown}: {epochs}{per_epoch}"
+    parallel = recipe.parallel
+    is_stale = parallel.engine == "async" and parallel.staleness != 0
+    momentum = f"momentum {optim.momentum:g}{' of each worker' * is_stale}"
     constants = {
-        "sgd": f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}",
-        "nag": f"momentum {optim.momentum:g}",
+        "sgd": f"{'Nesterov ' * optim.nesterov}{momentum}",
+        "nag": momentum,
         **dict.fromkeys(ADAMS, f"betas {optim.betas[0]:g} and {optim.betas[1]:g}"),
     }.get(optim.name, "")
     options = ", ".join(f"{name} {value}" for name, value in optim.options.items())
@@ -134,7 +137,11 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     yield "optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
     peak = optim.scaled_lr(recipe.batch_size)
-    yield "learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}"
+    power = "" if parallel.staleness_power == 1 else f" to the power {parallel.staleness_power:g}"
+    stale = (
+        f", divided by 1 + the updates that a push has missed{power}" if is_stale and parallel.staleness_power else ""
+    )
+    yield "learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}{stale}"
 
 
 def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:

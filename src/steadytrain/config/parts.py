@@ -418,6 +418,8 @@ class Parallel:
         servers: servers of ``async``, among which the parameters are divided, 1 to 64.
         staleness: most updates that a push of ``async`` may have missed: 0 makes it synchronous, else at least one for
             each other worker. None: there is no bound.
+        staleness_power: ``async`` divides the learning rate of a push by ``(1 + staleness) ** staleness_power``, 0 or
+            more; 0 uses it whole.
         ray_address: running Ray cluster that ``async`` uses, such as ``10.0.0.1:6379`` or ``auto``. None starts Ray on
             this machine.
         deterministic: use only deterministic algorithms on a GPU; slower.
@@ -445,6 +447,7 @@ class Parallel:
     outer_momentum: float = 0.9
     servers: int = 1
     staleness: int | None = None
+    staleness_power: float = 1.0
     ray_address: str | None = None
     deterministic: bool = False
     graph: bool = False
@@ -470,6 +473,8 @@ class Parallel:
         require(0 <= self.power_from < float("inf"), "parallel.power_from", self.power_from, "0 or more")
         require(1 <= self.servers <= 64, "parallel.servers", self.servers, "1 to 64")
         require(self.staleness is None or self.staleness >= 0, "parallel.staleness", self.staleness, "0 or more")
+        power = self.staleness_power
+        require(0 <= power < float("inf"), "parallel.staleness_power", power, "0 or more")
         require(0 < self.threshold < float("inf"), "parallel.threshold", self.threshold, "above 0")
         require(self.threads is None or 1 <= self.threads <= 256, "parallel.threads", self.threads, "1 to 256")
         compute = self.compute_threads

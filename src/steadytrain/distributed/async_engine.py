@@ -129,6 +129,9 @@ class AsyncEngine(Engine):
         cluster: the servers.
         steps: updates of the whole run, of ``batch_size`` images.
         staleness: the bound; None: there is none; 0: all workers make each update together.
+        staleness_power: the learning rate of a push that missed ``s`` updates is divided by ``(1 + s)`` to this power
+            (Zhang et al. 2016, "Staleness-aware Async-SGD for Distributed Deep Learning"; the power: Xie et al. 2019,
+            "Asynchronous Federated Optimization").
         whole: the optimizer wants whole tensors: none is cut between servers.
         keeps_gradients: the optimizer leaves gradients as they are.
         compress: how pushes are compressed: see :mod:`.compression`.
@@ -146,6 +149,7 @@ class AsyncEngine(Engine):
         steps: int,
         batch_size: int,
         staleness: int | None = None,
+        staleness_power: float = 1.0,
         whole: bool = True,
         keeps_gradients: bool = True,
         compress: CompressionName = "none",
@@ -159,6 +163,7 @@ class AsyncEngine(Engine):
         self.is_synchronous = staleness == 0
         self._cluster = cluster
         self._steps, self._batch_size = steps, batch_size
+        self._staleness_power = staleness_power
         self._whole, self._keeps_gradients = whole, keeps_gradients
         self._form = Form(compress, threshold)
         self._optimizer: RemoteOptimizer | None = None
@@ -259,7 +264,7 @@ class AsyncEngine(Engine):
             self.on_numbered(self._step)
             pushed = self._compressed(sent)
             shares = [(cluster.size, *part) for part in pushed]
-            cluster.call_each("push_share", shares, cluster.rank, self._step, self._form, missing, self._options)
+            cluster.call_each("push_share", shares, cluster.rank, self._step, self._form, missing, self._options())
             seconds = cluster.seconds
             self.decision = cluster.ask("arrive", cluster.rank, self._step, self.wish)
             self._is_closed = self.decision == "closed"
@@ -274,7 +279,8 @@ class AsyncEngine(Engine):
         update, staleness, batches = begun
         self.on_numbered(update)
         pushed = self._compressed(sent)  # from here on the residual belongs to weights with this update
-        results = cluster.call_each("push", pushed, cluster.rank, self._batch, self._form, missing, self._options)
+        options = self._options(staleness)
+        results = cluster.call_each("push", pushed, cluster.rank, self._batch, self._form, missing, options)
         pulled = self._install(results)
         self.exchanged.add(staleness, cluster.seconds, [result[-1] for result in results], pushed, results)
         cluster.tell("end", cluster.rank, self._batch, pulled)
@@ -314,10 +320,12 @@ class AsyncEngine(Engine):
             self._cluster.call_each("deposit", parts, self._cluster.rank)
             self._cluster.ask("note_deposit", self._cluster.rank)
 
-    @property
-    def _options(self) -> list[dict[str, Any]]:
+    def _options(self, staleness: int = 0) -> list[dict[str, Any]]:
+        """Return the scheduled options of each group, for a push of this staleness."""
         assert self._optimizer is not None
-        return [{name: group[name] for name in _SCHEDULED if name in group} for group in self._optimizer.param_groups]
+        divisor = (1 + staleness) ** self._staleness_power
+        groups = [{name: group[name] for name in _SCHEDULED if name in group} for group in self._optimizer.param_groups]
+        return [{**group, "lr": group["lr"] / divisor} for group in groups]
 
     def _pull(self) -> list[tuple[Any, ...]]:
         results = self._cluster.call_all("pull", self._cluster.rank)

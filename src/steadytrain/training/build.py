@@ -474,6 +474,7 @@ def _async_engine(recipe: Recipe, device: torch.device, cluster: Cluster, num_tr
         steps=recipe.batches(num_train).steps,
         batch_size=recipe.batch_size,
         staleness=parallel.staleness,
+        staleness_power=parallel.staleness_power,
         whole=sees != "element",
         keeps_gradients=sees == "element",
         compress=parallel.compress,

@@ -1,0 +1,111 @@
+"""A worker's engine with its coordinator and its server, all in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from steadytrain import optim
+from steadytrain.config import Optim
+from steadytrain.distributed.async_engine import AsyncEngine
+from steadytrain.distributed.coordinator import Coordinator
+from steadytrain.distributed.parameter_server import ParameterServer
+from steadytrain.distributed.ray_cluster import Cluster
+
+CPU = torch.device("cpu")
+MAKE = partial(optim.build, Optim("sgd", momentum=0.0, weight_decay=0.0), lr=0.1, device=CPU)
+
+
+class InProcess:
+    """What :class:`Cluster` does over Ray, by direct calls."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coordinator: Coordinator, server: Any, rank: int) -> None:
+        self.rank, self.size, self.servers, self.seconds = rank, coordinator.size, [server], [0.0]
+        self._loop, self._coordinator = loop, coordinator
+        self.progress = self.ask("join", rank, 0.0)
+
+    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._loop.run_until_complete(getattr(self._coordinator, method)(*arguments, **options))
+
+    tell = ask
+
+    def open(self, **progress: Any) -> None:
+        self.ask("open", {}, **progress)
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        return self.call_each(method, [()], *arguments)
+
+    def call_each(self, method: str, parts: list[tuple[Any, ...]], *arguments: Any, **options: Any) -> list[Any]:
+        return [getattr(self.servers[0], method)(*arguments, *parts[0], **options)]
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+class Worker:
+    """A worker of a network of one weight, which sets the gradient itself."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, coordinator: Coordinator, server: Any, rank: int, **options: Any
+    ):
+        self.weight = nn.Parameter(torch.tensor([1.0]))
+        cluster = cast(Cluster, InProcess(loop, coordinator, server, rank))
+        self.engine = AsyncEngine(CPU, cluster, steps=100, batch_size=1, **options)
+        self.optimizer = self.engine.optimizer(MAKE([{"params": [self.weight]}]), MAKE)
+        self.engine.prepare(nn.Module())
+
+    def begin(self) -> None:
+        """Pull the weights, where it had none, and begin to compute."""
+        for batch in self.engine.next_batches() or self.engine.wait_for_batch():
+            self.engine.delivered(batch)
+        self.engine.begin_update(0)
+
+    def push(self, gradient: float) -> float:
+        """Push, pull, and return the weight that it has then."""
+        self.weight.grad = torch.tensor([gradient])
+        self.optimizer.step()
+        return self.weight.item()
+
+
+def in_one_process(weight: float, gradient: float, divisor: float = 1.0) -> float:
+    """Return a weight after an update at a part of the rate."""
+    parameter = nn.Parameter(torch.tensor([weight]))
+    parameter.grad = torch.tensor([gradient])
+    optimizer = MAKE([{"params": [parameter]}])
+    optimizer.param_groups[0]["lr"] /= divisor
+    optimizer.step()
+    return parameter.item()
+
+
+@pytest.mark.parametrize(
+    ("options", "power"), [({}, 1.0), ({"staleness_power": 0.5}, 0.5), ({"staleness_power": 0.0}, 0.0)]
+)
+def test_the_rate_of_a_push_is_divided_by_one_plus_the_updates_that_it_missed(
+    loop: asyncio.AbstractEventLoop, options: dict[str, float], power: float
+) -> None:
+    coordinator, server = Coordinator(3), ParameterServer()
+    workers = [Worker(loop, coordinator, server, rank, **options) for rank in range(3)]
+    for worker in workers:
+        worker.begin()
+    weight = 1.0
+    for staleness, worker in enumerate(workers):
+        weight = in_one_process(weight, 1.5, (1 + staleness) ** power)
+        assert worker.push(1.5) == weight
+
+
+def test_the_rate_of_a_push_that_missed_nothing_is_the_schedules(loop: asyncio.AbstractEventLoop) -> None:
+    worker, weight = Worker(loop, Coordinator(1), ParameterServer(), 0), 1.0
+    for _ in range(5):
+        worker.begin()
+        weight = in_one_process(weight, 0.7)
+        assert worker.push(0.7) == weight
