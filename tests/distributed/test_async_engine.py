@@ -57,7 +57,7 @@ class Worker:
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, coordinator: Coordinator, server: Any, rank: int, **options: Any
-    ):
+    ) -> None:
         self.weight = nn.Parameter(torch.tensor([1.0]))
         cluster = cast(Cluster, InProcess(loop, coordinator, server, rank))
         self.engine = AsyncEngine(CPU, cluster, steps=100, batch_size=1, **options)

@@ -275,7 +275,7 @@ class ParameterServer:
 
     def _momentum(self) -> dict[int, dict[str, Tensor]]:
         """Return the optimizer's momentum of each parameter, by number and name."""
-        states = {} if self._optimizer is None else self._optimizer.state
+        states: Mapping[Any, Any] = {} if self._optimizer is None else self._optimizer.state
         return {
             number: {name: states[parameter][name] for name in MOMENTUM if name in states[parameter]}
             for number, parameter in self._parameters.items()
