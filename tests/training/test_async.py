@@ -133,6 +133,12 @@ def test_ray_says_nothing(trained_whole: Whole) -> None:
     assert not re.search(r"\bray\b|token", trained_whole.told, re.IGNORECASE)
 
 
+def test_the_start_says_what_is_done_against_stale_gradients(trained_whole: Whole) -> None:
+    told = " ".join(trained_whole.told.split())
+    assert "momentum 0.9 of each worker" in told
+    assert "divided by 1 + the updates that a push has missed" in told
+
+
 def test_workers_make_all_updates_of_the_run_between_them(whole: Path) -> None:
     [ended] = of_kind(whole, Ended)
     assert isinstance(ended, Ended) and (ended.status, ended.step, ended.images) == ("finished", STEPS, 32 * STEPS)
