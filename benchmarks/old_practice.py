@@ -52,7 +52,11 @@ def main() -> None:
         rows = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["rows"]
         kept = ("last", "last_spread", "status")
         figures[table] = {row["name"]: {name: row[name] for name in kept} for row in rows}
-    machine.record("old_practice", {"images": 10 * PER_CLASS, "tables": figures}, save=args.save)
+    machine.record(
+        machine.of_cases("old_practice", args.tables, TABLES),
+        {"images": 10 * PER_CLASS, "tables": figures},
+        save=args.save,
+    )
 
 
 if __name__ == "__main__":
