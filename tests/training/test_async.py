@@ -267,7 +267,7 @@ def make(num_classes, **options):
 EXACT = ["--model", "counting:make", "--lr", "1", "--weight-decay", "0"]
 for _setting in ("optim.momentum=0", "optim.nesterov=false", "optim.base_batch_size=null"):
     EXACT += ["--set", _setting]
-for _setting in ("optim.schedule=constant", "optim.warmup_epochs=0"):
+for _setting in ("optim.schedule=constant", "optim.warmup_epochs=0", "parallel.staleness_power=0"):
     EXACT += ["--set", _setting]
 for _setting in ("data.augment=none", "data.flip=none", "data.pad=0"):
     EXACT += ["--set", _setting]
