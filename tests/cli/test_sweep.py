@@ -65,7 +65,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: ProcessTrainer, run: Run, slot: Slot, until: float | None) -> SimpleNamespace:
         with (run.directory / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
-                code = main(self.words(run, slot, until))
+                code = main(self.command(run, slot, until))
             except (KeyError, OSError):  # of a network of the user's
                 code = 1
                 traceback.print_exc()
