@@ -70,6 +70,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Search again at the end: triton says of what is left there that it leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of real images, logs and golden files; skips where there is none."""
