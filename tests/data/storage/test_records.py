@@ -80,6 +80,30 @@ def test_labels_and_classes_are_known_without_the_images(
         assert fetched is not None and fetched.bytes < sum(path.stat().st_size for path in paths) / 2
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_labels_that_are_not_sorted_follow_from_a_list_that_fits(
+    is_right: bool, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_MOST_COMPARED", 1)
+    (tmp_path / "noise").mkdir()
+    for number in range(120):
+        noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / "noise" / f"{number}.png")
+    lines = [f"{number + 5}\t{number * 7 % 3}\t{number}.png\n" for number in range(120)]
+    (tmp_path / "noise.lst").write_text("".join(lines))
+    paths = [file.path for file in pack(tmp_path / "noise.lst", tmp_path / "x", root=tmp_path / "noise", shards=2)]
+    for path in paths:
+        bucket.put_records(tmp_path, path.stem)
+        listed = path.with_suffix(".lst").read_text().splitlines(keepends=True)
+        bucket.put(f"{path.stem}.lst", "".join(listed if is_right else listed[::-1]).encode())
+    with Records.open(bucket.uri("x*.rec")) as remote, Records.open(tmp_path / "x*.rec") as local:
+        assert np.array_equal(remote.labels, local.labels) and np.array_equal(remote.record_ids, local.record_ids)
+        fetched = remote.traffic()
+        assert fetched is not None
+        assert (fetched.bytes < sum(path.stat().st_size for path in paths) / 2) == is_right
+        assert remote.places(np.array([3]))[0][0] == "3.png"
+
+
 def test_many_objects_are_opened_by_few_requests(
     bucket: Bucket, fault_proxy: FaultProxy, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

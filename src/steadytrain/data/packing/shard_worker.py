@@ -33,7 +33,7 @@ from steadytrain.data.sources.listing import Listing
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, SteadyError, StorageError
-from steadytrain.machine.process import keep_no_large_blocks, return_free_memory
+from steadytrain.machine.process import allow_open_files, keep_no_large_blocks, return_free_memory
 
 POLL_SECONDS = 1.0
 """How often a process that waits for others looks."""
@@ -389,5 +389,6 @@ class _Worker:
     def _place(self, name: str) -> str:
         """Return the local path of a file of images; one in a store is fetched whole, unless an earlier shard did."""
         if is_uri(name) and name not in self.places:
+            allow_open_files(2 * len(self.places))  # each of which keeps its copy in the cache by two locks
             self.places[name] = self.stack.enter_context(local_sources([name], self.say))[0]
         return self.places.get(name, name)

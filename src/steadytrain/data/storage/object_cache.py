@@ -204,6 +204,26 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
     return files
 
 
+def fetch_list(file: Path, uri: str) -> Path | None:
+    """Fetch the list (``.lst``) beside the record file at ``uri``, unless it lies beside its copy ``file`` already.
+
+    Returns:
+        Its path; None where there is none.
+
+    Raises:
+        StorageError: the store does not answer, or the cache cannot be written.
+    """
+    path = file.with_suffix(".lst")
+    if not path.exists():
+        place = Place.parse(uri)
+        try:
+            with locked(file.parent / ".lock"):
+                _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
+        except OSError as error:
+            raise storage_error(error, path) from error
+    return path if path.exists() else None
+
+
 def _list_objects(folder: Place, names: Sequence[str]) -> dict[str, ObjectFacts] | None:
     """List many objects of a folder together with their companions; None: each has to be asked for.
 
