@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -164,6 +165,21 @@ def test_threads_spin_as_the_cores_are_used(monkeypatch: pytest.MonkeyPatch, oth
 def test_what_the_user_says_of_spins_stays() -> None:
     assert _spins(GOMP_SPINCOUNT="77") == "77 77"
     assert _spins(OMP_WAIT_POLICY="passive") == "None None"
+
+
+@pytest.mark.parametrize("is_command", [True, False])
+def test_what_a_command_imports_to_stay_is_never_searched_for_garbage(is_command: bool) -> None:
+    code = f"""
+        import gc
+        from steadytrain.machine import process
+        if {is_command}:
+            process.share_cores()
+        with process.lasting_imports():
+            print(gc.isenabled())
+        print(gc.isenabled(), gc.get_freeze_count() > 1000)
+    """
+    words = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert words.stdout.split() == (["False", "True", "True"] if is_command else ["True", "True", "False"])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"])

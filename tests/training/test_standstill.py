@@ -42,7 +42,7 @@ Records.image = image_of_a_disk_that_hangs
 open_data, session.open_data = session.open_data, open_on_a_disk_that_hangs
 loop.Patience = lambda end, slow=60: Patience(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
 loop.START_SECONDS = 3 if where == "start" else 60
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(cli.main())
 """
 SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--threads", "1", "--set", "every.save_steps=2"]

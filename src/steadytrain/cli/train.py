@@ -26,7 +26,7 @@ from steadytrain.events import Ended, Evaluated, Noticed, Started
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators
-from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
+from steadytrain.machine.process import grow_segments, lasting_imports, own_start, spin_where_alone, stop_requests
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 if TYPE_CHECKING:
@@ -350,7 +350,8 @@ def _train_as_rank(
         raise InputError("--budget-minutes measures one process: use it with one (--procs 1, and no launcher)")
     if options.probe:
         raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
-    from steadytrain.training import init_group
+    with lasting_imports():
+        from steadytrain.training import init_group
 
     with init_group(world) as group:
         recipe = group.run_first_then_rest(
@@ -464,7 +465,8 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
             near = did_you_mean(Path(file).name, siblings)
             raise InputError(f"{flag} is {file}: there is no such file or folder.{near}")
     note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
-    from steadytrain.training.defaults import choose_recipe
+    with lasting_imports():
+        from steadytrain.training.defaults import choose_recipe
 
     with progress_once_known("packing images", resumes=True) as advance:
         return choose_recipe(
@@ -545,7 +547,8 @@ def _train_visibly(
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
         mxnet_log: write the lines of MXNet's scripts in place of ours.
     """
-    from steadytrain.training import steps
+    with lasting_imports():
+        from steadytrain.training import steps
 
     before = run.progress()
     is_finished, is_first = before.finished is not None, group is None or group.world.is_first

@@ -26,7 +26,7 @@ from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_error
 from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
-from steadytrain.machine.process import share_cores
+from steadytrain.machine.process import lasting_imports, share_cores
 
 What = Literal["facts", "updates", "loading", "both", "rate"]
 Trouble = Literal["memory", "crash", "timeout", "refused", "failed"]
@@ -361,7 +361,8 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no answer
     die_with_parent()
     share_cores()  # as a command that trains does, unless the caller's has
-    from steadytrain.tuning import measure  # noqa: F401 - takes seconds, once
+    with lasting_imports():
+        from steadytrain.tuning import measure  # noqa: F401 - takes seconds, once
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
