@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tests.distributed.ranks import as_group
 
 from steadytrain import models
 from steadytrain.config import Data, Model, Optim, Recipe
 from steadytrain.config.batches import Growth, lay_out, parse_growth
 from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import RecipeError
 from steadytrain.events import Ended, EpochTrained, Evaluated, Event, Started, Step
 from steadytrain.models import Input
@@ -155,19 +157,23 @@ def test_the_digest_of_other_recipes_stays(recipe: Recipe) -> None:
     assert parse_growth(recipe.with_({"optim.grow_batch": ["2@01.50"]}).optim.grow_batch) == (Growth(2, 1.5),)
 
 
-def test_two_ranks_make_the_updates_of_one_process(digits: Path, tmp_path: Path) -> None:
-    common = ["--model", "digits", "--epochs", "2", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
-    common += ["--grow-batch", "2@1", "--set", "parallel.compute_threads=1", "--set", "data.pad=1"]
-    common += ["--transforms", "erase:0.5,mine:flips,mixup:0.2", "--set", "model.batch_norm=frozen"]
-    (tmp_path / "mine.py").write_text(
-        "from torchvision.transforms import v2\ndef flips(): return v2.RandomVerticalFlip(0.5)\n"
-    )
-    runs = {"two": ["--procs", "2"], "one": ["--set", "optim.accumulate=2"]}
-    for name, words in runs.items():
-        command = [sys.executable, "-m", "steadytrain", "train", str(digits), "--run", str(tmp_path / name)]
-        subprocess.run([*command, *common, *words], check=True, capture_output=True, cwd=tmp_path)
-    updates = [[e.n for e in Run.open(tmp_path / name).events() if isinstance(e, Step)] for name in runs]
+def _train_as_rank(group: Group, folder: str) -> dict[str, Any]:
+    for _ in steps(Run.open(folder), group=group, allow_import=True):
+        pass
+    return {}
+
+
+def test_two_ranks_make_the_updates_of_one_process(
+    recipe: Recipe, own: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    own("own_flips", "from torchvision.transforms import v2\ndef flips(): return v2.RandomVerticalFlip(0.5)\n")
+    recipe = recipe.with_({"optim.grow_batch": ["2@1"], "model.batch_norm": "frozen"})
+    recipe = recipe.with_({"data.transforms": ["erase:0.5", "own_flips:flips", "mixup:0.2"]})
+    runs = [Run.create(tmp_path / "two", recipe), Run.create(tmp_path / "one", recipe.with_({"optim.accumulate": 2}))]
+    as_group(partial(_train_as_rank, folder=str(runs[0].directory)), 2)
+    train(runs[1], allow_import=True)
+    updates = [[e.n for e in run.events() if isinstance(e, Step)] for run in runs]
     assert updates[0] == updates[1] and {32, 64} == set(updates[0])
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in runs)
+    two, one = (load_file(run.directory / "model.safetensors") for run in runs)
     for name, value in one.items():
         torch.testing.assert_close(value, two[name], rtol=1e-4, atol=1e-5)

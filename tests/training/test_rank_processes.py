@@ -10,15 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.distributed.ranks import as_group
 
-from steadytrain import events
+from steadytrain import events, training
+from steadytrain.cli import main
+from steadytrain.config import Recipe
 from steadytrain.data.predictions import read_predictions
+from steadytrain.distributed.process_group import Group
 from steadytrain.run import Run
 
 COMMAND = [sys.executable, "-m", "steadytrain", "train"]
@@ -111,10 +117,17 @@ def test_an_evaluation_by_ranks_counts_every_image_once(whole: Path, tmp_path: P
     assert sum(row.rank == 1 for row in rows) / 80 == max(event.top1 for event in told)
 
 
-def test_two_ranks_rank_all_images_for_the_average_precision_of_labels(labelled_digits: Path, tmp_path: Path) -> None:
+def _train_as_rank(group: Group, folder: str) -> dict[str, Any]:
+    for _ in training.steps(Run.open(folder), group=group):
+        pass
+    return {}
+
+
+def test_two_ranks_rank_all_images_for_the_average_precision_of_labels(labels_recipe: Recipe, tmp_path: Path) -> None:
     from sklearn.metrics import average_precision_score
 
-    trained(labelled_digits, tmp_path / "run", "--procs", "2", "--epochs", "2")
+    run = Run.create(tmp_path / "run", labels_recipe.with_({"budget.epochs": 2}))
+    as_group(partial(_train_as_rank, folder=str(run.directory)), 2)
     told = [event for event in of_kind(tmp_path / "run", events.Evaluated) if isinstance(event, events.Evaluated)]
     best = max(told, key=lambda event: event.score)
     assert [event.n for event in told] == [80, 80] and best.mean_ap is not None
@@ -155,7 +168,7 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
     printed = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert printed.returncode == 75, printed.stderr
     assert f"{run}: 2 ranks, as it was begun with (--procs says otherwise)" in printed.stderr
-    trained(digits, run, "--procs", "1")
+    assert main(["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "1"]) == 0
     killed, *again, resumed = (event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed))
     assert all((event.ranks_before, event.ranks) == (2, 2) for event in again), "by steady resume RUN alone"
     assert 0 <= killed.images_repeated <= 7 * 32
