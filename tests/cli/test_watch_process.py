@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 from tests.cli.terminal import on_terminal, unstyled
@@ -29,10 +31,8 @@ def _python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def _watch(arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        _python(OURS.format(arguments)), capture_output=True, text=True, check=False, env={**os.environ, **more}
-    )
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(_python(code), capture_output=True, text=True, check=False)
 
 
 @contextmanager
@@ -45,19 +45,48 @@ def _asleep() -> Iterator[int]:
         child.kill()
 
 
-def test_a_command_keeps_its_output_and_its_exit_code_and_the_verdict_goes_beside() -> None:
-    command = _python(
-        "import sys, time; print('epoch 1'); print('warning', file=sys.stderr); time.sleep(3); sys.exit(5)"
-    )
-    told = _watch(f"command={command!r}")
+COMMANDS = {
+    "fails": "import sys, time; print('epoch 1'); print('warning', file=sys.stderr); time.sleep(3); sys.exit(5)",
+    "works": "import time; print('epoch 1', flush=True); time.sleep(3)",
+    "goes on": "import time; time.sleep(5); print('done', flush=True)",
+}
+BECOMES_NOBODY = "import os, pynvml; os.setgid(65534); os.setuid(65534); os.chdir('/'); "
+
+
+@dataclass(frozen=True)
+class Watches:
+    """Watches that were made at the same time, since all that they do is to wait, by their names."""
+
+    pid: int
+    told: dict[str, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def watches() -> Iterator[Watches]:
+    """Of three commands, and of a process that sleeps and still does: by its own user, and by another one."""
+    commands = {name: _python(code) for name, code in COMMANDS.items()}
+    with _asleep() as pid, ThreadPoolExecutor() as pool:
+        calls = {
+            "fails": OURS.format(f"command={commands['fails']!r}"),
+            "works": OURS.format(f"command={commands['works']!r}, json=True"),
+            "goes on": OURS.format(f"command={commands['goes on']!r}, seconds=3, json=True"),
+            "process": OURS.format(f"pid={pid}, seconds=3"),
+        }
+        if os.getuid() == 0:
+            code = OURS.format(f"pid={pid}, seconds=3, json=True")
+            calls["another user"] = code.replace("sys.exit", BECOMES_NOBODY + "sys.exit")
+        yield Watches(pid, dict(zip(calls, pool.map(_run, calls.values()), strict=True)))
+
+
+def test_a_command_keeps_its_output_and_its_exit_code_and_the_verdict_goes_beside(watches: Watches) -> None:
+    told = watches.told["fails"]
     assert (told.returncode, told.stdout) == (5, "epoch 1\n")
     assert told.stderr.startswith("warning\n") and "ended with exit code 5" in told.stderr
     assert "\nwaiting (" in told.stderr and "not measurable here: " in told.stderr
 
 
-def test_the_document_has_standard_output_to_itself() -> None:
-    command = _python("import time; print('epoch 1', flush=True); time.sleep(3)")
-    told = _watch(f"command={command!r}, json=True")
+def test_the_document_has_standard_output_to_itself(watches: Watches) -> None:
+    told = watches.told["works"]
     document = json.loads(told.stdout)
     assert told.stderr == "epoch 1\n" and told.returncode == 0
     assert document["exit_code"] == 0 and document["causes"][0]["name"] == "waiting"
@@ -67,22 +96,20 @@ def test_the_document_has_standard_output_to_itself() -> None:
     }
 
 
-def test_a_process_is_watched_for_so_many_seconds_and_goes_on() -> None:
-    with _asleep() as pid:
-        told = _watch(f"pid={pid}, seconds=3")
-        assert told.returncode == 0 and os.path.exists(f"/proc/{pid}")  # noqa: PTH110
-    assert f"process {pid} (" in told.stdout and "still running" in told.stdout
+def test_a_process_is_watched_for_so_many_seconds_and_goes_on(watches: Watches) -> None:
+    told = watches.told["process"]
+    assert told.returncode == 0 and os.path.exists(f"/proc/{watches.pid}")  # noqa: PTH110
+    assert f"process {watches.pid} (" in told.stdout and "still running" in told.stdout
     assert "Ctrl-C stops watching, not the process" in told.stderr
 
 
 def test_a_command_that_a_signal_ended_has_the_exit_code_that_a_shell_gives_it() -> None:
-    told = _watch(f"command={_python('import os; os.kill(os.getpid(), 9)')!r}")
+    told = _run(OURS.format(f"command={_python('import os; os.kill(os.getpid(), 9)')!r}"))
     assert told.returncode == 137 and "ended with exit code 137" in told.stderr
 
 
-def test_a_command_goes_on_after_its_verdict() -> None:
-    command = _python("import time; time.sleep(5); print('done', flush=True)")
-    told = _watch(f"command={command!r}, seconds=3, json=True")
+def test_a_command_goes_on_after_its_verdict(watches: Watches) -> None:
+    told = watches.told["goes on"]
     assert json.loads(told.stdout)["state"] == "still running" and told.stderr == "done\n"
 
 
@@ -127,13 +154,11 @@ def test_what_cannot_be_watched_is_said_in_one_line(given: dict[str, object], wh
     assert "\n" not in str(caught.value)
 
 
-def test_another_users_process_is_watched_as_far_as_that_user_may() -> None:
+def test_another_users_process_is_watched_as_far_as_that_user_may(watches: Watches) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
-    with _asleep() as pid:
-        becomes = "import os, pynvml; os.setgid(65534); os.setuid(65534); os.chdir('/'); "
-        code = OURS.format(f"pid={pid}, seconds=3, json=True").replace("sys.exit", becomes + "sys.exit")
-        told = subprocess.run(_python(code), capture_output=True, text=True, check=True)
+    told = watches.told["another user"]
+    assert told.returncode == 0, told.stderr
     missing = " ".join(json.loads(told.stdout)["not_measurable"])
     assert "what is read from disk" in missing and "which GPUs the process uses" in missing
     assert "what sleeping threads wait for" in missing

@@ -144,16 +144,18 @@ def test_workers_and_the_command_line_change_no_byte(work: Path, golden: Path) -
     assert _packed(work) == whole
 
 
-def test_a_pack_that_was_interrupted_goes_on_to_the_same_bytes(work: Path, frozen: Frozen) -> None:
+def test_a_pack_that_was_interrupted_goes_on_to_the_same_bytes(
+    work: Path, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_marks(work / "marks", 150)
-    calls = 0
+    calls, clock = 0, time.monotonic
 
     def interrupt(done: int, total: int) -> None:
-        """Press Ctrl-C after a little more than the five seconds of work that a kill may cost."""
+        """Press Ctrl-C after a little more than the five seconds of work that a kill may cost, by the clock."""
         nonlocal calls
         calls += 1
         if calls == 2:
-            time.sleep(5.1)
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + 5.1)
         if calls == 4:
             raise KeyboardInterrupt
 
