@@ -6,6 +6,8 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,18 +55,32 @@ def write_png(path: Path, *, bits: int, colour: int, channels: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``image("RGB")``: a file with a large image of that kind, made once."""
+    folder = tmp_path_factory.mktemp("images")
+
+    @cache
+    def write(kind: str) -> Path:
+        path = folder / kind
+        if kind == "JPEG, turned":
+            exif = Image.Exif()
+            exif[0x0112] = 6
+            Image.new("RGB", (SIDE, SIDE)).save(path, "JPEG", exif=exif)
+        else:
+            sorts = {"RGB": (8, 2, 3), "RGBA of 16 bits": (16, 6, 4), "grey of 16 bits": (16, 0, 1)}
+            bits, colour, channels = sorts[kind]
+            write_png(path, bits=bits, colour=colour, channels=channels)
+        return path
+
+    return write
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells a process's peak of memory")
 @pytest.mark.parametrize("work", ["pack", "check", "feed"])
 @pytest.mark.parametrize("kind", ["RGB", "RGBA of 16 bits", "grey of 16 bits", "JPEG, turned"])
-def test_an_image_takes_a_bounded_number_of_bytes_a_pixel(tmp_path: Path, kind: str, work: str) -> None:
-    path = tmp_path / "image"
-    if kind == "JPEG, turned":
-        exif = Image.Exif()
-        exif[0x0112] = 6
-        Image.new("RGB", (SIDE, SIDE)).save(path, "JPEG", exif=exif)
-    else:
-        bits, colour, channels = {"RGB": (8, 2, 3), "RGBA of 16 bits": (16, 6, 4), "grey of 16 bits": (16, 0, 1)}[kind]
-        write_png(path, bits=bits, colour=colour, channels=channels)
+def test_an_image_takes_a_bounded_number_of_bytes_a_pixel(image: Callable[[str], Path], kind: str, work: str) -> None:
+    path = image(kind)
     assert path.stat().st_size < 1 << 20
     done = subprocess.run([sys.executable, "-c", CHILD, path, work], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
