@@ -8,7 +8,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -74,52 +76,73 @@ def test_a_process_that_burns_a_core_is_seen_to_want_one_all_the_time() -> None:
     assert told.trainer.disk < 0.2 and told.is_python
 
 
-def test_the_period_and_the_duty_of_work_and_sleep_are_measured() -> None:
-    alternate = """
-        import time
-        print('ready', flush=True)
-        while True:
-            if time.monotonic() % 1.0 >= 0.5:
-                time.sleep(1.0 - time.monotonic() % 1.0)
-    """
-    with running(alternate) as pid:
-        told = summarise(watched(pid, 9.0))
+ALTERNATE = """
+    import time
+    print('ready', flush=True)
+    while True:
+        if time.monotonic() % 1.0 >= 0.5:
+            time.sleep(1.0 - time.monotonic() % 1.0)
+"""
+STUCK = "import threading\n" + READY + "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+READER = """
+    import os
+    print('ready', flush=True)
+    file = os.open({!r}, os.O_RDONLY)
+    while os.read(file, 1 << 16): pass
+"""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Moments of processes that mostly wait, watched at the same time; what one of them reads."""
+
+    pipe: Path
+    alternating: list[Moment]
+    stuck: list[Moment]
+    reading: list[Moment]
+    stopped: list[Moment]
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Waiting:
+    pipe = tmp_path_factory.mktemp("pipe") / "slow.tar"
+    os.mkfifo(pipe)
+    watches = ((ALTERNATE, 9.0), (STUCK, 3.0), (READER.format(str(pipe)), 3.0), (READY + BURN, 2.5))
+    with ExitStack() as stack:
+        pids = [stack.enter_context(running(code)) for code, _ in watches]
+        writer = os.open(pipe, os.O_WRONLY)
+        stack.callback(os.close, writer)
+        os.write(writer, bytes(1 << 16))
+        psutil.Process(pids[3]).suspend()
+        pool = stack.enter_context(ThreadPoolExecutor())
+        return Waiting(pipe, *pool.map(watched, pids, [seconds for _, seconds in watches]))
+
+
+def test_the_period_and_the_duty_of_work_and_sleep_are_measured(waiting: Waiting) -> None:
+    told = summarise(waiting.alternating)
     assert told.rhythm is not None
     assert told.rhythm.period_seconds == pytest.approx(1.0, rel=0.1)
     assert told.rhythm.duty == pytest.approx(0.5, abs=0.15)
     assert 0.3 < told.working < 0.75
 
 
-def test_threads_that_sleep_are_told_by_what_they_sleep_in() -> None:
-    stuck = "import threading\n" + READY + "lock = threading.Lock(); lock.acquire(); lock.acquire()"
-    with running(stuck) as pid:
-        moments = watched(pid, 3.0)
-    told = summarise(moments)
+def test_threads_that_sleep_are_told_by_what_they_sleep_in(waiting: Waiting) -> None:
+    told = summarise(waiting.stuck)
     assert told.quiet_seconds > 2 and told.working < 0.05
     if not told.missing:
         assert _longest_wait(told.main) == "futex"
 
 
-def test_waiting_for_a_slow_file_is_storage_and_the_file_is_named(tmp_path: Path) -> None:
-    pipe = tmp_path / "slow.tar"
-    os.mkfifo(pipe)
-    reader = f"""
-        import os
-        print('ready', flush=True)
-        file = os.open({str(pipe)!r}, os.O_RDONLY)
-        while os.read(file, 1 << 16): pass
-    """
-    with running(reader) as pid:
-        writer = os.open(pipe, os.O_WRONLY)
-        try:
-            os.write(writer, bytes(1 << 16))
-            told = read(watched(pid, 3.0))
-        finally:
-            os.close(writer)
+def test_waiting_for_a_slow_file_is_storage_and_the_file_is_named(waiting: Waiting) -> None:
+    told = read(waiting.reading)
     if told.seen is not None and told.seen.missing:
         pytest.skip("system calls of other processes are not readable here")
     assert told.causes[0].name == "storage"
-    assert f"waits most often in read {pipe}" in told.causes[0].evidence
+    assert f"waits most often in read {waiting.pipe}" in told.causes[0].evidence
+
+
+def test_a_stopped_process_is_told_as_stopped(waiting: Waiting) -> None:
+    assert read(waiting.stopped).causes[0].name == "stopped"
 
 
 def test_what_is_read_from_a_disk_is_told_from_what_is_read_from_the_cache(tmp_path: Path) -> None:
@@ -175,14 +198,6 @@ def test_a_process_that_has_ended_lives_no_more() -> None:
             time.sleep(sampler.pause)
             sampler.look()
         assert not sampler.lives and sampler.look() is None
-
-
-def test_a_stopped_process_is_told_as_stopped() -> None:
-    with running(READY + BURN) as pid:
-        psutil.Process(pid).suspend()
-        told = read(watched(pid, 2.5))
-        psutil.Process(pid).resume()
-    assert told.causes[0].name == "stopped"
 
 
 def test_numbers_of_no_process_are_refused_with_a_remedy() -> None:
