@@ -111,7 +111,7 @@ def resume(run: str, /, *, until: Until = None, options: TrainingOptions = Train
 
 
 def _kept_at_uri(options: TrainingOptions, *, exists: bool) -> TrainingOptions:
-    """Make a ``--run`` that is a URI the run's folder on this machine, fetched if need be, and have it uploaded there.
+    """Replace a ``--run`` that is a URI by a folder on this machine, fetched if missing and uploaded during training.
 
     Raises:
         RunError: ``exists``, and there is none.
@@ -130,9 +130,9 @@ def _kept_at_uri(options: TrainingOptions, *, exists: bool) -> TrainingOptions:
 def _begin(
     data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None, exists: bool = False
 ) -> int:
-    """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone.
+    """Train as the command line says: as a rank that a launcher started, by starting ranks, or in this process.
 
-    ``exists``: the run that the options name has to be there, where it is kept at a URI.
+    ``exists``: raise an error if ``--run`` is a URI without a run.
     """
     if options.run is not None and "://" in options.run:
         options = _kept_at_uri(options, exists=exists)
@@ -182,15 +182,15 @@ def _begin(
 
 
 def num_procs(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
-    """Return how many ranks to start: as the flags say; else as many as the run that is resumed was begun with."""
+    """Return how many ranks to start: by the flags, else as many as the run that is resumed was begun with."""
     procs, device = options.value("parallel.procs"), options.value("parallel.device")
-    before = Parallel()
+    recorded = Parallel()
     is_resumed = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
     if is_resumed and options.value("data.train") is None and not world.launcher:
-        before = Run.open(str(options.run)).recipe.parallel
-    device = device if isinstance(device, str) else before.device
-    if procs is None and device == before.device:
-        procs = before.procs
+        recorded = Run.open(str(options.run)).recipe.parallel
+    device = device if isinstance(device, str) else recorded.device
+    if procs is None and device == recorded.device:
+        procs = recorded.procs
     if procs is None or procs == "auto":
         procs = len(listed_gpus(device)) or (1 if procs is None else len(accelerators()))
     if is_resumed and procs > 1 and options.value("parallel.procs") is None:
@@ -200,16 +200,16 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
 
 def _parallel(data: str | None, options: TrainingOptions, name: str) -> Any:
     """Return a value of the recipe's ``parallel`` before there is a recipe: of the flags, the run, or the default."""
-    value, before = options.value(f"parallel.{name}"), Parallel()
+    value, recorded = options.value(f"parallel.{name}"), Parallel()
     if data is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        before = Run.open(str(options.run)).recipe.parallel
-    return getattr(before, name) if value is None else value
+        recorded = Run.open(str(options.run)).recipe.parallel
+    return getattr(recorded, name) if value is None else value
 
 
 def _train_with_servers(
     world: World, data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None
 ) -> int:
-    """Train by the asynchronous engine: start servers and workers, or be one of these."""
+    """Train by the asynchronous engine: start servers and workers, or be one of the workers."""
     from steadytrain.distributed.ray_cluster import VARIABLE, connect
 
     for name in ("budget_minutes", "repeats"):
@@ -235,30 +235,30 @@ def _train_with_servers(
         namespace = f"steadytrain-{Path(options.run).resolve()}"
     if options.join and (address is None or namespace is None):
         raise InputError("--join needs --run FOLDER and --ray-address of the command that trains it")
-    is_told = _parallel(data, options, "procs") is not None or listed_gpus(_parallel(data, options, "device"))
-    count = num_procs(data, options, world) if is_told else 2
+    has_count = _parallel(data, options, "procs") is not None or listed_gpus(_parallel(data, options, "device"))
+    num_workers = num_procs(data, options, world) if has_count else 2
     restarts = _parallel(data, options, "restarts")
     if world.size > 1 and (options.join or options.value("parallel.procs") is not None):
-        what = "--join" if options.join else "--workers"
+        flag = "--join" if options.join else "--workers"
         raise InputError(
-            f"{world.launcher} has started {world.size} ranks, each of which is a worker: leave out {what}"
+            f"{world.launcher} has started {world.size} ranks, each of which is a worker: leave out {flag}"
         )
     servers = _parallel(data, options, "servers")
     run = AsyncRun(
         servers=servers, staleness=staleness, address=address, namespace=namespace, restarts=restarts, say=note
     )
     if options.join:
-        return join_run(sys.orig_argv, count, run)
+        return join_run(sys.orig_argv, num_workers, run)
     if world.size > 1:
         return keep_worker(sys.orig_argv, world, run)
-    return keep_workers(sys.orig_argv, count, run)
+    return keep_workers(sys.orig_argv, num_workers, run)
 
 
 def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
-    """Return how to resume a run with the ranks that it had, which another launcher started, where this is one."""
-    before = run.progress()
-    ranks = before.started.machine.get("ranks", 1) if before.started else 1
-    if ranks > 1 and not before.finished and options.value("parallel.procs") is None:
+    """Print how to resume a run with its earlier number of ranks, if this process is to train it alone."""
+    progress = run.progress()
+    ranks = progress.started.machine.get("ranks", 1) if progress.started else 1
+    if ranks > 1 and not progress.finished and options.value("parallel.procs") is None:
         resume = f"resume {shlex.quote(str(run.directory))}"
         note(
             f"{run.directory} had {ranks} ranks, and resumes with one: steady {resume} --procs {ranks} starts as many"
@@ -295,7 +295,7 @@ def _train_all(
     *,
     until: float | None,
 ) -> int:
-    """Train runs one after another, until one does not finish; print what came of them; the exit code."""
+    """Train runs one after another until one does not finish; print their results; return the exit code."""
     code, trained = 0, list[Run]()
     for run in runs:
         if options.repeats is not None:
@@ -321,7 +321,7 @@ def _train_all(
 
 
 def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = None) -> tuple[Recipe, Plan | None]:
-    """Fit a recipe into ``--budget-minutes``, if it was given: as the run in ``folder`` was, if there is one."""
+    """Fit a recipe into ``--budget-minutes``, if given; a run that exists in ``folder`` keeps its plan."""
     minutes = options.budget_minutes
     if minutes is None:
         return draft, None
@@ -329,11 +329,11 @@ def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = 
 
     chosen = {**dict(leaves(options.file_values())), **options.changes()}
     if folder is not None and (folder / "recipe.json").exists():
-        before = Run.open(folder).recipe
+        planned = Run.open(folder).recipe
         values = dict(leaves(draft.to_dict()))
-        if before.with_({key: values[key] for key in PLANNED}).digest == draft.digest:
-            note(f"{folder} was planned before: {before.model.train}, {before.budget.epochs:g} epochs")
-            return before, None
+        if planned.with_({key: values[key] for key in PLANNED}).digest == draft.digest:
+            note(f"{folder} was planned before: {planned.model.train}, {planned.budget.epochs:g} epochs")
+            return planned, None
     note(f"measuring this machine on the data, to fit the run into {count(minutes, 'minute')}")
     plan = plan_finetune(
         draft, minutes, chosen=chosen, began=own_start() or time.perf_counter(), allow_import=options.names_model
@@ -345,7 +345,7 @@ def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = 
 def _train_as_rank(
     world: World, data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None
 ) -> int:
-    """Do this rank's part of a run that several train; the first one speaks."""
+    """Train as one of several ranks, of which the first one prints."""
     if options.budget_minutes is not None:
         raise InputError("--budget-minutes measures one process: use it with one (--procs 1, and no launcher)")
     if options.probe:
@@ -369,15 +369,15 @@ def _train_as_rank(
 
 
 def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None) -> Recipe:
-    """Choose by measuring what the flags leave to that (``--batch-size auto``); a run that there is keeps its own.
+    """Choose the values of flags that are ``auto`` by measuring; a run that exists keeps its values.
 
-    Several ranks measure at the same time, each on its device, and agree on what all of them can do.
+    Several ranks measure at the same time, each on its device, and agree on values that suit all of them.
     """
     if not options.measured:
         return recipe
     if options.run is not None and (Path(options.run) / "recipe.json").exists():
-        before, keys = Run.open(options.run).recipe, {*options.measured, "optim.lr"}
-        tuned = {key: value for key, value in leaves(before.to_dict()) if key in keys}
+        recorded, keys = Run.open(options.run).recipe, {*options.measured, "optim.lr"}
+        tuned = {key: value for key, value in leaves(recorded.to_dict()) if key in keys}
         return recipe.with_(tuned if "batch_size" in options.measured else {k: tuned[k] for k in options.measured})
     if group is None:
         return recipe.with_(_choose_automatically(recipe, options))
@@ -394,16 +394,16 @@ def _choose_automatically(
     options: TrainingOptions,
     world: World = World(),  # noqa: B008 - frozen
 ) -> dict[str, object]:
-    """Choose what the flags leave to measuring, as a rank; return keys of the recipe, which has defaults for them."""
+    """Measure on one rank the values of flags that are ``auto``; return them by their keys in the recipe."""
     from steadytrain.tuning.probes import Prober, load_choices, save_choices
     from steadytrain.tuning.report import measurement
     from steadytrain.tuning.tune import tune
 
     names = {"batch_size": ("batch", "rate"), "parallel.threads": ("threads",), "precision.name": ("precision",)}
     free = {name for key in options.measured for name in names[key]}
-    if (before := load_choices(recipe, free, world.size)) is not None:
-        note(f"as measured before: {', '.join(f'{key} = {value}' for key, value in before.items())}")
-        return before
+    if (stored := load_choices(recipe, free, world.size)) is not None:
+        note(f"as measured before: {', '.join(f'{key} = {value}' for key, value in stored.items())}")
+        return stored
     note("measuring this machine on the data, for what is auto")
     with Prober(world) as prober:
         tuned = tune(
@@ -424,7 +424,7 @@ def _choose_automatically(
 
 @contextmanager
 def _only_first_rank_prints(world: World) -> Iterator[None]:
-    """Silence every rank but the first. Another one says what it failed at, unless that is what they all fail at."""
+    """Silence every rank but the first, except for errors that not all ranks have in common."""
     if world.is_first:
         yield
         return
@@ -441,7 +441,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
     """Make the recipe of a command line, with defaults that suit the data.
 
     Raises:
-        InputError: nothing to train on, or a value that cannot be.
+        InputError: nothing to train on, or an invalid value.
     """
     from steadytrain.data.sources.filenames import is_pattern
     from steadytrain.data.sources.find import require_there
@@ -508,16 +508,16 @@ def require_licence(model: Model, *, accepted: bool) -> None:
     licence = pretrained_licence(model.name) if model.pretrained else ""
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
-    about = f"the weights of {model.name} are for non-commercial use only (licence {licence})"
+    restriction = f"the weights of {model.name} are for non-commercial use only (licence {licence})"
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{about}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
+        print(f"{restriction}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
-    raise InputError(f"{about}: add --accept-licence to use them, or choose another model (steady models)")
+    raise InputError(f"{restriction}: add --accept-licence to use them, or choose another model (steady models)")
 
 
 def train_visibly(run: Run, *, json: bool = False) -> int:
-    """Train a run, or find it finished, and print its table; the exit code."""
+    """Train a run, unless it is finished, and print its table; return the exit code."""
     code = _train_visibly(run, began=own_start())
     _print_outcome([run], json=json)
     return code
@@ -533,30 +533,31 @@ def _train_visibly(
     until: float | None = None,
     mxnet_log: bool = False,
 ) -> int:
-    """Train a run, or find it finished; the exit code. Of several ranks the first one prints.
+    """Train a run, unless it is finished; return the exit code. Of several ranks the first one prints.
 
     SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
     SIGUSR1 and SIGHUP save and end with 75: the same command goes on from there.
 
     Args:
-        run: what to train.
-        probe: measure first.
+        run: the run to train.
+        probe: measure the ceilings first.
         group: the ranks that train it.
         cluster: the servers that hold its weights.
         began: as of :func:`steadytrain.training.steps`.
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
-        mxnet_log: write the lines of MXNet's scripts in place of ours.
+        mxnet_log: print the lines of MXNet's scripts instead of ours.
     """
     with lasting_imports():
         from steadytrain.training import steps
 
-    before = run.progress()
-    is_finished, is_first = before.finished is not None, group is None or group.world.is_first
+    progress = run.progress()
+    is_finished, is_first = progress.finished is not None, group is None or group.world.is_first
     is_first = is_first and (cluster is None or cluster.world.is_first)
-    is_there = until is not None and before.evaluated is not None and before.evaluated.epoch >= until - 1e-9
+    evaluated = progress.evaluated
+    is_evaluated = until is not None and evaluated is not None and evaluated.epoch >= until - 1e-9
     if group is not None:
-        is_finished, is_there = group.all_gather_json([is_finished, is_there])[0]
-    if is_finished or is_there:
+        is_finished, is_evaluated = group.all_gather_json([is_finished, is_evaluated])[0]
+    if is_finished or is_evaluated:
         if is_first and is_finished:
             note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
         elif is_first:
@@ -566,13 +567,13 @@ def _train_visibly(
     console: AbstractContextManager[Console | None]
     speedometer = Speedometer() if mxnet_log and is_first else None
     is_ours = is_first and speedometer is None
-    console = Console(best=before.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
-    with console as shown, stop_requests(note) as stop:
+    console = Console(best=progress.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
+    with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
         for event in steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster):
             stop.saves = True
-            if shown is not None:
-                shown.show(event)
+            if display is not None:
+                display.show(event)
                 if isinstance(event, Started):
                     for line in head_lines(run.recipe, event):
                         note(line)
@@ -616,7 +617,7 @@ def _print_verdict(run: Run) -> None:
 
 
 def print_next_commands(run: Run, code: int, *, image: Path | None = None, repeats: bool = False) -> None:
-    """Suggest the next commands; ``image``: for the one that needs one; ``repeats``: the run is one of several."""
+    """Suggest the next commands; ``image``: for ``steady predict``; ``repeats``: the run is one of several."""
     if code:
         resume = "" if repeats else f"steady resume {shlex.quote(str(run.directory))}, or "
         note(f"saved; to resume: {resume}the same command again")
@@ -625,5 +626,5 @@ def print_next_commands(run: Run, code: int, *, image: Path | None = None, repea
     folder = shlex.quote(str(run.directory))
     images = "IMAGE..." if image is None else shlex.quote(str(image))
     reported = shlex.quote(str(run.directory.parent)) if repeats else folder
-    for words in (f"evaluate {folder}", f"predict {folder} {images}", f"report {reported} -o report.html"):
-        note(f"  steady {words}")
+    for command in (f"evaluate {folder}", f"predict {folder} {images}", f"report {reported} -o report.html"):
+        note(f"  steady {command}")

@@ -43,7 +43,7 @@ class Protocol(H11Protocol):
         self._since = self.loop.time()
         self._timer = self.loop.call_later(self.head_seconds, self._late)
         if len(self.connections) > MAX_CONNECTIONS:
-            others = (each for each in self.connections if isinstance(each, Protocol) and each is not self)
+            others = (other for other in self.connections if isinstance(other, Protocol) and other is not self)
             idle = [other for other in others if other.is_waiting]
             if idle:
                 min(idle, key=lambda other: other._since)._close()
@@ -52,11 +52,11 @@ class Protocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is no request at hand."""
+        """Whether the connection has no pending request."""
         return self.cycle is None or self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a head that has begun has to end in time."""
+        """Read on; the head of a request has to be complete in time."""
         super().data_received(data)
         if not self.is_waiting:
             self._timer.cancel()
@@ -65,18 +65,18 @@ class Protocol(H11Protocol):
             self._timer = self.loop.call_later(self.head_seconds, self._late)
 
     def pause_writing(self) -> None:
-        """Wait for the client, but not for ever; a connection that is being closed waits for it, too."""
+        """Wait for the client to take the answer, for a limited time, also while the connection is being closed."""
         super().pause_writing()
         self._untaken = self.loop.call_later(self.answer_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client has taken all."""
+        """Go on: the client has taken the whole answer."""
         if self._untaken is not None:
             self._untaken.cancel()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Cancel the timers."""
         self._timer.cancel()
         if self._untaken is not None:
             self._untaken.cancel()
@@ -122,7 +122,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the socket that a server listens on. Raises InputError where that cannot be."""
+    """Open the socket that a server listens on. Raises InputError if the address cannot be used."""
     if not 0 <= port <= 65535:
         raise InputError(f"--port is {port}; a port is from 0 (any that is free) to 65535")
     try:
@@ -141,10 +141,10 @@ def serve(
     *,
     on_ready: Callable[[Service], object] = lambda service: None,
 ) -> int:
-    """Answer requests until SIGTERM or SIGINT, and then those that are at hand; return how many of those were not.
+    """Answer requests until SIGTERM or SIGINT, then finish pending ones; return how many were left unanswered.
 
     Args:
-        load: gives the model, on a thread of its own; ``/ready`` says 503 meanwhile.
+        load: returns the model, on a thread of its own; ``/ready`` answers 503 meanwhile.
         settings: limits.
         listener: a socket that listens; on this machine's own address, only requests to that name are answered.
         on_ready: called once, when the model is warm.

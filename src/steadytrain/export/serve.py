@@ -148,7 +148,7 @@ class Meters:
             self.images.labels(outcome)
 
     def observe(self, what: str, value: float) -> None:
-        """Count what the batcher measures."""
+        """Record a measurement of the batcher: of a ``batch`` its images, of one of :data:`STAGES` its seconds."""
         (self._batch if what == "batch" else self._stages[what]).observe(value)
 
 
@@ -164,7 +164,7 @@ class Posted:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of an image: an answer, or the reason for none, and its own HTTP status."""
+    """The outcome of an image: an answer, or an error with its HTTP status."""
 
     name: str
     answer: Answer | None = None
@@ -173,7 +173,7 @@ class Result:
 
 
 class Early(JSONResponse):
-    """An answer to a request that was not read to its end, and the last one of its connection."""
+    """An answer to a request that was not read to its end; it closes the connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers["connection"] = "close"
@@ -278,7 +278,7 @@ class Service:
         self._routed = Starlette(
             routes=[
                 Route("/predict", self._predict, methods=["POST"]),
-                *(Route(path, self._still) for path in OPEN_PATHS[:4]),
+                *(Route(path, self._page_file) for path in OPEN_PATHS[:4]),
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/model", self._model),
@@ -317,8 +317,8 @@ class Service:
             if scope["path"] in OPEN_PATHS or self._has_token(scope):
                 await self._routed(scope, receive, send_and_note)
             else:
-                words = {"error": "this server needs a token: send the header Authorization: Bearer TOKEN"}
-                await Early(words, 401, {"www-authenticate": "Bearer"})(scope, receive, send_and_note)
+                body = {"error": "this server needs a token: send the header Authorization: Bearer TOKEN"}
+                await Early(body, 401, {"www-authenticate": "Bearer"})(scope, receive, send_and_note)
         finally:
             self.in_flight -= 1
             self.meters.requests.labels(route, str(status)).inc()
@@ -339,7 +339,7 @@ class Service:
 
     # -- routes --------------------------------------------------------------------------------------------------------
 
-    async def _still(self, request: Request) -> Response:
+    async def _page_file(self, request: Request) -> Response:
         content, media_type = _page_files()[request.url.path]
         return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
 
@@ -376,8 +376,8 @@ class Service:
                 await self._wait(request, list(waiting.values()))
         except ClientDisconnect:
             return Response(status_code=DROPPED)
-        for place, future in waiting.items():
-            results[place] = _outcome(results[place].name, future)
+        for index, future in waiting.items():
+            results[index] = _outcome(results[index].name, future)
         request.scope["num_images"] = len(results)
         return self._answer(results, top, threshold)
 
@@ -486,15 +486,15 @@ class Service:
 
     def _submit(self, results: list[Result | Posted]) -> dict[int, asyncio.Future[Answer]]:
         """Queue the images among the results, which are then Results without an answer. Raises HTTPException."""
-        places = [place for place, result in enumerate(results) if isinstance(result, Posted)]
+        indices = [index for index, result in enumerate(results) if isinstance(result, Posted)]
         try:
-            futures = self.batcher.submit([results[place].data for place in places])  # type: ignore[union-attr]
+            futures = self.batcher.submit([results[index].data for index in indices])  # type: ignore[union-attr]
         except BusyError as error:
             message = f"the queue is full ({self.settings.max_queue:,} images): {error}"
             raise _refusal(429, message, retry_after=error.retry_after, is_early=False) from None
-        for place in places:
-            results[place] = Result(results[place].name)
-        return dict(zip(places, futures, strict=True))
+        for index in indices:
+            results[index] = Result(results[index].name)
+        return dict(zip(indices, futures, strict=True))
 
     # -- from answers to a response ------------------------------------------------------------------------------------
 
@@ -539,9 +539,9 @@ class Service:
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
-    words = {404: "there is no such page", 405: f"{request.method} is not allowed here"}.get(error.status_code)
-    kind = Early if "connection" in headers or (words and request.method not in ("GET", "HEAD")) else JSONResponse
-    return kind({"error": words or error.detail}, error.status_code, headers)
+    message = {404: "there is no such page", 405: f"{request.method} is not allowed here"}.get(error.status_code)
+    kind = Early if "connection" in headers or (message and request.method not in ("GET", "HEAD")) else JSONResponse
+    return kind({"error": message or error.detail}, error.status_code, headers)
 
 
 def _outcome(name: str, future: asyncio.Future[Answer]) -> Result:
@@ -559,10 +559,10 @@ def _outcome(name: str, future: asyncio.Future[Answer]) -> Result:
 
 def ranked(trained: Trained, answer: Answer, top: int, threshold: float) -> list[dict[str, Any]]:
     """Return an image's likeliest classes, as ``steady predict`` does: of several labels those above a threshold."""
-    places, p = answer.logits.topk(top).indices.tolist(), answer.probabilities.tolist()
+    outputs, p = answer.logits.topk(top).indices.tolist(), answer.probabilities.tolist()
     if trained.is_multi_label:
-        places = [k for k in places if p[k] > threshold]
-    return [{"class": trained.classes[k], "probability": p[k]} for k in places]
+        outputs = [k for k in outputs if p[k] > threshold]
+    return [{"class": trained.classes[k], "probability": p[k]} for k in outputs]
 
 
 def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, Any]]:
@@ -599,16 +599,16 @@ def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, 
     if len(images) + len(urls) > max_images:
         raise _too_many_images(len(images) + len(urls), max_images)
     posted = []
-    for place, text in enumerate(images):
+    for index, text in enumerate(images):
         try:
             if text in long_texts:
                 data = _read_base64(body, *long_texts.pop(text))
             else:
                 content = text.partition(",")[2] if text.startswith("data:") else text
                 data = binascii.a2b_base64(content, strict_mode=True)
-            posted.append(Posted(f"images[{place}]", data))
+            posted.append(Posted(f"images[{index}]", data))
         except ValueError:
-            posted.append(Posted(f"images[{place}]", error="it is not base64"))
+            posted.append(Posted(f"images[{index}]", error="it is not base64"))
     return [*posted, *(Posted(url, url=url) for url in map(_valid, urls))], document
 
 

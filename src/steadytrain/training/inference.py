@@ -35,7 +35,7 @@ from steadytrain.training.trained import Trained, Which, class_names, read_class
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Images to evaluate a model on, and which of its outputs each of their labels is.
+    """Images to evaluate a model on, and the model's output for each of their labels.
 
     Args:
         records: the images; closed by whoever uses them.
@@ -54,7 +54,7 @@ class EvaluationData:
     batch_size: int | None = None
 
     def relabel(self, batch: Batch) -> Batch:
-        """Return a batch of them with the model's labels in place of their own."""
+        """Replace the labels of a batch by the model's."""
         if self.outputs is None:
             return batch
         several = batch.labels.ndim > 1
@@ -62,7 +62,7 @@ class EvaluationData:
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) of the images: which they are, and in what files."""
+        """sha256 (hex) of the record files and of the ids in them."""
         ids = b"" if self.ids is None else self.ids.tobytes()
         return hashlib.sha256(self.records.digest.encode() + ids).hexdigest()
 
@@ -298,20 +298,20 @@ def _prepare(trained: Trained, data: str | Path, mapping: Mapping[str, str], **o
 def _match(
     trained: Trained, names: tuple[str, ...], labels: NDArray[Any], data: str, mapping: Mapping[str, str]
 ) -> dict[int, Match]:
-    """Match the classes that have images, by their labels. Raises DataError where one is no class of the model."""
+    """Match the classes that have images, by their labels. Raises DataError if the model does not have one of them."""
     used = np.unique(labels).astype(np.int64).tolist()
     if lacking := [name for name in mapping if name not in names]:
         raise _UnmatchedError(f"--classes names classes that {data} has not: {few(lacking)}; it has {few(names)}")
 
-    def match(some: Sequence[str]) -> dict[str, Match]:
-        return dict(zip(some, match_classes(some, trained.classes, synsets=trained.synsets), strict=True))
+    def match(classes: Sequence[str]) -> dict[str, Match]:
+        return dict(zip(classes, match_classes(classes, trained.classes, synsets=trained.synsets), strict=True))
 
-    named = {names[label]: mapping[names[label]] for label in used if names[label] in mapping}
-    targets = match(list(named.values()))
+    by_file = {names[label]: mapping[names[label]] for label in used if names[label] in mapping}
+    targets = match(list(by_file.values()))
     if unknown := [target for target, result in targets.items() if result.output is None]:
         raise _UnmatchedError(f"--classes names classes that {trained.name} has not: {few(unknown)}")
-    matches = match([names[label] for label in used if names[label] not in named])
-    matches |= {name: replace(targets[target], name=name, how="file") for name, target in named.items()}
+    matches = match([names[label] for label in used if names[label] not in by_file])
+    matches |= {name: replace(targets[target], name=name, how="file") for name, target in by_file.items()}
     by_label = {label: matches[names[label]] for label in used}
     if unmatched := [result for result in by_label.values() if result.output is None]:
         raise _UnmatchedError(_unmatched(trained, data, unmatched, len(used)))
@@ -352,7 +352,7 @@ Images = str | Path | bytes
 
 
 class Files:
-    """Images wherever they lie, as a source for the loader; every label is 0. Close it, or use it as a context manager.
+    """Images of files, folders and record files, as a source for the loader; all labels are 0. A context manager.
 
     Image files are turned upright by their EXIF orientation, as packing turns them; images of a record file are packed.
 
@@ -371,8 +371,8 @@ class Files:
         self.shorter_side: int | None = None
         self._places: list[Path | bytes | tuple[Records, int]] = []
         with ExitStack() as stack:
-            for each in [images] if isinstance(images, str | Path | bytes) else images:
-                for place in [each] if isinstance(each, bytes) else image_files([each]):
+            for item in [images] if isinstance(images, str | Path | bytes) else images:
+                for place in [item] if isinstance(item, bytes) else image_files([item]):
                     if isinstance(place, bytes) or place.suffix != ".rec":
                         self._places.append(place)
                         continue
@@ -405,7 +405,7 @@ class Files:
         return Path("-") if isinstance(place, bytes) else place
 
     def close(self) -> None:
-        """Let go of record files."""
+        """Close the record files."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -416,10 +416,10 @@ class Files:
 
 
 def image_files(paths: Sequence[str | Path]) -> list[Path]:
-    """List files: those named, for a folder the images in it and below, for a pattern the files that it fits.
+    """List image files: for a folder those in it and below, for a pattern those that match.
 
     Raises:
-        DataError: a folder without images, or a pattern that fits no file.
+        DataError: a folder without images, or a pattern that matches no file.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -429,8 +429,8 @@ def image_files(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        named = (p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name))
-        inside = sorted(p for p in named if p.is_file() or p.is_symlink())  # a broken link is an image that is missing
+        images = (p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name))
+        inside = sorted(p for p in images if p.is_file() or p.is_symlink())  # a broken link is an image that is missing
         if not inside:
             raise DataError(f"{path} is a folder without images: name image files, or a folder of them")
         files += inside
@@ -454,7 +454,7 @@ def predict(
     batch_size: int | None = None,
     threads: int | None = None,
 ) -> Iterator[Prediction]:
-    """Predict the ``top`` classes of each image, in order; one that cannot be read says so and the next one follows.
+    """Predict the ``top`` classes of each image, in order; an image that cannot be read yields an error instead.
 
     Images are read and decoded by the loader's threads, ahead of the network.
 

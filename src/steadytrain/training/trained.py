@@ -195,7 +195,7 @@ def restore(
 def _restore_exported(
     path: Path, model: str | None, device: str, numbers: str | None, names: tuple[str, ...] | None
 ) -> Trained:
-    """Open an exported file with its engine; images, classes and temperature are those that it describes."""
+    """Open an exported file with its engine; its description has images, classes and temperature."""
     if model is not None:
         raise ModelError(f"{path} is a whole network, not the weights of one: drop --model {model}")
     if device != "auto":
@@ -298,7 +298,7 @@ def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
 
 
 def _policy_of_run(run: Run | None, numbers: str | None, device: torch.device) -> tuple[Policy, tuple[str, ...]]:
-    """The precision in which a run was evaluated, and a note where this device cannot compute in it."""
+    """Return the precision in which a run was evaluated, and a note if this device cannot compute in it."""
     if run is None or numbers is not None:
         return _policy(numbers, device), ()
     try:
@@ -308,7 +308,7 @@ def _policy_of_run(run: Run | None, numbers: str | None, device: torch.device) -
 
 
 def _run_of(path: Path, about: Mapping[str, Any]) -> Run | None:
-    """The run in whose folder weights lie, if they are its own."""
+    """Return the run that a weights file belongs to; None if it is not a run's."""
     try:
         run = Run.open(path.parent)
     except RunError:
@@ -378,7 +378,7 @@ def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None) ->
 
 
 def _restore_pretrained(model: str, policy: Policy, names: tuple[str, ...] | None) -> Trained:
-    """Load the pretrained weights of a model of timm, which are fetched if they are not on this machine."""
+    """Load the pretrained weights of a model of timm, which are downloaded if they are not on this machine."""
     if not pretrained_licence(model):
         raise ModelError(
             f"there are no pretrained weights of {model}: name a run's folder, or a weights file with --model {model}"
@@ -398,7 +398,7 @@ def _restore_pretrained(model: str, policy: Policy, names: tuple[str, ...] | Non
 def _use_foreign(
     built: models.Built, policy: Policy, path: Path, outputs: int, names: tuple[str, ...] | None
 ) -> Trained:
-    """Make a network that steadytrain did not train ready; without names its classes are ImageNet's, or numbers."""
+    """Prepare a network that steadytrain did not train; without names its classes are ImageNet's, or numbers."""
     synsets = imagenet_synsets(outputs)
     classes = names_of_synsets(synsets) or tuple(str(number) for number in range(outputs))
     input = built.input.filled(224, build.DEFAULT_MEAN, build.DEFAULT_STD)
@@ -409,12 +409,12 @@ def _use_foreign(
 
 
 def class_names(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
-    """The names of a model's outputs from what a user gave. Raises DataError."""
+    """Read the names of a model's outputs, as :func:`restore` takes them. Raises DataError."""
     names = read_class_file(classes) if isinstance(classes, str | Path) else classes
     if isinstance(names, Mapping):
         raise DataError(f"{classes} has two columns: to name a model's outputs give one name on each line")
-    if twice := [name for name, uses in Counter(names).items() if uses > 1]:
-        raise DataError(f"--classes has {few(twice)} more than once: each output needs a name of its own")
+    if repeated := [name for name, uses in Counter(names).items() if uses > 1]:
+        raise DataError(f"--classes has {few(repeated)} more than once: each output needs a name of its own")
     return tuple(names)
 
 
