@@ -41,7 +41,7 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 from steadytrain.errors import InputError, did_you_mean
-from steadytrain.format import percent
+from steadytrain.format import count, percent
 
 Limit = Literal["compute", "network", "latency", "slowest", "input", "overhead"]
 
@@ -421,12 +421,12 @@ class Advice:
 
 
 _REASONS = {
-    "compute": "next to nothing is lost up to there",
-    "network": "beyond it devices wait for the network's bandwidth",
-    "latency": "beyond it devices wait for the network's latency",
-    "slowest": "beyond it devices wait for the slowest of them",
-    "input": "beyond it the loader is the limit",
-    "overhead": "beyond it a device's share of the batch is too small to keep it busy",
+    "compute": "more are less efficient",
+    "network": "more would wait for the network's bandwidth",
+    "latency": "more would wait for the network's latency",
+    "slowest": "more would wait for the slowest of them",
+    "input": "more would wait for the loader",
+    "overhead": "with more, a device's share of the batch is too small to keep it busy",
 }
 
 
@@ -439,12 +439,13 @@ def advise(predictions: Sequence[Prediction], *, least_efficiency: float = LEAST
     """
     efficient = [row for row in predictions if row.efficiency >= least_efficiency - 1e-9]
     chosen, last = efficient[-1], predictions[-1]
-    share = f"at {percent(chosen.efficiency)} of what so many single devices do"
+    efficiency = f"at an efficiency of {percent(chosen.efficiency)}"
     if chosen is last:
-        words = [f"recommended: all {last.devices}, {share}"]
+        words = [f"recommended: all {count(last.devices, 'device')}, {efficiency}"]
     else:
         following = predictions[predictions.index(chosen) + 1]
-        words = [f"recommended: {chosen.devices} of {last.devices}, {share}: {_REASONS[following.limit]}"]
+        reason = _REASONS[following.limit]
+        words = [f"recommended: {chosen.devices} of {count(last.devices, 'device')}, {efficiency}; {reason}"]
     fastest, slower = predictions[0], list[Prediction]()
     for prediction in predictions[1:]:
         if prediction.images_per_second > fastest.images_per_second:
