@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import os
-import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,6 @@ from steadytrain.errors import InputError
 
 if TYPE_CHECKING:
     from steadytrain.launch import Job
-
-
-_PASSWORD = "RAY_AUTH_TOKEN"
-"""Variable by which Ray's processes know each other."""
 
 
 def launch(
@@ -104,8 +99,7 @@ def launch(
         for path in written:
             note(f"written: {path}")
         return 0
-    if _PASSWORD in described.env:
-        os.environ.setdefault(_PASSWORD, secrets.token_hex(32))
+    _set_password(described)
     is_submitted = plan.stages[-1].kind == "submit"
     if json and not is_submitted:
         raise InputError(
@@ -144,14 +138,25 @@ def _with_password(place: str, job: Job) -> Job:
     """Give ranks of the asynchronous engine on several machines a password, by which only they use their servers."""
     from steadytrain.launch.job import is_python
 
-    if is_python(job.words[0]) or place == "local" or job.size == 1 or any(n.startswith("RAY_AUTH_") for n in job.env):
+    if is_python(job.words[0]) or place == "local" or job.size == 1:
         return job
     options = parse(job.words).get("options")
     if not isinstance(options, TrainingOptions) or options.value("parallel.engine") != "async":
         return job
-    if options.value("parallel.ray_address") is not None:
+    from steadytrain.distributed.ray_cluster import PASSWORD, has_password
+
+    if options.value("parallel.ray_address") is not None or has_password(job.env):
         return job
-    return replace(job, env={**job.env, _PASSWORD: None})
+    return replace(job, env={**job.env, PASSWORD: None})
+
+
+def _set_password(job: Job) -> None:
+    """Make the password that a job's ranks are to get from this process, unless it is set."""
+    if None in job.env.values():
+        from steadytrain.distributed.ray_cluster import PASSWORD, make_password
+
+        if PASSWORD in job.env:
+            os.environ.setdefault(PASSWORD, make_password())
 
 
 def warn_of_local_folder(words: tuple[str, ...]) -> None:

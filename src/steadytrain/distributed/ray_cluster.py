@@ -15,7 +15,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -34,6 +34,8 @@ _QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+PASSWORD = "RAY_AUTH_TOKEN"
+"""Environment variable with the password by which Ray's processes know each other."""
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch for systems whose firewalls ask: with 0 its processes listen on 127.0.0.1 and nowhere else."""
 OPEN_SECONDS = 600.0
@@ -424,10 +426,19 @@ def _shut_down(ray: Any) -> None:
         ray.shutdown()
 
 
+def has_password(variables: Iterable[str]) -> bool:
+    """Return whether variables of an environment say already by what password Ray's processes know each other."""
+    return any(name.startswith("RAY_AUTH_") for name in variables)
+
+
+def make_password() -> str:
+    """Make a password that only the processes of one run have."""
+    return secrets.token_hex(32)
+
+
 def _token() -> dict[str, str]:
-    """Make a password that only this run's processes have; none where the user has chosen how Ray asks for one."""
-    is_chosen = any(name.startswith("RAY_AUTH_") for name in os.environ)
-    return {} if is_chosen else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    """Return the variables of a new password; none if the user has set them."""
+    return {} if has_password(os.environ) else {"RAY_AUTH_MODE": "token", PASSWORD: make_password()}
 
 
 @contextmanager

@@ -25,11 +25,13 @@ from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.distributed.ray_cluster import (
     LOOPBACK_ONLY,
     MEET_SECONDS,
+    PASSWORD,
     RETRY_SECONDS,
     TASK_BYTES,
     Host,
     enlist,
     enter,
+    has_password,
     host_servers,
     ray_environment,
     require_ray,
@@ -187,10 +189,10 @@ def keep_worker(command: Sequence[str], world: World, run: AsyncRun) -> int:
 def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
     """Run this machine's node of the run's Ray cluster; yield the cluster's address and this machine's."""
     is_alone = world.local_size == world.size
-    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
+    if not has_password(os.environ):
         raise InputError(
             f"{world.launcher} has started {world.size} ranks, and with --engine async they need a password that all"
-            " of them have: set RAY_AUTH_TOKEN (openssl rand -hex 32), or use steady launch, which makes one"
+            f" of them have: set {PASSWORD} (openssl rand -hex 32), or use steady launch, which makes one"
         )
     variables = {} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token"}
     with ExitStack() as stack:
