@@ -263,6 +263,10 @@ def test_toml_reads_as_a_recipe() -> None:
         ({"optin.lr": 1}, "unknown key 'optin.lr' in the recipe. Did you mean optim.lr?"),
         ({"bath_size": 1}, "unknown key 'bath_size' in the recipe. Did you mean batch_size?"),
         ({"lr": 0.1}, "unknown key 'lr' in the recipe. Did you mean optim.lr?"),
+        (
+            {"momentun": 0.1},
+            "unknown key 'momentun' in the recipe. Did you mean optim.momentum or parallel.outer_momentum?",
+        ),
         ({"name": "a"}, "unknown key 'name' in the recipe. Did you mean model.name or optim.name or precision.name?"),
         ({"seed.x": 1}, "unknown key 'seed.x' in the recipe. Did you mean seed?"),
         ({"model": "mlp"}, "model is 'mlp'; it must be a table of keys and values"),

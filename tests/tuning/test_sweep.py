@@ -32,7 +32,7 @@ def parse(text: str) -> Any:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0.1,,0.2", "has an empty value in"),
+        ("0.1,,0.2", "has an empty value in '0.1,,0.2': put"),
         ("0.1,0.1", "has 0.1 more than once"),
         ("1..0.1", "must rise"),
         ("0..1 log", "begin above 0 for log"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -244,7 +245,11 @@ def _key_hint(key: str, known: Iterable[str]) -> str:
     matches = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr
     if matches or (nearest := synonym(last)):
         return f" Did you mean {' or '.join(matches) or nearest}?"
-    return advice(last) or did_you_mean(key.partition(".")[0], [name for name in known if "." not in name])
+    if hint := advice(last) or did_you_mean(key.partition(".")[0], [name for name in known if "." not in name]):
+        return hint
+    by_last = {name.rpartition(".")[2]: name for name in known}  # optim.lr, for lrr
+    similar = difflib.get_close_matches(last, by_last, n=3) if "." not in key else []
+    return f" Did you mean {' or '.join(by_last[name] for name in similar)}?" if similar else ""
 
 
 def _without_removed_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -161,10 +161,10 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
                 limit = "rise, and begin above 0 for log" if match[3] else "rise"
                 raise RecipeError(f"the range of {key} is {value!r}; it must {limit}, such as {key}=1e-3..1e-1 log")
             return Range(low, high, bool(match[3]))
-        value = value.split(";" if ";" in value else ",")
-    if not isinstance(value, list):
-        value = [value]
-    values = [parse(item) if isinstance(item, str) else item for item in value]
+        items: list[Any] = list(value.split(";" if ";" in value else ","))
+    else:
+        items = value if isinstance(value, list) else [value]
+    values = [parse(item) if isinstance(item, str) else item for item in items]
     texts = [json.dumps(item) for item in values]
     if not values or "" in values:
         raise RecipeError(f"{key} has an empty value in {value!r}: put a value between any two commas")
