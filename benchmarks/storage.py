@@ -14,9 +14,10 @@ of ``raw``. What ``cold`` is compared with counts from the opening on (``with_op
 ``--peers-python`` is of an environment with mosaicml-streaming and litdata: the same encoded images in their shards,
 from the local disk and from the store, by a DataLoader of as many worker processes. With ``--link 1gbit,20ms`` the
 server is in a network namespace of its own, behind a link of that rate and round trip (``slow_link.py``; root).
+``--order blocks`` is a recipe's ``data.order=blocks``: long stretches instead of single images.
 
-usage: python benchmarks/storage.py DATA [--mib 256] [--rounds 3] [--threads 2] [--link RATE,DELAY] [--at FOLDER]
-       [--peers-python PATH] [--save]
+usage: python benchmarks/storage.py DATA [--mib 256] [--rounds 3] [--threads 2] [--order blocks] [--link RATE,DELAY]
+       [--at FOLDER] [--peers-python PATH] [--save]
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ import psutil
 import machine
 from compression import NETWORK
 from slow_link import far_cable
-from steadytrain.data.loader import Crop, ImageLoader
+from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Records
@@ -70,7 +71,7 @@ class Undecoded(Records):
         return memoryview(DOT)
 
 
-def measure(source: str, *, decode: bool, threads: int) -> dict[str, Any]:
+def measure(source: str, *, decode: bool, threads: int, blocks: BlockShuffle | None) -> dict[str, Any]:
     """Take one pass; images a second from the first batch asked for to the last, opening told apart."""
     began = time.perf_counter()
     records = Records.open(source)
@@ -79,7 +80,8 @@ def measure(source: str, *, decode: bool, threads: int) -> dict[str, Any]:
     opened, cpu = time.perf_counter(), time.process_time()
     crop = Crop(kind="resized-crop", size=224 if decode else 8, flip=decode)
     n = len(records) // 64 * 64
-    with records, ImageLoader(records, crop, batch_size=64, stop=n, threads=threads, keep_bytes=0) as loader:
+    options: dict[str, Any] = {"batch_size": 64, "stop": n, "threads": threads, "blocks": blocks, "keep_bytes": 0}
+    with records, ImageLoader(records, crop, **options) as loader:
         images = sum(len(batch) for batch in loader)
         seconds = time.perf_counter() - opened
         stats, traffic = loader.stats(), records.traffic()
@@ -203,7 +205,7 @@ class Bench:
                 f"s3://bench/{self.pattern}" if place in ("cold", "warm") else str(self.shards[0].parent / self.pattern)
             )
             command = [sys.executable, __file__, what, "--one", "raw" if place == "raw" else work]
-            command += ["--threads", str(self.args.threads)]
+            command += ["--threads", str(self.args.threads), "--order", self.args.order]
         raw = None
         if place == "beside":
             fetching = [sys.executable, __file__, str(self.shards[0].parent / self.pattern), "--one", "raw"]
@@ -252,6 +254,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--order", choices=("global", "blocks"), default="global")
     parser.add_argument("--link", default="")
     parser.add_argument("--at")
     parser.add_argument("--peers-python")
@@ -265,7 +268,8 @@ def main() -> None:
         print(json.dumps(fetch([path.name for path in Path(args.data).parent.glob(Path(args.data).name)])))
         return
     if args.one:
-        print(json.dumps(measure(args.data, decode=args.one == "train", threads=args.threads)))
+        blocks = BlockShuffle() if args.order == "blocks" else None
+        print(json.dumps(measure(args.data, decode=args.one == "train", threads=args.threads, blocks=blocks)))
         return
     with tempfile.TemporaryDirectory(dir=args.at) as name:
         bench = Bench(args, Path(name))
@@ -280,9 +284,9 @@ def main() -> None:
         ratios["train"][f"{name} warm of local"] = speeds["train"][f"{name} warm"] / speeds["train"][f"{name} local"]
         ratios["train"][f"{name} cold of local"] = opening["train"][f"{name} cold"] / opening["train"][f"{name} local"]
     link = args.link or "loopback"
-    document = {"link": link, "shards": len(bench.shards), "mean_image_bytes": bench.image_bytes}
+    document = {"link": link, "order": args.order, "shards": len(bench.shards), "mean_image_bytes": bench.image_bytes}
     machine.record(
-        f"storage_{link.replace(',', '_')}",
+        f"storage_{link.replace(',', '_')}{'_blocks' * (args.order == 'blocks')}",
         {**document, "images_per_second": speeds, "with_opening": opening, "ratios": ratios, "rows": bench.rows},
         save=args.save,
     )
