@@ -283,6 +283,12 @@ class Optim:
         for stage in stages:
             has_steps = stage.law not in ("step", "mxnet/multi-factor") or bool(self.milestones or stage.updates)
             require(has_steps, "optim.milestones", self.milestones, f"given for schedule={stage.law}")
+            ends = stage.numbers.get("to", self.final)
+            if stage.law == "exponential" and "factor" not in stage.numbers and not ends:
+                raise RecipeError(
+                    f"optim.schedule is {self.schedule!r}; exponential cannot fall to 0: write exponential,to=0.01, or"
+                    " what it falls by in an epoch, exponential,factor=0.95"
+                )
         if stages[0].law in RISING and self.warmup_epochs:
             raise RecipeError(
                 f"optim.schedule={self.schedule!r} and optim.warmup_epochs={self.warmup_epochs:g} exclude each other:"

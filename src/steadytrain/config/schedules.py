@@ -226,12 +226,6 @@ def spans(spec: Optim, *, steps: float, steps_per_epoch: float) -> tuple[Span, .
     for number, stage in enumerate(stages):
         length = stage.epochs * steps_per_epoch if stage.epochs else max(steps - begin - staged, 0.0)
         span = Span(stage, spec, begin, begin + length, level, steps_per_epoch)
-        ends_low = stage.law == "exponential" and "factor" not in stage.numbers and span.number("to") == 0
-        if ends_low:
-            raise RecipeError(
-                f"optim.schedule is {spec.schedule!r}; exponential cannot fall to 0: write exponential,to=0.01, or what"
-                " it falls by in an epoch, exponential,factor=0.95"
-            )
         if level == 0 and (stage.law not in ("linear", "cosine", "poly") or span.number("to") == 0):
             raise RecipeError(
                 f"optim.schedule is {spec.schedule!r}; {stages[number - 1].law} ends at 0, so {stage.law} would train"
