@@ -46,6 +46,12 @@ def test_on_a_far_link_what_sends_least_and_seldom_is_fastest() -> None:
     assert speeds[-2].exposed_seconds == pytest.approx((2 * 0.02 + BYTES / 12.5e6) / 32, rel=0.01)
 
 
+@pytest.mark.parametrize("way", ["fp16", "bf16", "2bit"])
+def test_the_last_bucket_pays_a_latency_however_few_bytes_it_sends(way: str) -> None:
+    speeds = {speed.engine: speed for speed in compare_engines(FAR, RESNET18, 2, 50.0)}
+    assert speeds[f"ddp, {way}"].exposed_seconds > FAR["latency_seconds"]
+
+
 def test_where_the_link_brings_nothing_one_device_trains_alone() -> None:
     assert recommend(compare_engines(measured(1.0, 1e5), RESNET18, 2, 0.05)).engine == "one device alone"
 

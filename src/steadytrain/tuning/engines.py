@@ -2,7 +2,8 @@
 
 - One device alone computes whole batches, and needs no link.
 - ``ddp`` exchanges buckets while the backward pass goes on; what remains when it ends is exposed.
-- Compressed to 16 or 2 bits, a bucket costs its part of the time that ``steady bandwidth`` measured for all of them.
+- Compressed to 16 or 2 bits, a bucket costs a latency and its part of the rest of the time that ``steady bandwidth``
+  measured for one exchange of all of them.
 - ``powersgd`` has two all-reduces after the pass, of what its two matrices hold.
 - ``local`` has one all-reduce of all weights in ``sync_every`` updates, which nothing hides.
 - ``async`` with one server beside the first worker: that worker computes all the time, each other one pushes gradients
@@ -94,7 +95,8 @@ def compare_engines(
         return cluster.all_reduce_seconds(bytes, ranks)
 
     def compressed(way: str) -> float:
-        return exposed_seconds(filled, backward, lambda num: measured[way] * num / total)
+        start = min(whole(0), measured[way])
+        return exposed_seconds(filled, backward, lambda num: start + (measured[way] - start) * num / total)
 
     def pushed() -> float:
         link, num_remote, batch = cluster.between, ranks - 1, ranks * step_seconds  # a worker's batch is a whole one
