@@ -116,8 +116,8 @@ class FaultProxy:
     """Hands requests on to a server, but for those that ``faults`` names: each fault is used once, in turn.
 
     A fault is a status (503), a status and an S3 code (``(400, "ExpiredToken")``), ``reset``, ``stall`` or
-    ``cut`` (half of the body). ``matches``: the paths that they are for; ``method``, if any. ``requests``: path and
-    Range of each.
+    ``cut`` (half of the body). ``matches``: the paths that they are for, and that wait ``delay_seconds``; ``method``,
+    if any. ``requests``: path and Range of each. ``most_at_once``: of how many paths requests have waited at a time.
     """
 
     def __init__(self, target: str) -> None:
@@ -128,6 +128,8 @@ class FaultProxy:
         self.methods: list[tuple[str, str]] = []
         self.stall_seconds = 1.0
         self.delay_seconds = 0.0
+        self.most_at_once = 0
+        self._delayed: list[str] = []
         self._closed = threading.Event()
         proxy = self
 
@@ -169,7 +171,10 @@ class FaultProxy:
             self._send(request, status, {"Content-Length": str(len(text))}, text)
             return
         if self.matches in request.path:
+            self._delayed.append(request.path)
+            self.most_at_once = max(self.most_at_once, len(set(self._delayed)))
             time.sleep(self.delay_seconds)
+            self._delayed.remove(request.path)
         connection = http.client.HTTPConnection(self._target, timeout=30)
         connection.request(request.command, request.path, body, dict(request.headers))
         answer = connection.getresponse()

@@ -10,7 +10,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -194,11 +193,10 @@ def test_shards_are_opened_at_the_same_time(
 ) -> None:
     for path, _ in pack(digits_folder, tmp_path / "x", shards=6):
         bucket.put_records(path.parent, path.stem)
-    fault_proxy.delay_seconds = 0.1
+    fault_proxy.delay_seconds = 0.3
     monkeypatch.setattr(reader, "_MOST_COMPARED", 6)
     Records.open(bucket.uri("x-*.rec")).close()
-    names = [path for path, header in fault_proxy.requests if path.endswith(".rec") and header != "bytes=0-0"]
-    assert len(set(names)) == 6 < len(list(groupby(names)))  # not one after the other
+    assert fault_proxy.most_at_once > 1  # not one after the other
 
 
 def test_more_shards_are_read_than_a_process_may_have_files_open(
