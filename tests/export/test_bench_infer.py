@@ -19,7 +19,7 @@ from steadytrain.errors import StorageError
 from steadytrain.export.engines import Parity, Worker, compare
 from steadytrain.export.networks import NETWORKS, InceptionBN
 from steadytrain.export.speed import BatchSpeed, EngineSpeed, NetworkSpeed, make_plan
-from steadytrain.reports.plots import svg
+from steadytrain.reports.plots import _mark, svg
 
 QUICK = ["--seconds", "0.04", "--threads", "1", "--device", "cpu"]
 HAS_EXPORT = all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnxscript", "openvino"))
@@ -173,6 +173,10 @@ def test_a_plot_has_a_mark_for_each_figure() -> None:
     picture = svg(panels(of_networks()), title="speeds")
     assert picture.count("<circle") == 2 * (2 + 1)  # of two networks and of the legend, in two charts
     assert picture.count("<polygon") == 3 * 2 * (2 + 1)
+
+
+def test_each_series_of_a_plot_has_a_mark_of_its_own() -> None:
+    assert len({_mark(number, 0, 0) for number in range(32)}) == 32
 
 
 def test_the_built_in_networks_have_the_shapes_of_their_papers() -> None:

@@ -61,7 +61,7 @@ class Dots:
     Args:
         title: what the values are.
         names: of the rows.
-        series: by its name in the legend, a value for each row; None where there is none. Up to eight.
+        series: by its name in the legend, a value for each row; None where there is none. Up to 32.
         x_title: the unit.
     """
 
@@ -179,15 +179,15 @@ def _legend(dots: Dots) -> list[list[tuple[int, str, int]]]:
 
 
 def _mark(number: int, x: float, y: float) -> str:
-    """Draw a dot of a series: its colour and its shape both tell it from the others."""
-    colour, size = COLOURS[number % len(COLOURS)], 4.5
-    if number % 4 == 0:
+    """Draw a dot of a series: its shape tells it from the next ones, colour and shape from up to 31 others."""
+    colour, size, shape = COLOURS[number % len(COLOURS)], 4.5, (number + number // len(COLOURS)) % 4
+    if shape == 0:
         return f'<circle fill="{colour}" cx="{x}" cy="{y}" r="{size}"/>'
     corners = {
         1: ((-1, -1), (1, -1), (1, 1), (-1, 1)),
         2: ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
         3: ((0, -1.2), (1.2, 1), (-1.2, 1)),
-    }[number % 4]
+    }[shape]
     points = " ".join(f"{round(x + size * dx, 2)},{round(y + size * dy, 2)}" for dx, dy in corners)
     return f'<polygon fill="{colour}" points="{points}"/>'
 
