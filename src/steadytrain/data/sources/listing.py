@@ -80,8 +80,12 @@ class Names(Sequence[str]):
         for name in names:
             self.append(name)
 
-    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Names:
-        """The names at these places, counted from 0, in that order."""
+    def take(self, rows: Sequence[int] | NDArray[np.int64] | slice) -> Names:
+        """Return the names at these places, counted from 0, in that order; of a slice without steps in one copy."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            first, last = self._ends[start], self._ends[stop]
+            return Names.of(self._bytes[first:last], np.asarray(self._ends[start : stop + 1]) - first)
         names = Names()
         data, ends = np.frombuffer(self._bytes, np.uint8), np.frombuffer(self._ends, np.int64)
         for start in range(0, len(rows), _NAMES_BLOCK):
@@ -93,11 +97,6 @@ class Names(Sequence[str]):
             names._bytes += data[np.repeat(ends[part], sizes) + within].tobytes()
             names._ends.frombytes((stops + before).tobytes())
         return names
-
-    def between(self, start: int, stop: int) -> Names:
-        """The names ``start`` to ``stop - 1``."""
-        first, last = self._ends[start], self._ends[stop]
-        return Names.of(self._bytes[first:last], np.asarray(self._ends[start : stop + 1]) - first)
 
     def parts(self) -> Iterator[bytes | bytearray]:
         """All its content as bytes, to be hashed."""

@@ -92,11 +92,16 @@ class Selection:
         )
 
 
-def take(listing: Listing, rows: Rows) -> Listing:
-    """Some images of a listing, in the order of ``rows``."""
+def take(listing: Listing, rows: Rows | slice) -> Listing:
+    """Return some images of a listing, in the order of ``rows``; of a slice, numbers are not copied."""
+    names: Names | list[str]
+    if isinstance(listing.names, Names):
+        names = listing.names.take(rows)
+    else:
+        names = list(listing.names[rows] if isinstance(rows, slice) else [listing.names[row] for row in rows])
     return replace(
         listing,
-        names=listing.names.take(rows) if isinstance(listing.names, Names) else [listing.names[row] for row in rows],
+        names=names,
         labels=listing.labels[rows],
         sizes=listing.sizes[rows],
         times=listing.times[rows],
@@ -474,23 +479,8 @@ def shard(listing: Listing, count: int) -> list[Listing]:
         listing = replace(listing, ids=np.arange(len(listing)))
     each, more = divmod(len(listing), count)
     bounds = [number * each + min(number, more) for number in range(count + 1)]
-    parts = [_between(listing, start, stop) for start, stop in pairwise(bounds)]
+    parts = [take(listing, slice(start, stop)) for start, stop in pairwise(bounds)]
     return [parts[0], *(replace(part, passed_over=[]) for part in parts[1:])]
-
-
-def _between(listing: Listing, start: int, stop: int) -> Listing:
-    """Return the images ``start`` to ``stop - 1`` of a listing; numbers are not copied."""
-    part = slice(start, stop)
-    return replace(
-        listing,
-        names=listing.names.between(start, stop) if isinstance(listing.names, Names) else listing.names[part],
-        labels=listing.labels[part],
-        sizes=listing.sizes[part],
-        times=listing.times[part],
-        ids=None if listing.ids is None else listing.ids[part],
-        pieces=None if listing.pieces is None else listing.pieces.take(part),
-        groups=None if listing.groups is None else listing.groups.between(start, stop),
-    )
 
 
 def _align_columns(listings: Sequence[Listing]) -> list[Listing]:
