@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -115,7 +115,7 @@ def known_price(text: str | None, variables: Mapping[str, str] = os.environ) -> 
     return parse_price(variables[VARIABLE], name=VARIABLE) if variables.get(VARIABLE) else None
 
 
-def parse_price(text: str, *, name: str = "--price", offers: Sequence[Offer] | None = None) -> Price:
+def parse_price(text: str, *, name: str = "--price") -> Price:
     """Read a price: ``2.40``, ``2.40 EUR``, ``$2.40``, ``0.30 EUR/kWh@450W``, or ``[CLOUD/]INSTANCE[@REGION][:spot]``.
 
     An amount is of an hour of one machine, in USD if no currency is named, as of today.
@@ -131,7 +131,7 @@ def parse_price(text: str, *, name: str = "--price", offers: Sequence[Offer] | N
         instance, _, region = place.partition("@")
         cloud, slash, instance = instance.rpartition("/")
         place_of = {"cloud": cloud if slash else None, "region": region or None}
-        return find_offer(instance, spot=bool(kind), offers=offers, **place_of).price(spot=bool(kind))
+        return find_offer(instance, spot=bool(kind), **place_of).price(spot=bool(kind))
     try:
         value = float(amount["amount"])
         watts = None if amount["watts"] is None else float(amount["watts"]) * (1000 if amount["kilo"] else 1)
@@ -163,7 +163,6 @@ def find_offer(
     region: str | None = None,
     spot: bool = False,
     before: str | None = None,
-    offers: Sequence[Offer] | None = None,
 ) -> Offer:
     """Return the newest offer of an instance; of several spot prices of a region the lowest.
 
@@ -172,13 +171,12 @@ def find_offer(
         cloud: None: any.
         region: a region or a zone; None: one of :data:`HOME_REGIONS` if it has a price there, else any.
         before: the newest price that is not younger than this day, ``YYYY-MM-DD``.
-        offers: where to look; None: :func:`all_offers`.
 
     Raises:
         InputError: there is none; the message names what is near.
     """
     remedy = "steady cost prices lists what is known, and --price 2.40 gives a price by hand"
-    rows = all_offers() if offers is None else offers
+    rows = all_offers()
     if cloud is not None:
         clouds = {row.cloud for row in rows}
         if cloud.lower() not in clouds:

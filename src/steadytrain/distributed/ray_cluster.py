@@ -171,14 +171,15 @@ def host_servers(
         yield Host({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
 
 
-def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *, restarts: int = 3) -> list[T]:
+def run_tasks(address: str, task: Callable[[int, int], T], count: int | None) -> list[T]:
     """Run ``task(rank, count)`` for each rank on a running cluster, on one core each; return their results.
+
+    Ray starts a task up to three times again whose process was killed; another is lost, if one comes to the end.
 
     Args:
         address: of the cluster, such as ``10.0.0.1:6379`` or ``auto``.
         task: what can be pickled; its machine needs the same steadytrain.
         count: of tasks; None: one for each core of the cluster.
-        restarts: how often Ray starts a task again whose process was killed; another is lost, if one comes to the end.
 
     Raises:
         InputError: there is no Ray, or no cluster at the address.
@@ -197,7 +198,7 @@ def run_tasks(address: str, task: Callable[[int, int], T], count: int | None, *,
             def call(rank: int, size: int) -> T:  # Ray takes functions only, no other callables
                 return task(rank, size)
 
-            remote = ray.remote(num_cpus=1, max_retries=restarts, scheduling_strategy="SPREAD")(call)
+            remote = ray.remote(num_cpus=1, max_retries=3, scheduling_strategy="SPREAD")(call)
             left, results, lost = [remote.remote(rank, size) for rank in range(size)], list[T](), ""
             while left:
                 [done], left = ray.wait(left)

@@ -40,14 +40,9 @@ from steadytrain.machine.nvml import Gpu, NoNvml, gpu_facts, open_gpus
 from steadytrain.machine.procfs import ROOT, parse_table, processor_seconds, read, read_counters, steal_share
 
 
-def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> Facts:
-    """Collect all facts, in a few seconds: most of them for importing torch in a process of its own.
-
-    Args:
-        root: where ``proc``, ``sys``, ``dev``, ``etc`` and ``run`` lie.
-        environment: variables; None: this process's own.
-    """
-    environment = os.environ if environment is None else environment
+def examine() -> Facts:
+    """Collect all facts, in a few seconds: most of them for importing torch in a process of its own."""
+    root, environment = ROOT, os.environ
     # What torch's process takes of the machine must not be taken for somebody else's load.
     gpus, before, now = accelerators(root), processor_seconds(root), load(root)
     with probes.started(probes.TORCH) as torch, probes.started(probes.DECODERS) as decoders:

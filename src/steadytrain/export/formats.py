@@ -114,7 +114,7 @@ def write_openvino(
         add_metadata(part, metadata)
 
 
-def convert_onnx_to_openvino(source: Path, path: Path, *, metadata: Metadata | None = None) -> None:
+def convert_onnx_to_openvino(source: Path, path: Path) -> None:
     """Write an ``.onnx`` file, quantized ones included, in OpenVINO's form.
 
     Raises:
@@ -124,7 +124,6 @@ def convert_onnx_to_openvino(source: Path, path: Path, *, metadata: Metadata | N
     openvino = require_library("openvino")
     with _exporting("OpenVINO", True), replacing(path) as part:
         openvino.save_model(openvino.convert_model(str(source)), str(part), compress_to_fp16=False)
-        add_metadata(part, metadata)
 
 
 def write_torch_export(
@@ -225,7 +224,7 @@ class Half(nn.Module):
         return logits.float()
 
 
-def halve_onnx(source: Path, path: Path, *, metadata: Metadata | None = None) -> None:
+def halve_onnx(source: Path, path: Path) -> None:
     """Convert an ``.onnx`` file to fp16; images and logits stay fp32.
 
     Raises:
@@ -236,7 +235,6 @@ def halve_onnx(source: Path, path: Path, *, metadata: Metadata | None = None) ->
     with _exporting("fp16", True), replacing(path) as part:
         network = float16.convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
         onnx.save(network, str(part))
-        add_metadata(part, metadata)
 
 
 def quantize_onnx(source: Path, path: Path, batches: Iterable[Tensor], *, metadata: Metadata | None = None) -> None:

@@ -108,23 +108,23 @@ class ThreadFiles:
             os.close(self._files.popitem()[1])
 
 
-def thread_ids(pid: int, root: str = "/proc") -> list[int]:
+def thread_ids(pid: int) -> list[int]:
     """List a process's threads, the main one first."""
     try:
-        tids = [int(entry.name) for entry in os.scandir(f"{root}/{pid}/task")]
+        tids = [int(entry.name) for entry in os.scandir(f"/proc/{pid}/task")]
     except OSError:
         return []
     return sorted(tids, key=lambda tid: (tid != pid, tid))
 
 
-def command_line(pid: int, root: str = "/proc") -> str:
+def command_line(pid: int) -> str:
     """Read a process's command line, words parted by a space."""
-    return (read(f"{root}/{pid}/cmdline") or "").replace("\0", " ").strip()
+    return (read(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
 
 
-def owner(pid: int, root: str = "/proc") -> str:
+def owner(pid: int) -> str:
     """Name the user that a process belongs to; the number where it has no name, empty where that is not readable."""
-    folder = Path(root, str(pid))
+    folder = Path("/proc", str(pid))
     try:
         return folder.owner()
     except KeyError:
@@ -133,10 +133,10 @@ def owner(pid: int, root: str = "/proc") -> str:
         return ""
 
 
-def open_gpu_devices(pid: int, root: str = "/proc") -> tuple[str, ...] | None:
+def open_gpu_devices(pid: int) -> tuple[str, ...] | None:
     """List the GPU devices that a process holds open, such as ``nvidia0`` or ``kfd``."""
     try:
-        files = [entry.path for entry in os.scandir(f"{root}/{pid}/fd")]
+        files = [entry.path for entry in os.scandir(f"/proc/{pid}/fd")]
     except OSError:
         return None
     devices = set()
@@ -151,11 +151,11 @@ def open_gpu_devices(pid: int, root: str = "/proc") -> tuple[str, ...] | None:
     return tuple(sorted(devices))
 
 
-def waits_in(pid: int, tid: int, root: str = "/proc") -> str | None:
+def waits_in(pid: int, tid: int) -> str | None:
     """Return the system call that a thread sleeps in, with its file; empty where it runs."""
-    text = read(f"{root}/{pid}/task/{tid}/syscall")
+    text = read(f"/proc/{pid}/task/{tid}/syscall")
     if not text:
-        place = read(f"{root}/{pid}/task/{tid}/wchan") or "0"
+        place = read(f"/proc/{pid}/task/{tid}/wchan") or "0"
         return None if place == "0" else place
     words = text.split()
     if not words[0].isdigit():  # "running", or -1 for a wait outside of any call, such as a page fault
@@ -164,7 +164,7 @@ def waits_in(pid: int, tid: int, root: str = "/proc") -> str | None:
     if call not in CALLS_ON_FILES or len(words) < 2:
         return call
     try:
-        file = os.readlink(f"{root}/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115 - as fast as can be
+        file = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115 - as fast as can be
     except (OSError, ValueError):
         return call
     kind, numbered, _ = file.partition(":[")  # pipe:[4711]

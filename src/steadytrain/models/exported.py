@@ -165,23 +165,8 @@ class Exported:
     device: torch.device
 
 
-def open_exported(
-    path: str | Path,
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    engine: Engine | None = None,
-    numbers: Numbers | None = None,
-) -> Exported:
-    """Open an exported classifier.
-
-    Args:
-        path: ``.onnx``, ``.xml``, ``.pt2`` or ``.engine``.
-        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU where the engine finds one.
-        threads: of ONNX Runtime and OpenVINO; None: a thread for each core. Torch's engines take
-            ``torch.set_num_threads``.
-        engine: ``openvino`` for an ``.onnx`` file; None: the usual one for the file.
-        numbers: in which OpenVINO computes (``bf16`` where the processor has it); None: as the file was exported.
+def open_exported(path: str | Path, *, device: str = "cpu") -> Exported:
+    """Open an exported classifier; arguments as of :func:`open_module`.
 
     Raises:
         ModelError: no such file, damaged, without a description, or its engine is not installed.
@@ -190,7 +175,7 @@ def open_exported(
     if file.suffix == ".pt2" and file.is_file():  # code: without a description it is not even opened
         _engine_of(file)
         _describe(_archived_metadata(file), file)
-    opened = open_module(file, device=device, threads=threads, engine=engine, numbers=numbers)
+    opened = open_module(file, device=device)
     return Exported(opened.module, _describe(opened.metadata, file), opened.engine, opened.device)
 
 
@@ -211,7 +196,15 @@ def open_module(
     engine: Engine | None = None,
     numbers: Numbers | None = None,
 ) -> OpenedModule:
-    """Open any exported network, described or not; arguments as of :func:`open_exported`.
+    """Open any exported network, described or not.
+
+    Args:
+        path: ``.onnx``, ``.xml``, ``.pt2`` or ``.engine``.
+        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU where the engine finds one.
+        threads: of ONNX Runtime and OpenVINO; None: a thread for each core. Torch's engines take
+            ``torch.set_num_threads``.
+        engine: ``openvino`` for an ``.onnx`` file; None: the usual one for the file.
+        numbers: in which OpenVINO computes (``bf16`` where the processor has it); None: as the file was exported.
 
     Raises:
         ModelError: no such file, damaged, or its engine is not installed.

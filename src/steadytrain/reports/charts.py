@@ -215,10 +215,10 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
     return []
 
 
-def thin_rows(series: str, rows: Sequence[Row], limit: int = MAX_POINTS) -> list[Row]:
-    """Return at most ``limit`` rows: of each stretch those in which the column that matters is least and greatest."""
+def thin_rows(series: str, rows: Sequence[Row]) -> list[Row]:
+    """Return at most :data:`MAX_POINTS` rows: of each stretch those in which the column that matters is least and greatest."""
     column = THINNED_BY.get(series, 1)
-    return [rows[i] for i in thin([row[column] for row in rows], limit)] if len(rows) > limit else list(rows)
+    return [rows[i] for i in thin([row[column] for row in rows], MAX_POINTS)] if len(rows) > MAX_POINTS else list(rows)
 
 
 def _share(part: float | None, total: float | None) -> float | None:

@@ -42,13 +42,13 @@ def verdict_brief(cause: Cause, *, width: int | None = None) -> list[str]:
     return lines
 
 
-def verdict_sentences(diagnosis: Diagnosis, more: int = 2) -> list[str]:
-    """Describe the dominant cause, what to change, and the next causes, a sentence a line."""
+def verdict_sentences(diagnosis: Diagnosis) -> list[str]:
+    """Describe the dominant cause, what to change, and the next two causes, a sentence a line."""
     first, *others = diagnosis.causes
     lines = [clean(first.sentence)]
     if first.change:
         lines.append(f"change: {clean(_change(first))}")
-    return lines + [f"then: {clean(cause.sentence)}" for cause in others[:more]]
+    return lines + [f"then: {clean(cause.sentence)}" for cause in others[:2]]
 
 
 def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:

@@ -103,14 +103,14 @@ def room_bytes(memory_bytes: int, *, is_cpu: bool) -> float:
     return (1 - HEADROOM) * memory_bytes - kept
 
 
-def best_of(rates: Mapping[str, float], preferred: str, margin: float = GAIN) -> str:
-    """Return the fastest, or the preferred one unless another is faster by the margin.
+def best_of(rates: Mapping[str, float], preferred: str) -> str:
+    """Return the fastest, or the preferred one unless another is faster by more than :data:`GAIN`.
 
     >>> best_of({"fp32": 100, "bf16": 102}, "fp32"), best_of({"fp32": 100, "bf16": 140}, "fp32")
     ('fp32', 'bf16')
     """
     fastest = max(rates, key=rates.__getitem__)
-    return fastest if rates[fastest] > (1 + margin) * rates.get(preferred, 0.0) else preferred
+    return fastest if rates[fastest] > (1 + GAIN) * rates.get(preferred, 0.0) else preferred
 
 
 def saved_seconds(images: int, *, eager: float, compiled: float, compile_seconds: float) -> float:

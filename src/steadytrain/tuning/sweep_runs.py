@@ -382,19 +382,19 @@ def best_score(case: Case) -> float:
     return fmean(-1.0 if event is None else event.score for event in best)
 
 
-def rungs(epochs: float, period: float, cases: int, factor: int = FACTOR) -> list[float]:
+def rungs(epochs: float, period: float, cases: int) -> list[float]:
     """Return the epochs at which the worst cases are stopped: multiples of the period between two evaluations.
 
     Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization": of n cases,
-    the n / factor best go on, for factor times as long.
+    the n / :data:`FACTOR` best go on, for as many times as long.
 
     >>> rungs(27, 1, 9), rungs(10, 1, 5), rungs(10, 1, 2), rungs(2, 1, 27)
     ([3.0, 9.0], [3.0], [], [1.0])
     """
     levels = 0
-    while factor ** (levels + 1) <= cases:
+    while FACTOR ** (levels + 1) <= cases:
         levels += 1
-    levels_up = (max(1, math.floor(epochs / factor**level / period + 1e-9)) * period for level in range(levels, 0, -1))
+    levels_up = (max(1, math.floor(epochs / FACTOR**level / period + 1e-9)) * period for level in range(levels, 0, -1))
     return [float(rung) for rung in dict.fromkeys(levels_up) if rung < epochs - 1e-9]
 
 
