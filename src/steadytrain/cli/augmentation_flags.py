@@ -29,8 +29,8 @@ class Reading:
     noise: bool = True
     notes: list[str] = field(default_factory=list)
 
-    def words(self, given: str | None) -> list[str]:
-        """Return flags of ours; ``given``: the transforms that ``--transforms`` named besides."""
+    def words(self, named: str | None) -> list[str]:
+        """Return flags of ours; ``named``: the transforms that ``--transforms`` named besides."""
         transforms = dict(self.transforms)
         if self.colours:
             values = (self.colours.get(name, "0") for name in ("brightness", "contrast", "saturation"))
@@ -40,8 +40,8 @@ class Reading:
                 transforms[name] += f",{self.mixing}"
         if self.magnitude is not None and transforms.get("policy", "").startswith("randaugment"):
             transforms["policy"] = f"randaugment:2,{self.magnitude}"
-        texts = [*split_transforms(given or ""), *transforms.values()]
-        words = ["--transforms", ",".join(texts)] if texts or given else []
+        texts = [*split_transforms(named or ""), *transforms.values()]
+        words = ["--transforms", ",".join(texts)] if texts or named else []
         for key, ends in self.pairs.items():
             low, high = (ends.get(end, usual) for end, usual in enumerate(_USUAL[key]))
             words += ["--set", f"{key}=[{low},{high}]"]
@@ -190,7 +190,8 @@ def _fixed(*accepted: str, nearest: str) -> Read:
     def read(reading: Reading, word: str, values: list[str]) -> None:
         value = values[0] if values else ""
         if not any(
-            value == one or (_is_number(value) and _is_number(one) and float(value) == float(one)) for one in accepted
+            value == usual or (_is_number(value) and _is_number(usual) and float(value) == float(usual))
+            for usual in accepted
         ):
             raise InputError(f"{f'{word} {value}'.strip()} has no counterpart here: {nearest}")
 

@@ -436,11 +436,13 @@ def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> 
     """Measure one combination in a process of its own; what could not be measured has an ``error``."""
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in setting.items() if value is not None]
     command = [*command, *(word for flag in flags for word in flag)]
+    from steadytrain.launch.supervise import cause_of_death
+
     process = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
     if process.returncode == 0:
         row: dict[str, Any] = json_module.loads(process.stdout)["rows"][0]
     elif process.returncode == -9:
-        row = {"error": "killed by the system: not enough memory"}
+        row = {"error": cause_of_death(process.returncode)}
     else:
         lines = [line for line in process.stderr.splitlines() if line.strip()]
         row = {"error": lines[-1].removeprefix("steady: ") if lines else f"exited with code {process.returncode}"}

@@ -312,8 +312,10 @@ def own_defaults(verb: str, text: str) -> str:
 
     def chosen(match: re.Match[str]) -> str:
         parts = re.split(r";\s+", match[1])
-        own = [part.removeprefix(f"{verb}: ").removeprefix(f"{verb} ") for part in parts if not part.startswith(other)]
-        return f"[default: {'; '.join(own)}]"
+        defaults = [
+            part.removeprefix(f"{verb}: ").removeprefix(f"{verb} ") for part in parts if not part.startswith(other)
+        ]
+        return f"[default: {'; '.join(defaults)}]"
 
     return re.sub(r"\[default:\s+([^]]*)\]", chosen, text)
 

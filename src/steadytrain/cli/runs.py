@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -12,11 +12,6 @@ from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steadytrain.run import Run
 
 
 def report(
@@ -107,13 +102,16 @@ def diagnose(
         steady diagnose runs/ --json
     """
     from steadytrain.monitor import diagnose as diagnose_run
+    from steadytrain.reports.files import find
     from steadytrain.reports.verdict import verdict_text
 
     if not runs:
         raise InputError("no run named: steady diagnose runs/a, or a folder of runs: steady diagnose runs/")
     if not probe and (seconds is not None or force or model is not None):
         raise InputError("--seconds, --force and --model need --probe")
-    selected = _find(runs)
+    selection = find(runs)
+    for reason in selection.left_out:
+        note(reason)
     if probe:
         from steadytrain.machine.process import spin_where_alone
 
@@ -121,26 +119,16 @@ def diagnose(
         from steadytrain.cli.render import event_words
         from steadytrain.training.profile.probe import SECONDS, probe_run
 
-        for run in selected:
+        for run in selection.runs:
             allow_import = model is not None and model == run.recipe.model.name
             span = SECONDS if seconds is None else seconds
             probed = probe_run(run, seconds=span, force=force, allow_import=allow_import, say=note)
             for part in event_words(probed.ceilings):  # at once: a run that has not begun has no verdict
                 note(part)
-    diagnoses = [(str(run.directory), diagnose_run(run)) for run in selected]
+    diagnoses = [(str(run.directory), diagnose_run(run)) for run in selection.runs]
     if json:
         documents = [{"run": name, **diagnosis.to_dict()} for name, diagnosis in diagnoses]
         is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
         print_json(documents[0] if is_single else {"runs": documents})
     else:
         print_text("\n\n".join(verdict_text(diagnosis, name) for name, diagnosis in diagnoses))
-
-
-def _find(places: Sequence[str]) -> Sequence[Run]:
-    """Find the runs that are named or lie in folders that are; say which are left out."""
-    from steadytrain.reports.files import find
-
-    selection = find(places)
-    for reason in selection.left_out:
-        note(reason)
-    return selection.runs

@@ -161,7 +161,14 @@ def _recipe_and_images(
     recipe = _named_recipe(source, options, finetune=finetune)
     if num_train is None and is_run and (started := Run.open(options.run or "").progress().started):
         num_train = int(started.data["num_train"])
-    return recipe, num_train or _count_images(recipe)
+    if num_train:
+        return recipe, num_train
+    from contextlib import closing
+
+    from steadytrain.training.data import open_data
+
+    with closing(open_data(recipe.data, seed=recipe.seed, say=note)) as data:
+        return recipe, data.num_train
 
 
 def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | None, TrainingOptions]:
@@ -197,12 +204,3 @@ def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: 
     chosen = {**dict(leaves(in_file)), **changes}
     images = num_train if recipe.data.val is not None else round(num_train / (1 - recipe.data.holdout))
     return fit_to_data(recipe, images, chosen=chosen)
-
-
-def _count_images(recipe: Recipe) -> int:
-    from contextlib import closing
-
-    from steadytrain.training.data import open_data
-
-    with closing(open_data(recipe.data, seed=recipe.seed, say=note)) as data:
-        return data.num_train

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from steadytrain.config.parts import ADAMS, Optim
-from steadytrain.config.stages import Stage, Warmup, parse_schedule, parse_warmup
+from steadytrain.config.stages import Stage, parse_schedule, parse_warmup
 from steadytrain.errors import RecipeError
 
 Schedule = Callable[[float], float]
@@ -256,17 +256,14 @@ def schedule(spec: Optim, *, steps: float, steps_per_epoch: float) -> Schedule:
 
     def rate(step: float) -> float:
         if step + 1 < warmup:
-            return _warm(rises, (step + 1) / warmup)
+            if rises.kind == "constant":
+                return rises.share
+            passed = (step + 1) / warmup
+            return rises.share + (1 - rises.share) * float(passed**rises.power)
         span = placed[max(0, bisect_right(begins, step) - 1)]
         return LAW[span.stage.law](span, step)
 
     return rate
-
-
-def _warm(warmup: Warmup, passed: float) -> float:
-    if warmup.kind == "constant":
-        return warmup.share
-    return warmup.share + (1 - warmup.share) * float(passed**warmup.power)
 
 
 def momentum(spec: Optim, *, steps: float, steps_per_epoch: float) -> Schedule | None:
@@ -303,10 +300,7 @@ def words(spec: Optim, peak: float) -> str:
     """
     epochs, kind = round(spec.warmup_epochs, 2), "" if spec.warmup == "linear" else f" ({spec.warmup})"
     warmup = f"warm-up of {epochs:g} epoch{'s' * (epochs != 1)}{kind}" if epochs else "no warm-up"
-    return f"{warmup}, {', then '.join(_words(spec, peak))}"
-
-
-def _words(spec: Optim, peak: float) -> Iterator[str]:
+    texts = []
     for stage in parse_schedule(spec.schedule):
         span = Span(stage, spec, 0, 1, 1, 1)
         listed = [f"{name} {value:g}" for name, value in stage.numbers.items()]
@@ -321,7 +315,8 @@ def _words(spec: Optim, peak: float) -> Iterator[str]:
         elif stage.law == "plateau":
             patience = stage.numbers.get("patience", PATIENCE)
             text = f"x {span.number('factor'):g} after {patience:g} evaluations without a better {stage.on}"
-        yield text if stage.epochs is None else f"{text} for {stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
+        texts.append(text if stage.epochs is None else f"{text} for {stage.epochs:g} epoch{'s' * (stage.epochs != 1)}")
+    return f"{warmup}, {', then '.join(texts)}"
 
 
 PATIENCE = 5

@@ -157,8 +157,11 @@ class ParameterServer:
             ]
             self._optimizer = make(own_groups)
             for number, state in states.items():
-                self._optimizer.state[self._parameters[number]] = {
-                    name: _in_layout(value, self._parameters[number]) if is_alike else deepcopy(value)
+                parameter = self._parameters[number]
+                self._optimizer.state[parameter] = {
+                    name: torch.from_numpy(np.array(value)).as_strided(parameter.shape, parameter.stride())
+                    if is_alike
+                    else deepcopy(value)
                     for name, (is_alike, value) in state.items()
                 }
         self._momenta.clear()
@@ -326,8 +329,3 @@ def _mean(momenta: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         for name, value in momentum.items():
             values.setdefault(name, []).append(value)
     return {name: torch.stack(of_workers).mean(0) for name, of_workers in values.items()}
-
-
-def _in_layout(flat: Array, parameter: Tensor) -> Tensor:
-    values = torch.from_numpy(np.array(flat))
-    return values.as_strided(parameter.shape, parameter.stride())

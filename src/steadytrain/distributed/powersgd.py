@@ -56,10 +56,10 @@ class PowerSgd:
         for gradient, mean in zip(whole, lefts, strict=False):
             gradient.copy_(mean)
         left = dict(zip(matrices, map(orthogonalize, lefts[len(whole) :]), strict=True))
-        own = {name: matrix.T @ left[name] for name, matrix in matrices.items()}
-        self._right |= dict(zip(own, self._means(list(own.values())), strict=True))
+        right = {name: matrix.T @ left[name] for name, matrix in matrices.items()}
+        self._right |= dict(zip(right, self._means(list(right.values())), strict=True))
         for name, matrix in matrices.items():
-            self._errors[name] = matrix.addmm_(left[name], own[name].T, alpha=-1)
+            self._errors[name] = matrix.addmm_(left[name], right[name].T, alpha=-1)
             gradients[name].copy_((left[name] @ self._right[name].T).view(gradients[name].shape))
 
     def _means(self, values: list[Tensor]) -> list[Tensor]:

@@ -222,8 +222,8 @@ def _machines(ray: Any) -> list[str]:
 
     Strategies (SPREAD, node affinity) move nothing that asks for no resource, and a server asks for no core.
     """
-    here = ray.get_runtime_context().get_node_id()
-    nodes = sorted((node["NodeID"] != here, node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"])
+    this_node = ray.get_runtime_context().get_node_id()
+    nodes = sorted((node["NodeID"] != this_node, node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"])
     return [f"node:{address}" for _, address in nodes]
 
 

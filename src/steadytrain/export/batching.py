@@ -214,7 +214,8 @@ class Batcher:
         item.waited = began - item.submitted
         if not item.answer.cancelled():
             try:
-                item.pixels = self._square(item.data)
+                scratch = self._scratch.__dict__.setdefault("scratch", Scratch())
+                item.pixels = decode_square(item.data, self._crop, scratch, self._room, max_pixels=self.max_pixels)
             except BadImageError as fault:
                 error = fault
             except Exception as fault:  # noqa: BLE001 - a thread's edge: decoders of strangers' files raise anything
@@ -230,11 +231,6 @@ class Batcher:
             self._condition.notify_all()
         if error is not None:
             self._deliver([item], [error])
-
-    def _square(self, data: bytes) -> Pixels:
-        """Decode an image and take the square that an evaluation takes. Raises BadImageError."""
-        scratch = self._scratch.__dict__.setdefault("scratch", Scratch())
-        return decode_square(data, self._crop, scratch, self._room, max_pixels=self.max_pixels)
 
     # -- the network's thread ------------------------------------------------------------------------------------------
 

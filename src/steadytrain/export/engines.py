@@ -418,8 +418,12 @@ class Holder:
         network = self._network
         assert network is not None and self._run is not None
         stored = _reference(Path(folder))
-        parts = torch.split(stored["samples"], network.most or self._together)
-        outputs = torch.cat([self._outputs(part.to(self._device)) for part in parts])
+        parts: list[Tensor] = []
+        for samples in torch.split(stored["samples"], network.most or self._together):
+            output = self._run(samples.to(self._device))
+            output = output[0] if isinstance(output, tuple | list) else output
+            parts.append(torch.as_tensor(output).float().cpu())
+        outputs = torch.cat(parts)
         if outputs.shape != stored["outputs"].shape:
             raise ModelError(f"outputs of shape {list(outputs.shape)}, not {list(stored['outputs'].shape)}")
         return vars(compare(outputs, stored["outputs"], classes=network.classes))
@@ -463,11 +467,6 @@ class Holder:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - began
-
-    def _outputs(self, samples: Tensor) -> Tensor:
-        assert self._run is not None
-        outputs = self._run(samples)
-        return torch.as_tensor(outputs[0] if isinstance(outputs, tuple | list) else outputs).float().cpu()
 
 
 def _reference(place: Path) -> dict[str, Any]:

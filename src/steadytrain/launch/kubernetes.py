@@ -181,11 +181,6 @@ def _pod(job: Job, address: str) -> dict[str, Any]:
     spec: dict[str, Any] = {"restartPolicy": "Never", **_placing(job)}
     if job.kubernetes.kind == "job":
         spec["subdomain"] = job.name
-    spec |= {"containers": [_container(job, address)], "volumes": _volumes(job)}
-    return {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}
-
-
-def _container(job: Job, address: str) -> dict[str, Any]:
     nodes, procs = job.shape
     variables = _variables(job)
     if procs == 1:
@@ -201,7 +196,8 @@ def _container(job: Job, address: str) -> dict[str, Any]:
         container["env"] = variables
     if resources := _resources(job):
         container["resources"] = resources
-    return container | {"volumeMounts": _mounts(job)}
+    spec |= {"containers": [container | {"volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
+    return {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}
 
 
 # Kubernetes replaces $(NAME) by a variable everywhere; in the user's arguments and values it has to stay as it is.

@@ -234,9 +234,9 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
             preexec_fn=_outlast_signals,
         )
         try:
-            while b"Ray runtime started" not in (said := os.pread(log.fileno(), 1 << 20, 0)):
+            while b"Ray runtime started" not in (output := os.pread(log.fileno(), 1 << 20, 0)):
                 if process.poll() is not None:
-                    raise InputError(f"Ray does not start: {' '.join(said.decode(errors='replace').split())[-600:]}")
+                    raise InputError(f"Ray does not start: {' '.join(output.decode(errors='replace').split())[-600:]}")
                 if should_stop():
                     raise RankLostError("this rank was asked to end before the run began")
                 time.sleep(POLL_SECONDS)

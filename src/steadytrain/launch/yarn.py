@@ -31,17 +31,6 @@ def render(job: Job) -> Plan:
             f"--env {secret[0]} has no value, and YARN's specification has no field for secrets: let the program read"
             " it from a file that only you can read"
         )
-    file = File(name=f"{job.name}.json", text=json.dumps(_service(job), indent=2) + "\n")
-    submit = Command(argv=("yarn", "app", "-launch", job.name, f"@{file.name}"))
-    notes = (
-        f"yarn app -status {job.name} shows it; yarn app -destroy {job.name} stops and removes it",
-        "YARN's registry DNS, which must run in the cluster, finds the first container",
-        "data and runs must be on storage that all containers can reach",
-    )
-    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
-
-
-def _service(job: Job) -> dict[str, Any]:
     nodes, procs = job.shape
     words = node_command(job, "--node", _NUMBER, procs=procs, address=_FIRST)
     # YARN's own ${...} stand unquoted: it puts the values in before a shell reads the line.
@@ -64,4 +53,12 @@ def _service(job: Job) -> dict[str, Any]:
     }
     lifetime = {"lifetime": job.minutes * 60} if job.minutes else {}
     service = {"name": job.name, "version": "1.0.0", "queue": job.yarn.queue, **lifetime}
-    return service | {"configuration": {"properties": retries}, "components": [component]}
+    service |= {"configuration": {"properties": retries}, "components": [component]}
+    file = File(name=f"{job.name}.json", text=json.dumps(service, indent=2) + "\n")
+    submit = Command(argv=("yarn", "app", "-launch", job.name, f"@{file.name}"))
+    notes = (
+        f"yarn app -status {job.name} shows it; yarn app -destroy {job.name} stops and removes it",
+        "YARN's registry DNS, which must run in the cluster, finds the first container",
+        "data and runs must be on storage that all containers can reach",
+    )
+    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)

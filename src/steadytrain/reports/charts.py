@@ -216,7 +216,7 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
 
 
 def thin_rows(series: str, rows: Sequence[Row]) -> list[Row]:
-    """Return at most :data:`MAX_POINTS` rows: of each stretch those in which the column that matters is least and greatest."""
+    """Return at most :data:`MAX_POINTS` rows: of each stretch those least and greatest in its :data:`THINNED_BY`."""
     column = THINNED_BY.get(series, 1)
     return [rows[i] for i in thin([row[column] for row in rows], MAX_POINTS)] if len(rows) > MAX_POINTS else list(rows)
 

@@ -109,8 +109,14 @@ def application(run: Run, *, price: Price | None = None, closing: Callable[[], b
         closing: whether the server is about to stop: streams then end.
     """
     viewer = Viewer(run, price)
+    constants = {
+        "columns": {name: list(columns) for name, columns in COLUMNS.items()},
+        "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
+        "limit": MAX_POINTS,
+    }
+    names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory)}
     fixed = {
-        "/": ("text/html", _page(run).encode()),
+        "/": ("text/html", render("live.html.j2", constants, **names).encode()),
         "/page.css": ("text/css", (TEMPLATES / "page.css").read_bytes()),
         "/live.css": ("text/css", (TEMPLATES / "live.css").read_bytes()),
         "/live.js": ("text/javascript", (TEMPLATES / "live.js").read_bytes()),
@@ -226,16 +232,6 @@ def _message(kind: str, data: str, name: str = "") -> str:
 def _json(value: Any) -> str:
     """Return one line, as a server-sent event must be; JSON escapes line ends within texts."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _page(run: Run) -> str:
-    constants = {
-        "columns": {name: list(columns) for name, columns in COLUMNS.items()},
-        "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
-        "limit": MAX_POINTS,
-    }
-    names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory)}
-    return render("live.html.j2", constants, **names)
 
 
 @functools.cache

@@ -111,6 +111,8 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
     recipes = [account.settings for account in accounts]
     start = "" if first.began is None else f" · begun {when(first.began)}"
     logs = {bool(account.summary.log) for account in accounts}
+    # Why a run was stopped stands at the head of the page.
+    table = _rows([{**facts(account.summary), "status": account.summary.status} for account in accounts])
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
         "lede": f"{first.log or first.model} · {first.status}{start}" if is_alone else lede,
@@ -121,7 +123,7 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
         "ranking": [] if is_alone else _ranking(accounts, target),
         "target": "" if target is None else percent(target, 1),
         "has_repeats": bool(find_repeats([account.summary for account in accounts])),
-        "summary": _summary(accounts),
+        "summary": [row for row in table if row["key"] not in HEROES] if is_alone else table,
         "shown": SHOWN_ROWS,
         "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.data_set for account in accounts}))),
         "mistakes": sections(accounts),
@@ -240,12 +242,6 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
         interval = f"± {100 * best.std:.2f}, {interval_text(best.mean_95)}"
         cells |= {"score": best.mean, "best": percent(best.mean, 2), "interval": interval}
     return cells | ({"seconds": duration(group.seconds.mean)} if group.seconds else {})
-
-
-def _summary(accounts: Sequence[Account]) -> list[dict[str, Any]]:
-    # Why a run was stopped stands at the head of the page.
-    table = _rows([{**facts(account.summary), "status": account.summary.status} for account in accounts])
-    return [row for row in table if row["key"] not in HEROES] if len(accounts) == 1 else table
 
 
 def _run(index: int, account: Account) -> dict[str, Any]:

@@ -95,16 +95,11 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         is_alive = _alive(run.holder(), history.attempts[-1].began) is not None
     if is_alive:
         return "running", ""
-    memory = memory_words(_machine(history))
-    last = f"killed (last event: step {history.step})"
-    return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))
-
-
-def _machine(history: RunHistory) -> MachineStats | None:
-    """Return the newest sample of the newest attempt."""
     stats = history.newest.get("MachineStats")
-    is_its = isinstance(stats, MachineStats) and stats.attempt == history.attempts[-1].number
-    return stats if is_its else None  # type: ignore[return-value]
+    if not isinstance(stats, MachineStats) or stats.attempt != history.attempts[-1].number:
+        stats = None
+    memory, last = memory_words(stats), f"killed (last event: step {history.step})"
+    return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))
 
 
 def is_held(run: Run) -> bool:

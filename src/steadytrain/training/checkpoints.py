@@ -84,7 +84,7 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         raise storage_error(_os_error(error), place) from error
     if keep is not None:
         # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
-        for old in [path for path in saved(directory) if _step_of(path) <= step][:-keep]:
+        for old in [path for path in saved(directory) if int(path.name.split("-")[1]) <= step][:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     return Written(place, size, time.perf_counter() - began)
 
@@ -219,10 +219,6 @@ def join(rest: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind in ("list", "tuple"):
         return (list if kind == "list" else tuple)(join(v, tensors) for v in value)
     return rest["value"]
-
-
-def _step_of(place: Path) -> int:
-    return int(place.name.split("-")[1])
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:

@@ -190,7 +190,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
 
 
 def _say_unseen(labels: Labels, classes: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Return which labels no validation image has, where an image may have several: mAP is without them."""
+    """Say which labels no validation image has, where an image may have several: mAP is without them."""
     if labels.ndim > 1 and (unseen := np.flatnonzero(~(labels > 0).any(0)).tolist()):
         subject = count(len(unseen), "label has", "labels have")
         say(f"{subject} no validation image, and no part in mAP: {few([classes[number] for number in unseen])}")

@@ -193,8 +193,8 @@ def _own_part(state: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     if engine.keeps_ranks_equal or not ranks or len(next(iter(ranks.values()))) != engine.world.size:
         return shared
     plain, tensors = split(shared)
-    own: dict[str, Any] = join(plain, tensors | {name: per_rank[engine.world.rank] for name, per_rank in ranks.items()})
-    return own
+    of_rank = {name: per_rank[engine.world.rank] for name, per_rank in ranks.items()}
+    return dict(join(plain, tensors | of_rank))
 
 
 @contextmanager

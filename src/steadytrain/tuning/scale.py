@@ -367,7 +367,8 @@ def predict(
 
     exchange = sum(cluster.all_reduce_seconds(bucket.bytes, devices) for bucket in filled)
     exposed_exchange = exposed(cluster)
-    by_bytes = exposed(_without_latency(cluster))
+    within = cluster.within and replace(cluster.within, latency_seconds=0.0)
+    by_bytes = exposed(replace(cluster, between=replace(cluster.between, latency_seconds=0.0), within=within))
     slowest = alone.step_seconds * device.spread * expected_maximum(devices)
     step = alone.step_seconds + exposed_exchange + slowest
     # The machine with the most devices waits longest for its loader.
@@ -396,11 +397,6 @@ def predict(
         losses=losses,
         limit="compute" if sum(losses.values()) <= SMALL_LOSS * step else largest,
     )
-
-
-def _without_latency(cluster: Cluster) -> Cluster:
-    within = cluster.within and replace(cluster.within, latency_seconds=0.0)
-    return replace(cluster, between=replace(cluster.between, latency_seconds=0.0), within=within)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -490,7 +490,10 @@ def search(
     except ImportError:
         raise InputError("--search needs Optuna, which is missing: pip install 'steadytrain[sweep]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space = {key: _plain_values(values) for key, values in over.items()}
+    space = {
+        key: [values.low, values.high, values.is_log] if isinstance(values, Range) else {"values": values}
+        for key, values in over.items()
+    }
     study = optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(journal))),
         study_name="sweep",
@@ -565,10 +568,6 @@ def _point_of(trial: FrozenTrial, over: Mapping[str, Values]) -> Point:
     }
     [point] = points({key: [values[key]] for key in over})
     return Point(f"{trial.number:03d},{point.name}", values)
-
-
-def _plain_values(values: Values) -> Any:
-    return [values.low, values.high, values.is_log] if isinstance(values, Range) else {"values": values}
 
 
 def _distribution(values: Values) -> BaseDistribution:

@@ -50,7 +50,7 @@ def images(stretches: Stretches) -> list[int]:
 @pytest.mark.parametrize("blocks", [None, BlockShuffle(size=10, window=6)])
 def test_what_a_batch_needs_was_asked_for_before_it_was_begun(asked: Stretches, blocks: BlockShuffle | None) -> None:
     order = GlobalOrder(1000, 5) if blocks is None else BlockOrder(1000, 5, blocks)
-    made = Readahead(Disk(), np.arange(1000), order, stop=None, own=lambda positions: positions)
+    made = Readahead(Disk(), np.arange(1000), order, stop=None, select_own=lambda positions: positions)
     for first in range(40, 1040, 20):
         before = set(images(asked))
         made.reach(first, first + 20)
@@ -59,7 +59,7 @@ def test_what_a_batch_needs_was_asked_for_before_it_was_begun(asked: Stretches, 
 
 
 def test_data_that_fit_into_memory_are_asked_for_once(asked: Stretches) -> None:
-    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=None, own=lambda positions: positions)
+    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=None, select_own=lambda positions: positions)
     for first in range(0, 3000, 20):
         made.reach(first, first + 20)
     assert sorted(images(asked)) == list(range(1000))
@@ -67,7 +67,7 @@ def test_data_that_fit_into_memory_are_asked_for_once(asked: Stretches) -> None:
 
 def test_larger_data_are_asked_for_in_every_epoch(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "memory_bytes", lambda: 1_000_000)
-    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=3000, own=lambda positions: positions)
+    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=3000, select_own=lambda positions: positions)
     for first in range(0, 3000, 20):
         made.reach(first, first + 20)
     assert sorted(images(asked)) == sorted(list(range(1000)) * 3)
@@ -75,7 +75,7 @@ def test_larger_data_are_asked_for_in_every_epoch(asked: Stretches, monkeypatch:
 
 def test_blocks_are_read_in_long_runs_and_little_is_on_its_way(asked: Stretches) -> None:
     order = BlockOrder(1200, 5, BlockShuffle(size=20, window=6))
-    made = Readahead(Disk(), np.arange(1200), order, stop=None, own=lambda positions: positions)
+    made = Readahead(Disk(), np.arange(1200), order, stop=None, select_own=lambda positions: positions)
     for first in range(0, 1200, 20):
         made.reach(first, first + 20)
         # Never more than a window ahead of the one that is read.
@@ -119,10 +119,10 @@ def test_a_source_that_has_gone_is_not_the_concern_of_reading_ahead(tmp_path: Pa
 
 
 def test_of_large_data_what_is_needed_now_is_asked_for_again(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Readahead(Disk(), np.arange(1000), None, stop=None, own=lambda positions: positions)
+    small = Readahead(Disk(), np.arange(1000), None, stop=None, select_own=lambda positions: positions)
     small.again(np.arange(3))
     assert not asked
     monkeypatch.setattr(facts, "memory_bytes", lambda: 1_000_000)
-    large = Readahead(Disk(), np.arange(5, 1000), None, stop=None, own=lambda positions: positions)
+    large = Readahead(Disk(), np.arange(5, 1000), None, stop=None, select_own=lambda positions: positions)
     large.again(np.array([0, 1, 7]))
     assert images(asked) == [5, 6, 12]

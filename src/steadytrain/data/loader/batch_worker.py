@@ -143,7 +143,7 @@ class LoaderTask:
             return self.crop.size
         return next(side for first, side in reversed(self.sizes) if first <= position)
 
-    def own(self, positions: Ints) -> Ints:
+    def select_own(self, positions: Ints) -> Ints:
         """Return those of some positions that this task makes."""
         offset, stride = self.share
         place = (positions - self.start) % stride - offset
@@ -251,7 +251,7 @@ class BatchWorker:
         self.device_cache = device_cache
         self.readahead: Readahead | None = None
         if task.read_ahead and Readahead.can_read(source):
-            self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, own=task.own)
+            self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, select_own=task.select_own)
         self.labels = source.labels
         self.quarantine = Quarantine(self.ids, replaces=task.train, describe=getattr(source, "describe", None))
         self._first: int | None = None  # position of all streams

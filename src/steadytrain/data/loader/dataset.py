@@ -113,19 +113,15 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
             yield from map(tensors, self._loader)
             return
         for _ in range(self.steps):
-            yield tensors(self._next())
-
-    def _next(self) -> Batch:
-        """Take the next batch of training. What raises meanwhile, Ctrl-C included, leaves the stream where it is."""
-        if self._batches is None:
-            self._batches = iter(self._loader)
-        try:
-            batch = next(self._batches)
-        except BaseException:
-            self.close()
-            raise
-        self.position += self._loader.batch_size * self._loader.shard[1]
-        return batch
+            if self._batches is None:
+                self._batches = iter(self._loader)
+            try:
+                batch = next(self._batches)
+            except BaseException:  # Ctrl-C included: the stream stays where it is
+                self.close()
+                raise
+            self.position += self._loader.batch_size * self._loader.shard[1]
+            yield tensors(batch)
 
     def state_dict(self) -> dict[str, int]:
         """Return what it takes to go on."""

@@ -26,6 +26,11 @@ from typing import Generic, Protocol, TypeVar
 
 from steadytrain.errors import FeedError
 
+FORKED = (
+    "the iteration started in the process that this one was forked from: iterate over the loader again in this process"
+)
+CLOSED = "the data loader was closed while it was being read: iterate over it again"
+
 
 @dataclass(slots=True)
 class StageTimes:
@@ -196,10 +201,7 @@ class Stream(Generic[W, R]):
 
     def __next__(self) -> R:
         if self._is_foreign:
-            raise FeedError(
-                "the iteration started in the process that this one was forked from: iterate over the loader"
-                " again in this process"
-            )
+            raise FeedError(FORKED)
         try:
             while not self._wait_for_next():
                 self._make_by_consumer()
@@ -207,7 +209,7 @@ class Stream(Generic[W, R]):
                 if self._taken not in self._done:
                     if self._taken == self._total:
                         raise StopIteration
-                    raise FeedError("the data loader was closed while it was being read: iterate over it again")
+                    raise FeedError(CLOSED)
                 result = self._done.pop(self._taken)
                 self._taken += 1
                 if not self._holds:

@@ -87,7 +87,7 @@ class Readahead:
         ids: int64[n], the records that are used.
         order: of training; None: in the order of ``ids``.
         stop: the position that the stream ends before; None: it has no end.
-        own: returns those of some positions that this loader makes.
+        select_own: returns those of some positions that this loader makes.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Readahead:
         order: GlobalOrder | BlockOrder | RepeatedOrder | None,
         *,
         stop: int | None,
-        own: Callable[[Ints], Ints],
+        select_own: Callable[[Ints], Ints],
     ) -> None:
         self.source = source
         self.ids = ids
@@ -105,7 +105,7 @@ class Readahead:
         self.repeats = order.times if isinstance(order, RepeatedOrder) else 1
         self._blocks = order.order if isinstance(order, RepeatedOrder) else order
         self.stop = stop
-        self.own = own
+        self._select_own = select_own
         sizes = source.extents(ids[:: max(1, len(ids) // 1000)]).size
         mean = max(1, int(sizes.clip(0).mean()))
         self.samples = min(max(1, AHEAD_BYTES // mean), MOST_SAMPLES)
@@ -153,7 +153,7 @@ class Readahead:
             first = position // self.samples * self.samples
             end = first + self.samples
         used = min([end, *(bound for bound in (self.stop, last) if bound is not None)])
-        positions = self.own(np.arange(first, max(first, used)))
+        positions = self._select_own(np.arange(first, max(first, used)))
         if not len(positions):
             return _Stretch(first, end, [])
         samples = positions if self.order is None else self.order.ids(positions)

@@ -46,7 +46,7 @@ from PIL import Image
 
 from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, batch_view
 from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
-from steadytrain.data.loader.pipeline import RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.pipeline import CLOSED, FORKED, RequestCounts, StageTimes, Stream
 from steadytrain.data.packing import worker_pool
 from steadytrain.errors import FailedError, FeedError, SteadyError
 from steadytrain.machine import facts
@@ -275,10 +275,7 @@ class LoaderProcess:
         try:
             for number in itertools.count() if total is None else range(total):
                 if os.getpid() != self._owner:
-                    raise FeedError(
-                        "the iteration started in the process that this one was forked from: iterate over the"
-                        " loader again in this process"
-                    )
+                    raise FeedError(FORKED)
                 if number == 0:
                     self.wait()
                     self._note(BEGIN)
@@ -385,7 +382,7 @@ class LoaderProcess:
         self.end()
 
     def _closed(self) -> BaseException:
-        return self._abandoned or FeedError("the data loader was closed while it was being read: iterate over it again")
+        return self._abandoned or FeedError(CLOSED)
 
     def _died(self) -> BaseException:
         if not self._end.alive:

@@ -326,7 +326,7 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     if wrong_index is not None:
         raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
     if not len(offsets):
-        return scan(_whole(view))
+        return scan(view if isinstance(view, memoryview) else view.whole())
     if len(offsets) > 1 and not np.diff(offsets).all():
         raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
     try:
@@ -339,10 +339,6 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
-
-
-def _whole(view: memoryview | RemoteFile) -> memoryview:
-    return view if isinstance(view, memoryview) else view.whole()
 
 
 def _index_remedy(path: Path, view: memoryview | RemoteFile) -> str:

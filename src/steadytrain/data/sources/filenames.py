@@ -99,7 +99,7 @@ def find_validation_records(train: str) -> Path | None:
     path = Path(train)
     if not path.is_file():
         return None
-    return next((found for name in validation_names(path.name) if (found := path.with_name(name)).is_file()), None)
+    return next(filter(Path.is_file, map(path.with_name, validation_names(path.name))), None)
 
 
 def validation_names(train: str) -> list[str]:

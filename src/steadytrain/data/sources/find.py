@@ -168,8 +168,8 @@ class _Source:
         self._refuse("--root", self.source)
         folders = [path for path in paths if path.is_dir()]
         if folders or all(is_image(path.name) for path in paths):
-            given = f"{folders[0]}, a folder" if folders else f"{len(paths):,} images without labels"
-            raise DataError(f"{self.source} names {given}: give one folder with a folder of images for each class")
+            listed = f"{folders[0]}, a folder" if folders else f"{len(paths):,} images without labels"
+            raise DataError(f"{self.source} names {listed}: give one folder with a folder of images for each class")
         if len(paths) == 1:
             return self._list_file(paths[0])
         files = open_sources(paths, self.scratch, self.say)

@@ -190,9 +190,9 @@ def _call_own(name: str, apply: OwnTransform, images: Tensor) -> Tensor:
     n, height, width, channels = images.shape
     if not isinstance(result, Tensor) or result.shape != (n, channels, height, width):
         is_tensor = isinstance(result, Tensor)
-        given = f"{result.dtype} of shape {list(result.shape)}" if is_tensor else f"a {type(result).__name__}"
+        kind = f"{result.dtype} of shape {list(result.shape)}" if is_tensor else f"a {type(result).__name__}"
         raise RecipeError(
-            f"data.transforms={name} gave {given}; of images uint8 [B, C, H, W] it must give as many of the same size,"
+            f"data.transforms={name} gave {kind}; of images uint8 [B, C, H, W] it must give as many of the same size,"
             " uint8 or floating-point numbers from 0 to 1"
         )
     if result.is_floating_point():

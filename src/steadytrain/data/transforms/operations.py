@@ -174,7 +174,7 @@ def sharpen(images: Tensor, factors: Floats) -> Tensor:
     smooth = ((rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * inner) / 13).round_()
     factor = to_device(factors, images)[:, None, None, None]
     out = images.clone()
-    out[:, 1:-1, 1:-1] = _rounded(smooth + factor * (inner - smooth))
+    out[:, 1:-1, 1:-1] = (smooth + factor * (inner - smooth)).round_().clamp_(0, 255).to(torch.uint8)
     return out
 
 
@@ -216,7 +216,3 @@ def inside(height: int, width: int, corners: NDArray[np.int64], like: Tensor) ->
     in_rows = (rows >= top[:, None]) & (rows < bottom[:, None])
     in_columns = (columns >= left[:, None]) & (columns < right[:, None])
     return (in_rows[:, :, None] & in_columns[:, None])[..., None]
-
-
-def _rounded(values: Tensor) -> Tensor:
-    return values.round_().clamp_(0, 255).to(torch.uint8)

@@ -54,17 +54,14 @@ class DLLoggerLines:
         self.num_lines += 1
         step = document.get("step")
         if step == "PARAMETER":
-            self._take_parameters(data)
+            if self._runs[-1].epochs:
+                self._runs.append(LogRun(FORMAT))
+                self._position = (-1, -1)
+            for name, value in data.items():
+                add_setting(self._runs[-1], name, value)
         elif isinstance(step, list | int) and not isinstance(step, bool):
             self._take_step(step if isinstance(step, list) else [step], data, _plain(document.get("timestamp")))
         return True
-
-    def _take_parameters(self, data: Mapping[str, Any]) -> None:
-        if self._runs[-1].epochs:
-            self._runs.append(LogRun(FORMAT))
-            self._position = (-1, -1)
-        for name, value in data.items():
-            add_setting(self._runs[-1], name, value)
 
     def _take_step(self, step: list[Any], data: Mapping[str, Any], time: float) -> None:
         places = [place for place in step[:2] if isinstance(place, int) and not isinstance(place, bool)]

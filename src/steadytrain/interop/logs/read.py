@@ -128,7 +128,8 @@ def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
             faults.append("the compressed file is cut short or damaged: what came before is read")
             data = b""
         if decoder is None:
-            decoder = codecs.getincrementaldecoder(_encoding(data[:4]))(errors="replace")
+            is_utf16 = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            decoder = codecs.getincrementaldecoder("utf-16" if is_utf16 else "utf-8-sig")(errors="replace")
         text = decoder.decode(data, final=not data)
         total += len(text)
         if total > MAX_TEXT:
@@ -144,11 +145,6 @@ def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
             if partial.strip():
                 yield _cleaned(partial)
             return
-
-
-def _encoding(start: bytes) -> str:
-    """Return the encoding by the byte order mark; UTF-8 without one."""
-    return "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
 def _cleaned(line: str) -> str:

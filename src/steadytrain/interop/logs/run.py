@@ -260,20 +260,18 @@ class LogRun:
     @property
     def remarks(self) -> list[str]:
         """Remarks on the log."""
-        return [*self._remarks_on_workers(), *self.notices]
-
-    def _remarks_on_workers(self) -> Iterator[str]:
         if self.num_workers < 2:
-            return
-        yield "each figure is the mean of the workers, and images/s their sum"
+            return [*self.notices]
+        remarks = ["each figure is the mean of the workers, and images/s their sum"]
         scored = [facts for _, facts in sorted(self.epochs.items()) if len(facts.val.get("top1", ())) > 1]
         if scored:
             values = scored[-1].val["top1"]
-            yield (
+            remarks.append(
                 f"validation accuracy at epoch {scored[-1].number + 1}: the mean of the workers is"
                 f" {percent(fmean(values), 2)}, that of the best {percent(max(values), 2)}, of the worst"
                 f" {percent(min(values), 2)}"
             )
+        return remarks + self.notices
 
 
 def _data(settings: Mapping[str, Any], steps_per_epoch: float | None, batch_size: int | None) -> dict[str, Any]:

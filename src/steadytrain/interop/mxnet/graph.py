@@ -68,7 +68,11 @@ class Network:
 
     def state(self, params: Mapping[str, Array]) -> dict[str, Tensor]:
         """Name MXNet's arrays as the module's parameters and buffers, in float32; what ``params`` lacks is left out."""
-        fixed = {f"{name}.weight" for name, part in self.module.named_modules() if _has_fixed_scale(part)}
+        fixed = {
+            f"{name}.weight"
+            for name, part in self.module.named_modules()
+            if isinstance(part, nn.BatchNorm2d) and not part.weight.requires_grad
+        }
         state = {}
         for key, name in self.names.items():
             if name in params:
@@ -82,10 +86,6 @@ class Network:
             f"{'aux' if name in self.moving else 'arg'}:{name}": state[key].detach().float().cpu().numpy()
             for key, name in self.names.items()
         }
-
-
-def _has_fixed_scale(part: nn.Module) -> bool:
-    return isinstance(part, nn.BatchNorm2d) and not part.weight.requires_grad
 
 
 def build_network(

@@ -272,7 +272,8 @@ class _Writer:
     def adaptive(self, name: str, x: Entry, kind: str, sides: Any, node: fx.Node) -> Entry:
         """Pooling to a size: global, left out where nothing changes, or of whole windows."""
         before = self.shapes[node.all_input_nodes[0]][-2:]
-        after = tuple(before[k] if side is None else side for k, side in enumerate(_pair_or_none(sides)))
+        pair = sides if isinstance(sides, tuple | list) else (sides, sides)
+        after = tuple(before[k] if side is None else side for k, side in enumerate(pair))
         if after == (1, 1):
             return self.add("Pooling", name, [x], global_pool=True, kernel=(1, 1), pool_type=kind)
         if after == before:
@@ -333,10 +334,6 @@ class _Writer:
             return handler(self, node, *node.args, **node.kwargs)
         except (TypeError, ValueError) as error:
             raise _NoOperatorError(f"{target} with these arguments") from error
-
-
-def _pair_or_none(sides: Any) -> tuple[Any, Any]:
-    return tuple(sides) if isinstance(sides, tuple | list) else (sides, sides)
 
 
 def _two(op: str, broadcast: str, scalar: str, reverse: str) -> Callable[..., Entry]:

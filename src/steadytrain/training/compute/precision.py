@@ -37,11 +37,6 @@ _SERIAL = 32768
 cores that takes longer than twice as many values do."""
 
 
-def _has_threads() -> bool:
-    """Return whether torch computes with several threads, operation by operation."""
-    return not torch.compiler.is_compiling() and torch.get_num_threads() > 1
-
-
 def set_products(spec: Precision, device: torch.device) -> None:
     """Have this process multiply fp32 as the recipe's precision says: ``fp32`` exactly, ``tf32`` with tensor cores.
 
@@ -116,7 +111,12 @@ class Policy:
             images_BHWC = images_BHWC.to(self.device, non_blocking=True).contiguous()
         _, h, w, c = images_BHWC.shape
         scale, shift = self._scale_and_shift(tuple(mean or (0.0,) * c), tuple(std or (1.0,) * c), (h, w, c))
-        if self.device.type == "cpu" and _SERIAL <= images_BHWC.numel() < 2 * _SERIAL and _has_threads():
+        if (
+            self.device.type == "cpu"
+            and _SERIAL <= images_BHWC.numel() < 2 * _SERIAL
+            and not torch.compiler.is_compiling()
+            and torch.get_num_threads() > 1
+        ):
             values = torch.empty(images_BHWC.shape)
             for some, pixels in zip(values.chunk(2), images_BHWC.chunk(2), strict=True):
                 torch.addcmul(shift, some.copy_(pixels), scale, out=some)

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -233,26 +233,30 @@ def time_updates(
     clock.settle()
     before = dict(clock.seconds())
 
-    def tick() -> Any:
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    ticks = [tick()]
+    ticks = [tick(device)]
     end = time.perf_counter() + seconds
     while len(ticks) <= least or time.perf_counter() < end:
         update(state, batch, 0.0)
-        ticks.append(tick())
+        ticks.append(tick(device))
         if device.type == "cuda" and len(ticks) % 16 == 0:
             ticks[-1].synchronize()  # else the host would ask for minutes of work before the time is up
     clock.settle()
     wait_for(device)
     after = clock.seconds()
-    if device.type == "cuda":
-        steps = [begin.elapsed_time(end) / 1000 for begin, end in pairwise(ticks)]
-    else:
-        steps = [end - begin for begin, end in pairwise(ticks)]
+    steps = list(starmap(seconds_between, pairwise(ticks)))
     parts = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / len(steps) for name in COMPUTE}
     return steps, parts | {"host": max(0.0, sum(steps) / len(steps) - sum(parts.values()))}
+
+
+def tick(device: torch.device) -> Any:
+    """Mark a moment of the device: a time, or of a GPU an event, which nothing waits for."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(began: Any, ended: Any) -> float:
+    """Return the seconds between two ticks, once the device has reached the second."""
+    return float(ended - began) if isinstance(began, float) else float(began.elapsed_time(ended)) / 1000

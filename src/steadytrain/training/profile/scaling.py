@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -24,7 +23,7 @@ from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
 from steadytrain.training import build
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.profile.bench import Trained, set_up, time_updates
+from steadytrain.training.profile.bench import Trained, seconds_between, set_up, tick, time_updates
 from steadytrain.training.profile.timing import Pass, wait_for
 
 SMALLER = 4
@@ -123,7 +122,7 @@ def gradient_times(trained: Trained, batch: DeviceBatch) -> list[tuple[int, floa
         ticks: list[tuple[int, Any]] = []
 
         def note(number: int, ticks: list[tuple[int, Any]] = ticks) -> None:
-            ticks.append((number, _tick(device)))
+            ticks.append((number, tick(device)))
 
         handles = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -136,23 +135,24 @@ def gradient_times(trained: Trained, batch: DeviceBatch) -> list[tuple[int, floa
             images, labels = next(once.parts)
             with state.engine.micro_batch(last=False):  # nothing is exchanged
                 loss, _ = once.forward(once.module, images, labels)
-                began = _tick(device)
+                began = tick(device)
                 state.engine.backward(loss, last=False)
-                ended = _tick(device)
+                ended = tick(device)
             wait_for(device)
         finally:
             for handle in handles:
                 handle.remove()
-        backward_seconds = _between(began, ended)
-        for number, tick in ticks:
-            ready[number].append(min(1.0, _between(began, tick) / backward_seconds) if backward_seconds > 0 else 1.0)
+        backward_seconds = seconds_between(began, ended)
+        for number, reached in ticks:
+            share = seconds_between(began, reached) / backward_seconds if backward_seconds > 0 else 1.0
+            ready[number].append(min(1.0, share))
     seen = [(named[number], median(shares)) for number, shares in ready.items() if shares]
     seen.sort(key=lambda pair: pair[1])
     return [(parameter.numel() * parameter.element_size(), share) for parameter, share in seen]
 
 
 def _set_up(
-    recipe: Recipe, device: torch.device, notes: list[str], request: Mapping[str, Any], **given: Any
+    recipe: Recipe, device: torch.device, notes: list[str], request: Mapping[str, Any], **options: Any
 ) -> Trained:
     return set_up(
         recipe,
@@ -162,7 +162,7 @@ def _set_up(
         channels=int(request["channels"]),
         num_classes=int(request["num_classes"]),
         allow_import=bool(request["allow_import"]),
-        **given,
+        **options,
     )
 
 
@@ -173,18 +173,6 @@ def _parts(trained: Trained, batch: DeviceBatch, seconds: float) -> tuple[float,
     times = middle * len(steps) / sum(steps)
     forward, backward = times * parts["forward"], times * parts["backward"]
     return forward, backward, middle - forward - backward, (late / middle - 1) / P90
-
-
-def _tick(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _between(began: Any, ended: Any) -> float:
-    return float(ended - began) if isinstance(began, float) else float(began.elapsed_time(ended)) / 1000
 
 
 def main(argv: Sequence[str]) -> int:
