@@ -167,8 +167,8 @@ def _recipe_and_images(
 
     from steadytrain.training.data import open_data
 
-    with closing(open_data(recipe.data, seed=recipe.seed, say=note)) as data:
-        return recipe, data.num_train
+    with closing(open_data(recipe.data, seed=recipe.seed, say=note)) as sets:
+        return recipe, sets.num_train
 
 
 def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | None, TrainingOptions]:
