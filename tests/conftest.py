@@ -78,12 +78,12 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of real images, logs and golden files; skips where there is none."""
-    told = os.environ.get("STEADYTRAIN_TEST_DATA")
-    if not told:
+    value = os.environ.get("STEADYTRAIN_TEST_DATA")
+    if not value:
         pytest.skip("STEADYTRAIN_TEST_DATA is not set: it names the folder of test data")
-    if not Path(told).is_dir():
-        pytest.skip(f"STEADYTRAIN_TEST_DATA={told} is not a folder")
-    return Path(told).resolve()
+    if not Path(value).is_dir():
+        pytest.skip(f"STEADYTRAIN_TEST_DATA={value} is not a folder")
+    return Path(value).resolve()
 
 
 @pytest.fixture(scope="session")
@@ -257,11 +257,11 @@ def _descendants() -> list[psutil.Process]:
     pids = _children_of(os.getpid())
     for pid in pids:  # which grows meanwhile
         pids += _children_of(pid)
-    found = list[psutil.Process]()
+    processes = list[psutil.Process]()
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
+            processes.append(psutil.Process(pid))
+    return processes
 
 
 def _children_of(pid: int) -> list[int]:

@@ -24,8 +24,8 @@ EVERY = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_wrong_input_exits_with_2_a_hang_with_3_a_lost_rank_with_4_and_failure_with_1(kind: type[SteadyError]) -> None:
-    own: dict[type[SteadyError], int] = {StalledError: 3, RankLostError: 4}
-    assert kind.exit_code == (2 if issubclass(kind, InputError) else own.get(kind, 1))
+    own_codes: dict[type[SteadyError], int] = {StalledError: 3, RankLostError: 4}
+    assert kind.exit_code == (2 if issubclass(kind, InputError) else own_codes.get(kind, 1))
 
 
 @pytest.mark.parametrize("kind", EVERY)

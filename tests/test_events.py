@@ -58,10 +58,10 @@ def test_an_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_line_says_its_version_and_kind_in_json(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl", attempt=1) as log:
         log.append(_step(7))
-    told = json.loads((tmp_path / "events.jsonl").read_text())
-    assert told["v"] == 1
-    assert told["kind"] == "Step"
-    assert told.keys() - {"v", "kind"} == {field.name for field in fields(Step)}
+    document = json.loads((tmp_path / "events.jsonl").read_text())
+    assert document["v"] == 1
+    assert document["kind"] == "Step"
+    assert document.keys() - {"v", "kind"} == {field.name for field in fields(Step)}
 
 
 @given(st.text() | st.binary(max_size=40).map(lambda name: name.decode("utf-8", "surrogateescape")))
@@ -151,10 +151,10 @@ def test_threads_write_whole_lines_in_their_own_order(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    told = [event for event in read(path) if isinstance(event, Noticed)]
-    assert len(told) == len(path.read_bytes().splitlines()) == 2000
+    notices = [event for event in read(path) if isinstance(event, Noticed)]
+    assert len(notices) == len(path.read_bytes().splitlines()) == 2000
     for thread_number in range(4):
-        mine = [event.step for event in told if event.message.startswith(f"{thread_number} ")]
+        mine = [event.step for event in notices if event.message.startswith(f"{thread_number} ")]
         assert mine == list(range(500))
 
 
@@ -244,12 +244,12 @@ def test_any_split_of_the_bytes_gives_the_same_events(whole: Path, cuts: list[in
     data, path = whole.read_bytes(), whole.with_name("events.jsonl")
     assert len(data) > 7_000
     path.unlink(missing_ok=True)
-    reader, told = LogReader(path), list[Event]()
+    reader, reading = LogReader(path), list[Event]()
     for first, last in pairwise([0, *sorted(cuts), len(data)]):
         with path.open("ab") as file:
             file.write(data[first:last])
-        told += reader.read()
-    assert told == list(read(whole))
+        reading += reader.read()
+    assert reading == list(read(whole))
     assert reader.generation == 0
     assert list(reader.read()) == []
 
@@ -288,10 +288,10 @@ def test_a_log_that_was_replaced_or_truncated_is_read_from_its_beginning(tmp_pat
         for _ in range(500):
             log.append(started())
     (tmp_path / "other.jsonl").replace(path)  # longer than the one before: only its first bytes tell
-    told = list(reader.read())
-    assert len(told) == 500
-    assert isinstance(told[0], Started)
-    assert told[0].attempt == 7
+    events = list(reader.read())
+    assert len(events) == 500
+    assert isinstance(events[0], Started)
+    assert events[0].attempt == 7
     assert reader.generation == 2
     path.unlink()
     assert list(reader.read()) == []

@@ -189,9 +189,9 @@ def test_json_brings_the_same_recipe_back(recipe: Recipe) -> None:
 
 
 @given(recipes, recipes)
-def test_with_the_values_of_another_it_is_the_other(one: Recipe, other: Recipe) -> None:
-    told = other.to_dict()
-    assert one.with_(told) == other
+def test_with_the_values_of_another_it_is_the_other(recipe: Recipe, other: Recipe) -> None:
+    document = other.to_dict()
+    assert recipe.with_(document) == other
 
 
 def test_no_word_of_other_trainers_stands_for_a_flag_and_key_that_are_called_the_same() -> None:
@@ -210,14 +210,14 @@ def test_json_is_readable_anywhere(recipe: Recipe) -> None:
 
 
 @given(recipes, recipes)
-def test_the_digest_is_the_same_only_for_the_same_training(one: Recipe, other: Recipe) -> None:
-    same = dataclasses.replace(other, parallel=one.parallel, every=one.every)
-    assert one.digest != other.digest or one == same
+def test_the_digest_is_the_same_only_for_the_same_training(recipe: Recipe, other: Recipe) -> None:
+    same = dataclasses.replace(other, parallel=recipe.parallel, every=recipe.every)
+    assert recipe.digest != other.digest or recipe == same
 
 
 def test_the_tables_above_name_every_value() -> None:
-    told = dict(leaves(BASE.to_dict()))
-    assert told.keys() - {"budget.steps"} == OTHER.keys() | ELSEWHERE.keys()
+    values = dict(leaves(BASE.to_dict()))
+    assert values.keys() - {"budget.steps"} == OTHER.keys() | ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -354,8 +354,8 @@ def test_16_bit_gradients_are_not_compressed() -> None:
 
 
 def test_none_is_a_word_where_it_is_one_of_the_choices() -> None:
-    told = BASE.with_(dict([parse_setting("parallel.compress=none")]))
-    assert told.parallel.compress == "none"
+    recipe = BASE.with_(dict([parse_setting("parallel.compress=none")]))
+    assert recipe.parallel.compress == "none"
 
 
 def test_a_recipe_with_the_removed_key_is_read_where_it_was_off_and_refused_where_it_was_on() -> None:

@@ -192,13 +192,13 @@ def test_the_lock_is_free_again_when_its_holder_is_killed(run: Run) -> None:
 
 
 def test_a_holder_on_another_machine_is_told_apart(run: Run) -> None:
-    told = {"digest": "0", "step": 0, "steps": 1, "steps_per_epoch": 1.0, "batch_size": 1}
-    for host, said in ((platform.node(), "process {}: wait"), ("far.away", "process {} on far.away: wait")):
+    values = {"digest": "0", "step": 0, "steps": 1, "steps_per_epoch": 1.0, "batch_size": 1}
+    for host, message in ((platform.node(), "process {}: wait"), ("far.away", "process {} on far.away: wait")):
         with run.log() as log:
-            log.append(Started(**told, machine={"host": host}))  # type: ignore[arg-type]
+            log.append(Started(**values, machine={"host": host}))  # type: ignore[arg-type]
         with (
             _holder(run) as child,
-            pytest.raises(RunError, match=f"in use by {said.format(child.pid)} for it"),
+            pytest.raises(RunError, match=f"in use by {message.format(child.pid)} for it"),
             run.lock(),
         ):
             pass

@@ -243,8 +243,8 @@ def test_a_rising_law_has_no_warm_up() -> None:
 
 @pytest.fixture
 def mxnet(data_folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((data_folder / "mxnet-golden" / "schedules.json").read_text())
-    return told
+    document: dict[str, Any] = json.loads((data_folder / "mxnet-golden" / "schedules.json").read_text())
+    return document
 
 
 def by_name(cls: str, args: dict[str, Any]) -> tuple[Optim, int]:
@@ -273,10 +273,10 @@ def by_name(cls: str, args: dict[str, Any]) -> tuple[Optim, int]:
 
 def test_mxnets_schedulers_by_name_give_its_rates(mxnet: dict[str, Any]) -> None:
     """All 44 sweeps, at every num_update from 1 on: update k is num_update k + 1."""
-    for name, told in mxnet["sweeps"].items():
-        spec, steps = by_name(told["class"], told["args"])
+    for name, sweep in mxnet["sweeps"].items():
+        spec, steps = by_name(sweep["class"], sweep["args"])
         rate = schedule(spec, steps=steps, steps_per_epoch=1)
-        for num_update, lr in zip(told["num_update"], told["lr"], strict=True):
+        for num_update, lr in zip(sweep["num_update"], sweep["lr"], strict=True):
             if num_update:
                 assert spec.lr * rate(num_update - 1) == pytest.approx(lr, rel=1e-12, abs=1e-18), (name, num_update)
     assert len(mxnet["sweeps"]) == 44
@@ -330,14 +330,14 @@ DEVIATIONS = {
 
 def test_mxnets_orders_of_calls_agree_or_are_named(mxnet: dict[str, Any]) -> None:
     deviating = set()
-    for name, told in mxnet["orders"].items():
+    for name, order in mxnet["orders"].items():
         try:
-            spec, steps = by_name(told["class"], told["args"])
+            spec, steps = by_name(order["class"], order["args"])
         except RecipeError:
             deviating.add(name)
             continue
         rate = schedule(spec, steps=steps, steps_per_epoch=1)
-        for num_update, lr in zip(told["num_update"], told["lr"], strict=True):
+        for num_update, lr in zip(order["num_update"], order["lr"], strict=True):
             expected = math.nan if isinstance(lr, str) else pytest.approx(lr, rel=1e-12, abs=1e-18)
             if num_update and spec.lr * rate(num_update - 1) != expected:
                 deviating.add(name)
@@ -355,13 +355,13 @@ def test_after_its_end_a_law_of_mxnet_keeps_its_last_rate() -> None:
 def test_what_mxnet_refuses_is_refused(mxnet: dict[str, Any]) -> None:
     """But for a tuple of steps and whole numbers written as floats, which say the same here."""
     accepted = []
-    for told in mxnet["refused"]:
-        args = {"base_lr": 0.01, **told["args"]}
+    for refused in mxnet["refused"]:
+        args = {"base_lr": 0.01, **refused["args"]}
         try:
-            by_name(told["class"], args)
+            by_name(refused["class"], args)
         except (RecipeError, IndexError):
             continue
-        accepted.append(told["args"])
+        accepted.append(refused["args"])
     same = [{"step": 2, "warmup_steps": 2.0}, {"step": [3, 5]}, {"max_update": 10.0}]
     assert accepted == same
 
@@ -369,8 +369,8 @@ def test_what_mxnet_refuses_is_refused(mxnet: dict[str, Any]) -> None:
 @pytest.mark.parametrize("warm", ["no_warmup", "linear5"])
 @pytest.mark.parametrize("law", ["cosine", "cosine_final", "poly_default", "poly_pwr0.5", "poly_pwr1_final"])
 def test_cosine_and_poly_are_mxnets_one_update_earlier(mxnet: dict[str, Any], law: str, warm: str) -> None:
-    told = mxnet["sweeps"][f"{law}.{warm}"]
-    args = told["args"]
+    sweep = mxnet["sweeps"][f"{law}.{warm}"]
+    args = sweep["args"]
     spec = Optim(
         schedule="cosine" if law.startswith("cosine") else "poly",
         final=args.get("final_lr", 0) / args["base_lr"],
@@ -378,7 +378,7 @@ def test_cosine_and_poly_are_mxnets_one_update_earlier(mxnet: dict[str, Any], la
         warmup_epochs=args.get("warmup_steps", 0),
     )
     rate = schedule(spec, steps=args["max_update"], steps_per_epoch=1)
-    at = dict(zip(told["num_update"], told["lr"], strict=True))
+    at = dict(zip(sweep["num_update"], sweep["lr"], strict=True))
     warmup = args.get("warmup_steps", 0)
     for k in range(warmup, 23):
         assert args["base_lr"] * rate(k) == pytest.approx(at[k], abs=1e-12)
@@ -389,8 +389,8 @@ def test_cosine_and_poly_are_mxnets_one_update_earlier(mxnet: dict[str, Any], la
 @pytest.mark.parametrize("warm", ["no_warmup", "linear5"])
 @pytest.mark.parametrize("law", ["multifactor", "multifactor_one"])
 def test_steps_are_mxnets_at_the_same_update(mxnet: dict[str, Any], law: str, warm: str) -> None:
-    told = mxnet["sweeps"][f"{law}.{warm}"]
-    args = told["args"]
+    sweep = mxnet["sweeps"][f"{law}.{warm}"]
+    args = sweep["args"]
     spec = Optim(
         schedule="step",
         milestones=tuple(args["step"]),
@@ -398,6 +398,6 @@ def test_steps_are_mxnets_at_the_same_update(mxnet: dict[str, Any], law: str, wa
         warmup_epochs=args.get("warmup_steps", 0),
     )
     rate = schedule(spec, steps=16, steps_per_epoch=1)
-    for num_update, lr in zip(told["num_update"], told["lr"], strict=True):
+    for num_update, lr in zip(sweep["num_update"], sweep["lr"], strict=True):
         if num_update:
             assert args["base_lr"] * rate(num_update - 1) == pytest.approx(lr, rel=1e-12)

@@ -54,15 +54,15 @@ def test_plain_data_builds_the_same_again(outer: Outer) -> None:
 
 
 @given(outers, outers)
-def test_what_is_equal_is_written_alike(one: Outer, other: Outer) -> None:
-    assert (one == other) == (json.dumps(plain(one), sort_keys=True) == json.dumps(plain(other), sort_keys=True))
+def test_what_is_equal_is_written_alike(outer: Outer, other: Outer) -> None:
+    assert (outer == other) == (json.dumps(plain(outer), sort_keys=True) == json.dumps(plain(other), sort_keys=True))
 
 
 @given(outers)
 def test_leaves_name_every_value_once(outer: Outer) -> None:
-    told = dict(leaves(plain(outer)))
-    assert {"name", "inner.rate", "inner.sizes", "pair", "mode"} <= told.keys()
-    assert told["inner.rate"] == outer.inner.rate
+    values = dict(leaves(plain(outer)))
+    assert {"name", "inner.rate", "inner.sizes", "pair", "mode"} <= values.keys()
+    assert values["inner.rate"] == outer.inner.rate
 
 
 def test_a_whole_number_is_kept_as_a_float() -> None:
@@ -72,7 +72,7 @@ def test_a_whole_number_is_kept_as_a_float() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("value", "message"),
     [
         ({}, "name must be given"),
         ([1], "outer is [1]; it must be a table of keys and values"),
@@ -88,9 +88,9 @@ def test_a_whole_number_is_kept_as_a_float() -> None:
         ({"name": "a", "extra": {"b": [1]}}, "extra is {'b': [1]}; it must be a table whose values are"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(told: Any, message: str) -> None:
+def test_what_does_not_fit_is_refused_by_name(value: Any, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        build(Outer, told)
+        build(Outer, value)
     assert str(caught.value).startswith(message)
 
 

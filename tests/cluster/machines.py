@@ -78,8 +78,8 @@ class Slurm:
 
     def state(self, job: int) -> str:
         """``PENDING``, ``RUNNING``, ``COMPLETING``, ``COMPLETED``, ``FAILED``, ``CANCELLED``, ..."""
-        told = self.tell(["scontrol", "show", "job", str(job)])
-        return dict(word.split("=", 1) for word in told.split() if "=" in word)["JobState"]
+        answer = self.tell(["scontrol", "show", "job", str(job)])
+        return dict(word.split("=", 1) for word in answer.split() if "=" in word)["JobState"]
 
 
 @pytest.fixture
@@ -142,11 +142,11 @@ def started(*commands: Sequence[str], more: Mapping[str, str] | None = None) -> 
             begun.append(subprocess.Popen(command, env={**os.environ, **(more or {})}, text=True, **kept))
         yield begun
     finally:
-        for one in begun:
-            _end(one)
+        for process in begun:
+            _end(process)
 
 
-def outcome(one: subprocess.Popen[str], *, code: int | None = 0, seconds: float = 240) -> str:
+def outcome(process: subprocess.Popen[str], *, code: int | None = 0, seconds: float = 240) -> str:
     """What a command printed, when it has ended; fails, with all it said, where it ends with another code.
 
     Args:
@@ -154,29 +154,29 @@ def outcome(one: subprocess.Popen[str], *, code: int | None = 0, seconds: float 
         code: that it must end with; None: any but 0.
         seconds: that it may take.
     """
-    said, _ = one.communicate(timeout=seconds)
-    is_right = one.returncode != 0 if code is None else one.returncode == code
-    assert is_right, f"{one.args!r}: {one.returncode}\n{said}"
-    return said
+    output, _ = process.communicate(timeout=seconds)
+    is_right = process.returncode != 0 if code is None else process.returncode == code
+    assert is_right, f"{process.args!r}: {process.returncode}\n{output}"
+    return output
 
 
 def run(command: Sequence[str], *, more: Mapping[str, str] | None = None) -> str:
     """What a command printed; fails, with all it said, where it fails."""
-    with started(command, more=more) as [one]:
-        return outcome(one)
+    with started(command, more=more) as [process]:
+        return outcome(process)
 
 
-def _end(one: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     """Kill it with all that it has started: mpirun, killed alone, leaves its ranks behind."""
     family: list[psutil.Process] = []
     with suppress(psutil.Error):
-        family = psutil.Process(one.pid).children(recursive=True) if one.poll() is None else []
-    one.kill()
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.kill()
     for child in family:
         with suppress(psutil.Error):
             child.kill()
     psutil.wait_procs(family, timeout=10)
-    with one:
+    with process:
         pass
 
 

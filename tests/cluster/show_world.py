@@ -9,7 +9,7 @@ from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
 
 try:
-    told = dataclasses.asdict(world_from_environment(os.environ))
+    values = dataclasses.asdict(world_from_environment(os.environ))
 except InputError as error:
-    told = {"rank": -1, "error": str(error)}
-print(json.dumps(told | {"host": platform.node()}) + "\n", end="", flush=True)
+    values = {"rank": -1, "error": str(error)}
+print(json.dumps(values | {"host": platform.node()}) + "\n", end="", flush=True)

@@ -62,12 +62,12 @@ def _launch(work: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 
 def _worlds(printed: str) -> list[dict[str, Any]]:
     """What the ranks printed, by rank; MPICH lets their lines run into each other."""
-    told = [json.loads(one) for one in re.findall(r"\{[^{}]*\}", printed)]
-    return sorted(told, key=lambda one: int(one["rank"]))
+    documents = [json.loads(word) for word in re.findall(r"\{[^{}]*\}", printed)]
+    return sorted(documents, key=lambda world: int(world["rank"]))
 
 
 def _over(hosts: Hosts, work: Path, slots: int = 1) -> list[str]:
-    (work / "hosts").write_text("".join(f"{one} slots={slots}\n" for one in hosts.addresses))
+    (work / "hosts").write_text("".join(f"{address} slots={slots}\n" for address in hosts.addresses))
     return ["--hosts", "hosts", "--set", f"ssh.options={json.dumps(hosts.ssh_options)}"]
 
 
@@ -78,19 +78,19 @@ def test_ssh_on_two_hosts_with_disks_of_their_own(tool: str, two_hosts: Hosts, w
     done = _launch(work, *words, "--", "python", "show.py", TOKEN="never shown")
     assert done.returncode == 0, done.stderr
     worlds = _worlds(done.stdout)
-    assert [(one["rank"], one["local_rank"], one["host"]) for one in worlds] == [
+    assert [(world["rank"], world["local_rank"], world["host"]) for world in worlds] == [
         (0, 0, "node1"),
         (1, 1, "node1"),
         (2, 0, "node2"),
         (3, 1, "node2"),
     ]
-    assert {(one["address"], one["token"]) for one in worlds} == {(two_hosts.addresses[0], "never shown")}
+    assert {(world["address"], world["token"]) for world in worlds} == {(two_hosts.addresses[0], "never shown")}
 
 
 def test_elastic_agents_of_torchrun_meet_on_two_hosts(two_hosts: Hosts, work: Path) -> None:
     done = _launch(work, *_over(two_hosts, work), "--nodes", "2:2", "--", "python", "show.py")
     assert done.returncode == 0, done.stderr
-    assert {(one["rank"], one["size"]) for one in _worlds(done.stdout)} == {(0, 2), (1, 2)}
+    assert {(world["rank"], world["size"]) for world in _worlds(done.stdout)} == {(0, 2), (1, 2)}
 
 
 def test_a_host_that_loses_its_power_ends_the_rest(two_hosts: Hosts, work: Path) -> None:
@@ -129,15 +129,15 @@ def test_mpi_on_this_machine(kind: str, work: Path) -> None:
     done = _launch(work, *words, TOKEN="never shown", **AS_ROOT)
     assert done.returncode == 0, done.stderr
     worlds = _worlds(done.stdout)
-    assert [(one["rank"], one["size"], one["local_rank"]) for one in worlds] == [(0, 2, 0), (1, 2, 1)]
-    assert {one["token"] for one in worlds} == {"never shown"}
+    assert [(world["rank"], world["size"], world["local_rank"]) for world in worlds] == [(0, 2, 0), (1, 2, 1)]
+    assert {world["token"] for world in worlds} == {"never shown"}
 
 
 def test_mpi_on_two_hosts(two_hosts: Hosts, work: Path) -> None:
     words = [*_words_of("openmpi"), *_over(two_hosts, work), "--", "python", "show.py"]
     done = _launch(work, *words, **AS_ROOT)
     assert done.returncode == 0, done.stderr
-    assert [(one["rank"], one["host"]) for one in _worlds(done.stdout)] == [(0, "node1"), (1, "node2")]
+    assert [(world["rank"], world["host"]) for world in _worlds(done.stdout)] == [(0, "node1"), (1, "node2")]
 
 
 def _words_of(kind: str) -> list[str]:
@@ -170,7 +170,7 @@ def test_slurm_starts_a_rank_on_each_node(slurm: Slurm, work: Path) -> None:
     number, log = _log_of(slurm, work, "--procs", "2", "--", "python", "show.py")
     _until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"))
     worlds = _worlds(log.read_text())
-    assert [(one["rank"], one["size"], one["local_rank"]) for one in worlds] == [
+    assert [(world["rank"], world["size"], world["local_rank"]) for world in worlds] == [
         (0, 4, 0),
         (1, 4, 1),
         (2, 4, 0),
@@ -182,8 +182,8 @@ def test_slurm_has_ranks_save_before_the_time_is_up_and_goes_on_later(slurm: Slu
     words = ["--set", "minutes=1", "--set", "slurm.signal_seconds=30", "--", "python", "saves.py"]
     number, log = _log_of(slurm, work, *words)
     _until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"), seconds=180)
-    told = log.read_text()
-    assert re.findall(r"start \d|saved", told) == ["start 0"] * 2 + ["saved"] * 2 + ["start 1"] * 2
+    text = log.read_text()
+    assert re.findall(r"start \d|saved", text) == ["start 0"] * 2 + ["saved"] * 2 + ["start 1"] * 2
 
 
 def test_slurm_lets_a_cancelled_job_save_and_does_not_start_it_again(slurm: Slurm, work: Path) -> None:

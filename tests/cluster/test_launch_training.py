@@ -24,14 +24,14 @@ PREEMPTED = 75
 
 
 def _command(training: Training, *words: str) -> list[str]:
-    given = [word for name, value in training.variables.items() for word in ("--env", f"{name}={value}")]
-    launch = [sys.executable, "-P", "-m", "steadytrain", "launch", *words, *given]
+    values = [word for name, value in training.variables.items() for word in ("--env", f"{name}={value}")]
+    launch = [sys.executable, "-P", "-m", "steadytrain", "launch", *words, *values]
     return [*launch, "--", *training.command()[3:]]
 
 
 def _over(hosts: Hosts, training: Training) -> list[str]:
     path = training.run.parent / "hosts"
-    path.write_text("".join(f"{one}\n" for one in hosts.addresses))
+    path.write_text("".join(f"{address}\n" for address in hosts.addresses))
     return ["--hosts", str(path), "--set", f"ssh.options={json.dumps(hosts.ssh_options)}"]
 
 
@@ -49,8 +49,8 @@ def _train_asynchronously(training: Training, command: Sequence[str], more: Mapp
     with started(command, more=more) as [process]:
         wait_until(lambda: bool(seen_by(0) and seen_by(1)) or process.poll() is not None, "both workers' batches")
         training.pace(0)
-        said = outcome(process)
-    assert seen_by(0) and seen_by(1), said
+        output = outcome(process)
+    assert seen_by(0) and seen_by(1), output
     assert training.ended() == ["finished"] and training.step() == 5 * EPOCHS
     assert Counter(seen_by(0) + seen_by(1)) == dict.fromkeys(images, EPOCHS)
 
@@ -62,12 +62,12 @@ def _nothing_of_ray_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RAY_AUTH_TOKEN", password)
 
     def running() -> list[str]:
-        found = []
-        for one in psutil.process_iter():
+        names = []
+        for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if one.pid != os.getpid() and one.environ().get("RAY_AUTH_TOKEN") == password:
-                    found.append(one.name())
-        return found
+                if process.pid != os.getpid() and process.environ().get("RAY_AUTH_TOKEN") == password:
+                    names.append(process.name())
+        return names
 
     yield
     wait_until(lambda: not running(), "the end of Ray's processes", 60)
@@ -98,9 +98,9 @@ def test_asynchronous_workers_over_ssh_stopped_and_gone_on_with(
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             training.wait_for_step(4)
             process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=200)
-        assert process.returncode == PREEMPTED, said
-    assert training.ended() == ["preempted"], said
+            output, _ = process.communicate(timeout=200)
+        assert process.returncode == PREEMPTED, output
+    assert training.ended() == ["preempted"], output
     training.pace(0)
     run(command)
     assert training.ended() == ["preempted", "finished"]
@@ -129,12 +129,12 @@ def test_over_ssh_stopped_and_gone_on_with(two_hosts: Hosts, training: Training,
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         training.wait_for_step(4)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=200)
-    assert process.returncode == PREEMPTED, said
+        output, _ = process.communicate(timeout=200)
+    assert process.returncode == PREEMPTED, output
     assert training.ended() == ["preempted"]
     training.pace(0)
-    told = run(command)
-    assert training.weights() == reference.weights(), told
+    child = run(command)
+    assert training.weights() == reference.weights(), child
 
 
 def test_over_ssh_a_lost_machine_ends_the_run_and_it_goes_on_later(
@@ -145,12 +145,12 @@ def test_over_ssh_a_lost_machine_ends_the_run_and_it_goes_on_later(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         training.wait_for_step(4)
         two_hosts.power_cut(2)
-        said, _ = process.communicate(timeout=200)
-    assert process.returncode not in (0, PREEMPTED), said
-    assert f"{two_hosts.addresses[1]}: connection lost" in said
+        output, _ = process.communicate(timeout=200)
+    assert process.returncode not in (0, PREEMPTED), output
+    assert f"{two_hosts.addresses[1]}: connection lost" in output
     training.pace(0)
     run(training.command("--procs", "2"), more=training.variables)
-    assert training.weights() == reference.weights(), said
+    assert training.weights() == reference.weights(), output
 
 
 def test_machines_may_go_where_fewer_are_enough(two_hosts: Hosts, training: Training) -> None:
@@ -160,9 +160,9 @@ def test_machines_may_go_where_fewer_are_enough(two_hosts: Hosts, training: Trai
         training.wait_for_step(4)
         two_hosts.power_cut(2)
         training.pace(0)
-        said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    assert training.ended()[-1] == "finished", said
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert training.ended()[-1] == "finished", output
 
 
 def _run_past_its_time(slurm: Slurm, training: Training, *more: str) -> None:

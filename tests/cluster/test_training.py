@@ -40,11 +40,13 @@ def _pid(training: Training, rank: int) -> int:
     """The process of a rank, wherever it runs on this machine."""
     for process in psutil.process_iter():
         try:
-            words, told = process.cmdline(), process.environ()
+            words, variables = process.cmdline(), process.environ()
         except psutil.Error:
             continue
-        own = next((told[name] for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID") if name in told), None)
-        if own == str(rank) and str(training.run) in words and "torch.distributed.run" not in words:
+        own_rank = next(
+            (variables[name] for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID") if name in variables), None
+        )
+        if own_rank == str(rank) and str(training.run) in words and "torch.distributed.run" not in words:
             return process.pid
     raise AssertionError(f"no process of rank {rank} of {training.run}")
 
@@ -70,7 +72,7 @@ def test_srun(slurm: Slurm, training: Training, reference: Training, nodes: int)
 
 def test_ranks_on_two_hosts(two_hosts: Hosts, training: Training, reference: Training) -> None:
     with started(*_plain(two_hosts, training)) as both:
-        first, second = (outcome(one) for one in both)
+        first, second = (outcome(process) for process in both)
     _require_same(training, reference)
     assert "top1" in first
     warnings = r"\[W.*\[c10d\] The hostname of the client socket"  # torch's own, where addresses have no names
@@ -79,12 +81,12 @@ def test_ranks_on_two_hosts(two_hosts: Hosts, training: Training, reference: Tra
 
 def test_nothing_need_be_shared_but_the_data(two_hosts: Hosts, training: Training, reference: Training) -> None:
     """A run folder that each host has for itself: rank 0's holds the run, the other's what that rank has to say."""
-    own = Training(training.data, two_hosts.disk / "run", training.seen)
-    with started(*_plain(two_hosts, own)) as both:
-        for one in both:
-            outcome(one)
+    local_training = Training(training.data, two_hosts.disk / "run", training.seen)
+    with started(*_plain(two_hosts, local_training)) as both:
+        for process in both:
+            outcome(process)
     disks = [two_hosts.folder / f"disk{host}" / "run" for host in (1, 2)]
-    assert Training(own.data, disks[0], own.seen).weights() == reference.weights()
+    assert Training(local_training.data, disks[0], local_training.seen).weights() == reference.weights()
     assert (disks[1] / "events-1.jsonl").exists()
     assert not (disks[1] / "model.safetensors").exists()
 
@@ -120,8 +122,8 @@ def test_a_host_without_power_is_named_and_one_machine_finishes_the_run(
     with started(*_plain(two_hosts, training)) as [first, _]:
         training.wait_for_step(5)
         two_hosts.power_cut(2)
-        said = outcome(first, code=RANK_LOST)
-    assert "rank 1" in said and "node2" in said
+        output = outcome(first, code=RANK_LOST)
+    assert "rank 1" in output and "node2" in output
     training.pace(0)
     run(training.command("--procs", "2"), more=training.variables)
     assert training.weights() == reference.weights()
@@ -132,8 +134,8 @@ def test_a_host_without_network_is_named(two_hosts: Hosts, training: Training) -
     with started(*_plain(two_hosts, training)) as [first, _]:
         training.wait_for_step(5)
         two_hosts.link(2, up=False)
-        said = outcome(first, code=RANK_LOST)
-    assert "rank 1" in said and "node2" in said
+        output = outcome(first, code=RANK_LOST)
+    assert "rank 1" in output and "node2" in output
 
 
 def _elastic(hosts: Hosts, training: Training, host: int) -> list[str]:
@@ -190,8 +192,8 @@ exit $code
 def _submit(slurm: Slurm, training: Training, *options: str) -> int:
     script = training.run.with_name("job.sh")
     script.write_text(BATCH.format(command=training.shell().removeprefix("exec ")), encoding="utf-8")
-    told = slurm.tell(["sbatch", "--parsable", *options, "-o", str(training.run.with_name("log")), str(script)])
-    return int(told.split(";")[0])
+    answer = slurm.tell(["sbatch", "--parsable", *options, "-o", str(training.run.with_name("log")), str(script)])
+    return int(answer.split(";")[0])
 
 
 def test_a_job_out_of_time_is_queued_again_and_goes_on(slurm: Slurm, training: Training, reference: Training) -> None:

@@ -21,18 +21,18 @@ ONE_OF_EACH_MACHINE = [(0, 2, 0, 1), (1, 2, 0, 1)]
 
 def _worlds(printed: str) -> list[dict[str, Any]]:
     """What the ranks printed among what else was, by rank."""
-    told = [json.loads(line[line.index("{") :]) for line in printed.splitlines() if '"rank":' in line]
-    return sorted(told, key=lambda one: int(one["rank"]))
+    documents = [json.loads(line[line.index("{") :]) for line in printed.splitlines() if '"rank":' in line]
+    return sorted(documents, key=lambda world: int(world["rank"]))
 
 
 def _places(worlds: list[dict[str, Any]]) -> list[tuple[int, ...]]:
-    return [tuple(one[name] for name in ("rank", "size", "local_rank", "local_size")) for one in worlds]
+    return [tuple(world[name] for name in ("rank", "size", "local_rank", "local_size")) for world in worlds]
 
 
 def _only(worlds: list[dict[str, Any]], name: str) -> Any:
     """What all of them tell alike."""
-    (told,) = {one[name] for one in worlds}
-    return told
+    (value,) = {world[name] for world in worlds}
+    return value
 
 
 def _rank_by_slurm(slurm: Slurm, *words: str) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def _rank_by_slurm(slurm: Slurm, *words: str) -> list[dict[str, Any]]:
 def test_mpirun() -> None:
     command = mpirun("-n", "2", *SHOW)
     with started(command, command) as both:
-        first, second = (_worlds(outcome(one)) for one in both)
+        first, second = (_worlds(outcome(process)) for process in both)
     for worlds in (first, second):
         assert _places(worlds) == TWO_OF_ONE_MACHINE
         assert (_only(worlds, "launcher"), _only(worlds, "address")) == ("Open MPI", "127.0.0.1")
@@ -52,11 +52,11 @@ def test_mpirun() -> None:
 def test_mpirun_over_two_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
     agent = " ".join(["ssh", *two_hosts.ssh_options])
     spread = ["--mca", "plm_rsh_agent", agent, "--host", ",".join(f"{a}:1" for a in two_hosts.addresses), "-n", "2"]
-    (refused,) = {one["error"] for one in _worlds(run(mpirun(*spread, *SHOW)))}
+    (refused,) = {world["error"] for world in _worlds(run(mpirun(*spread, *SHOW)))}
     assert refused.startswith("Open MPI starts ranks on several machines, but MASTER_ADDR is not set")
     worlds = _worlds(run(mpirun(*spread, "-x", f"MASTER_ADDR={two_hosts.addresses[0]}", *SHOW)))
     assert _places(worlds) == ONE_OF_EACH_MACHINE
-    assert [one["host"] for one in worlds] == ["node1", "node2"]
+    assert [world["host"] for world in worlds] == ["node1", "node2"]
     assert _only(worlds, "address") == two_hosts.addresses[0]
     assert _only(worlds, "port")
 
@@ -80,7 +80,7 @@ def test_srun_over_two_nodes(slurm: Slurm, interface: str) -> None:
     """With Slurm's own PMI the ranks are told in MPI's words as well, and find the same."""
     worlds = _rank_by_slurm(slurm, "-N2", "-n3", "-m", "block", f"--mpi={interface}")
     assert _places(worlds) == [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
-    assert [one["host"] for one in worlds] == ["node1", "node1", "node2"]
+    assert [world["host"] for world in worlds] == ["node1", "node1", "node2"]
     assert (_only(worlds, "launcher"), _only(worlds, "address")) == ("Slurm", "node1")
     assert _only(worlds, "port")
 
@@ -91,10 +91,10 @@ def test_sbatch(slurm: Slurm, tmp_path: Path) -> None:
     show = " ".join(SHOW)
     script.write_text(f"#!/bin/sh\n{show}\nsrun -N1 -n1 --exclude=node1 {show}\nsrun {show}\n")
     slurm.tell(["sbatch", "--wait", "-N2", "-n2", "-o", str(log), str(script)])
-    shell, one, *both = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
+    shell, torchrun, *both = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
     assert (_places([shell]), shell["launcher"]) == ([(0, 1, 0, 1)], "")
-    assert (_places([one]), one["host"]) == ([(0, 1, 0, 1)], "node2")
-    both.sort(key=lambda told: told["rank"])
+    assert (_places([torchrun]), torchrun["host"]) == ([(0, 1, 0, 1)], "node2")
+    both.sort(key=lambda world: world["rank"])
     assert _places(both) == ONE_OF_EACH_MACHINE
     assert _only(both, "address") == "node1"
 
@@ -110,22 +110,22 @@ def test_torchrun(tmp_path: Path) -> None:
 def test_torchrun_over_two_hosts(two_hosts: Hosts, tmp_path: Path, meeting: str) -> None:
     commands = [two_hosts.ssh(host, _agent(two_hosts, host, meeting, tmp_path)) for host in (1, 2)]
     with started(*commands) as both:
-        worlds = _worlds("\n".join(outcome(one) for one in both))
+        worlds = _worlds("\n".join(outcome(process) for process in both))
     assert _places(worlds) == ONE_OF_EACH_MACHINE
     assert _only(worlds, "launcher") == "torchrun"
-    assert {one["host"] for one in worlds} == {"node1", "node2"}
+    assert {world["host"] for world in worlds} == {"node1", "node2"}
 
 
 def _agent(hosts: Hosts, host: int, meeting: str, scratch: Path) -> str:
     """The agent's command on one of two hosts."""
-    first, own = hosts.addresses[0], hosts.addresses[host - 1]
+    first, address = hosts.addresses[0], hosts.addresses[host - 1]
     how: Mapping[str, list[str]] = {
         "static": [f"--node-rank={host - 1}", f"--master-addr={first}", "--master-port=29500"],
         "c10d": [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={first}:29400",
             "--rdzv-id=test",
-            f"--local-addr={own}",
+            f"--local-addr={address}",
             f"--rdzv-conf=is_host={int(host == 1)}",
         ],
     }

@@ -72,8 +72,8 @@ class Training:
 
     def shell(self, words: Sequence[str] = (), **variables: str) -> str:
         """The same, or other words, as a line for a shell on any host."""
-        given = [f"{name}={value}" for name, value in {**self.variables, **variables}.items()]
-        return shlex.join(["exec", "env", *given, *(words or self.command())])
+        texts = [f"{name}={value}" for name, value in {**self.variables, **variables}.items()]
+        return shlex.join(["exec", "env", *texts, *(words or self.command())])
 
     @property
     def variables(self) -> dict[str, str]:
@@ -87,8 +87,8 @@ class Training:
 
     def parameters(self) -> dict[str, bytes]:
         """Of the finished run: all that was learned, and not the running statistics of the batch norms."""
-        told = load_file(self.run / "model.safetensors")
-        return {name: told[name].tobytes() for name in told if "running" not in name and "batches" not in name}
+        file = load_file(self.run / "model.safetensors")
+        return {name: file[name].tobytes() for name in file if "running" not in name and "batches" not in name}
 
     def started(self) -> list[events.Started]:
         """The first event of each attempt that came so far."""
@@ -130,10 +130,10 @@ class Training:
         shares = [
             [image for batch in self.seen_by(rank) for image in batch if image in images] for rank in range(ranks)
         ]
-        own = len(images) // ranks
-        assert [len(share) for share in shares] == [own * EPOCHS] * ranks
+        num_own = len(images) // ranks
+        assert [len(share) for share in shares] == [num_own * EPOCHS] * ranks
         for epoch in range(EPOCHS):
-            shown = [image for share in shares for image in share[epoch * own : (epoch + 1) * own]]
+            shown = [image for share in shares for image in share[epoch * num_own : (epoch + 1) * num_own]]
             assert len(shown) == len(images)
             assert set(shown) == images
 

@@ -129,8 +129,8 @@ def test_each_attempt_has_its_own_price_and_one_given_replaces_all() -> None:
     from steadytrain.cost.bill import Part
 
     parts = [Part(began=0.0, seconds=3600.0, price=parse_price(text), machines=2) for text in ("1", "3")]
-    bill, given = make_bill(parts), make_bill(parts, price=parse_price("10"))
-    assert bill is not None and bill.so_far == 8.0 and given is not None and given.so_far == 40.0
+    bill, priced = make_bill(parts), make_bill(parts, price=parse_price("10"))
+    assert bill is not None and bill.so_far == 8.0 and priced is not None and priced.so_far == 40.0
     with pytest.raises(InputError, match="USD and EUR"):
         make_bill([parts[0], replace(parts[1], price=parse_price("1 EUR"))])
     assert make_bill([replace(part, price=None) for part in parts]) is None
@@ -193,17 +193,17 @@ def test_the_expected_time_with_interruptions_is_that_of_a_simulation(per_hour: 
 
 
 def test_waiting_for_capacity_takes_time_and_no_money() -> None:
-    told = expect(36_000.0, per_hour=1.0, interval=600.0, restart=60.0, wait=1800.0)
-    assert told.paid_seconds == pytest.approx(36_000 / 0.9)
-    assert told.interruptions == pytest.approx(told.paid_seconds / 3600)
-    assert told.seconds == pytest.approx(told.paid_seconds + 1800 * told.interruptions)
+    expected = expect(36_000.0, per_hour=1.0, interval=600.0, restart=60.0, wait=1800.0)
+    assert expected.paid_seconds == pytest.approx(36_000 / 0.9)
+    assert expected.interruptions == pytest.approx(expected.paid_seconds / 3600)
+    assert expected.seconds == pytest.approx(expected.paid_seconds + 1800 * expected.interruptions)
     assert expect(1.0, per_hour=10.0, interval=600.0, restart=60.0).paid_seconds == math.inf
 
 
 def test_at_the_break_even_spot_costs_what_on_demand_does() -> None:
     even = break_even(1.0, 3.06, interval=600.0, restart=90.0)
-    told = expect(7200.0, per_hour=even, interval=600.0, restart=90.0)
-    assert 1.0 * told.paid_seconds == pytest.approx(3.06 * 7200)
+    expected = expect(7200.0, per_hour=even, interval=600.0, restart=90.0)
+    assert 1.0 * expected.paid_seconds == pytest.approx(3.06 * 7200)
     measured = Habits(interval=600.0, restart=90.0, interruptions=0, hours=1.0, away=None)
     offers = [
         Offer(cloud="aws", region="here", zone=zone, instance="p3.2xlarge", on_demand=3.06, spot=spot)

@@ -73,18 +73,18 @@ def _run(program: InGroup, size: int, folder: str, constants: Mapping[str, float
         for rank in range(size)
     ]
     with _importable():
-        for one in ranks:
-            one.start()
+        for process in ranks:
+            process.start()
     try:
-        for rank, one in enumerate(ranks):
+        for rank, process in enumerate(ranks):
             if rank not in ends:
-                one.join(SECONDS)
-        return [None if rank in ends else one.exitcode for rank, one in enumerate(ranks)]
+                process.join(SECONDS)
+        return [None if rank in ends else child.exitcode for rank, child in enumerate(ranks)]
     finally:
-        for one in ranks:
-            if one.is_alive() and one.pid is not None:
-                os.kill(one.pid, signal.SIGKILL)
-            one.join()
+        for process in ranks:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
 
 
 def _member(rank: int, size: int, port: int, program: InGroup, folder: str, constants: dict[str, float]) -> None:

@@ -13,10 +13,10 @@ from steadytrain.distributed.bandwidth import buckets
 
 @given(st.lists(st.integers(0, 5000), max_size=30), st.integers(1, 8000))
 def test_buckets_hold_every_value_once_and_no_more_than_they_must(sizes: list[int], most_bytes: int) -> None:
-    made = buckets(sizes, most_bytes)
-    assert sum(made) == sum(sizes) and all(made)
-    assert all(4 * (one - max(sizes)) < most_bytes for one in made)
-    assert all(4 * full >= most_bytes for full, _ in pairwise(made))
+    parts = buckets(sizes, most_bytes)
+    assert sum(parts) == sum(sizes) and all(parts)
+    assert all(4 * (part - max(sizes)) < most_bytes for part in parts)
+    assert all(4 * full >= most_bytes for full, _ in pairwise(parts))
 
 
 def test_the_last_tensors_are_exchanged_first() -> None:

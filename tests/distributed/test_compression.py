@@ -63,16 +63,16 @@ class Exchanged:
 def _rounds(key3: Tensor, key5: Tensor, group: Group) -> dict[str, Any]:
     """Six rounds; the same, saved and taken up by another object after three; and what is left at the end."""
     whole, first = Exchanged(group, "2bit"), Exchanged(group, "2bit", bucket_bytes=10**9)
-    told: dict[str, Any] = {"whole3": [], "whole5": [], "resumed3": []}
+    document: dict[str, Any] = {"whole3": [], "whole5": [], "resumed3": []}
     for number in range(ROUNDS):
         gradients = key3[number, group.world.rank], key5[number, group.world.rank]
         three, five = whole.means(*gradients)
-        told["whole3"].append(three)
-        told["whole5"].append(five)
+        document["whole3"].append(three)
+        document["whole5"].append(five)
         if number == ROUNDS // 2:
             first = Exchanged(group, "2bit", saved=first.engine.state_dict())
-        told["resumed3"].append(first.means(*gradients)[0])
-    return told | {"saved": whole.engine.state_dict()}
+        document["resumed3"].append(first.means(*gradients)[0])
+    return document | {"saved": whole.engine.state_dict()}
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +92,17 @@ def two_ranks(golden: dict[str, Tensor]) -> list[dict[str, Any]]:
 def test_updates_are_half_of_what_mxnets_two_workers_pull(
     golden: dict[str, Tensor], two_ranks: list[dict[str, Any]]
 ) -> None:
-    for told in two_ranks:
+    for rank in two_ranks:
         for key in (3, 5):
-            assert torch.equal(2 * torch.stack(told[f"whole{key}"]), golden[f"dist_sync/0.5/w2/key{key}/pulled"])
+            assert torch.equal(2 * torch.stack(rank[f"whole{key}"]), golden[f"dist_sync/0.5/w2/key{key}/pulled"])
 
 
 def test_what_is_left_follows_its_parameter_when_buckets_change(
     golden: dict[str, Tensor], two_ranks: list[dict[str, Any]]
 ) -> None:
-    for told in two_ranks:
-        assert list(told["saved"]) == ["key3", "key5"]  # what is not trained has none
-        for name, saved in told["saved"].items():
+    for of_rank in two_ranks:
+        assert list(of_rank["saved"]) == ["key3", "key5"]  # what is not trained has none
+        for name, saved in of_rank["saved"].items():
             for rank, kept in enumerate(saved):
                 left = torch.zeros(kept.numel())
                 for gradient in golden[f"gradient/{name}"][:, rank]:
@@ -111,8 +111,8 @@ def test_what_is_left_follows_its_parameter_when_buckets_change(
 
 
 def test_a_resumed_exchange_goes_on_bit_for_bit(two_ranks: list[dict[str, Any]]) -> None:
-    for told in two_ranks:
-        assert torch.equal(torch.stack(told["resumed3"]), torch.stack(told["whole3"]))
+    for rank in two_ranks:
+        assert torch.equal(torch.stack(rank["resumed3"]), torch.stack(rank["whole3"]))
 
 
 def _odd_and_halves(group: Group) -> dict[str, Any]:
@@ -122,30 +122,30 @@ def _odd_and_halves(group: Group) -> dict[str, Any]:
     key3, key5 = torch.full((37,), 0.6), torch.full((4, 3, 3, 3), 0.6)
     bad = key3.clone()
     bad[0], bad[1] = (float("nan"), float("inf")) if rank == 1 else (0.6, 0.6)
-    told: dict[str, Any] = {"bad": odd.means(bad, key5)[0], "next": odd.means(key3, key5)[0]}
+    document: dict[str, Any] = {"bad": odd.means(bad, key5)[0], "next": odd.means(key3, key5)[0]}
     halves: tuple[CompressionName, ...] = "fp16", "bf16"
     for name in halves:
         draw = torch.Generator().manual_seed(rank)
         exchanged = Exchanged(group, name)
-        own = torch.randn(37, generator=draw), torch.randn(4, 3, 3, 3, generator=draw)
-        told[name] = torch.cat([one.flatten() for one in exchanged.means(*own)])
-        told[f"{name} left"] = exchanged.engine.state_dict()
-    return told
+        tensors = torch.randn(37, generator=draw), torch.randn(4, 3, 3, 3, generator=draw)
+        document[name] = torch.cat([mean.flatten() for mean in exchanged.means(*tensors)])
+        document[f"{name} left"] = exchanged.engine.state_dict()
+    return document
 
 
 def test_three_ranks_get_the_same_bits_and_hear_of_what_is_no_number() -> None:
-    told = as_group(_odd_and_halves, 3)
-    for one in told:
-        assert one["bad"][:2].isnan().all() and one["bad"][2:].isfinite().all()
-        assert one["next"].isfinite().all()  # the run may skip that update and go on
-        assert one["fp16 left"] == {}
+    answers = as_group(_odd_and_halves, 3)
+    for answer in answers:
+        assert answer["bad"][:2].isnan().all() and answer["bad"][2:].isfinite().all()
+        assert answer["next"].isfinite().all()  # the run may skip that update and go on
+        assert answer["fp16 left"] == {}
     draws = [torch.Generator().manual_seed(rank) for rank in range(3)]
     mean = torch.stack([torch.cat([torch.randn(37, generator=g), torch.randn(108, generator=g)]) for g in draws]).mean(
         0
     )
     for name, tolerance in (("fp16", 2e-3), ("bf16", 2e-2)):
-        torch.testing.assert_close(told[0][name], mean, rtol=tolerance, atol=tolerance)
-        assert all(torch.equal(one[name], told[0][name]) for one in told)
+        torch.testing.assert_close(answers[0][name], mean, rtol=tolerance, atol=tolerance)
+        assert all(torch.equal(rank[name], answers[0][name]) for rank in answers)
 
 
 def _both_learned(images: Tensor, labels: Tensor, group: Group) -> dict[str, Any]:

@@ -114,14 +114,14 @@ def test_what_a_checkpoint_says_is_unfinished_is_made_after_it() -> None:
             await coordinator.begin(1, batch)
             await coordinator.end(1, batch, servers.push(1, batch))
         saved = await coordinator.pause()
-        resumed, made = Coordinator(1), Servers()
+        resumed, server_set = Coordinator(1), Servers()
         await resumed.open({}, steps=10, **saved)
-        await work(resumed, made, 0, random.Random(0), Counter(), 2)
-        return saved, sorted(servers.made + made.made)
+        await work(resumed, server_set, 0, random.Random(0), Counter(), 2)
+        return saved, sorted(servers.made + server_set.made)
 
-    saved, made = asyncio.run(program())
+    saved, updates = asyncio.run(program())
     assert saved == {"step": 2, "unfinished": [0, 1, 4, 5], "after": 6}
-    assert made == list(range(10))
+    assert updates == list(range(10))
 
 
 def test_a_pause_waits_for_pushes_and_lets_none_begin() -> None:

@@ -66,7 +66,7 @@ def test_state_goes_out_and_comes_in_again(engine: Engine) -> None:
 def test_the_sum_over_one_rank_is_the_value_and_leaves_it_as_it_is(engine: Engine) -> None:
     value = torch.tensor([1.0, 2.0])
     assert engine.sum(value).tolist() == [1.0, 2.0]
-    assert [one.tolist() for one in engine.all_gather(value)] == [[1.0, 2.0]]
+    assert [gathered.tolist() for gathered in engine.all_gather(value)] == [[1.0, 2.0]]
 
 
 def test_aligning_changes_nothing_on_the_first_rank(engine: Engine) -> None:
@@ -87,7 +87,7 @@ def _images(parts: int) -> torch.Tensor:
     return torch.randn(parts, 5, 6, generator=torch.Generator().manual_seed(7))
 
 
-def _updates(group: Group, own: list[int], parts: int) -> Tensors:
+def _updates(group: Group, numbers: list[int], parts: int) -> Tensors:
     """Three updates of a net, of whose micro-batches this rank makes some."""
     net = _net()
     engine = Engine(CPU, group)
@@ -96,8 +96,8 @@ def _updates(group: Group, own: list[int], parts: int) -> Tensors:
     call = engine.prepare(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
-        for k in own:
-            last = k == own[-1]
+        for k in numbers:
+            last = k == numbers[-1]
             with engine.micro_batch(last=last):
                 engine.backward(call(_images(parts)[k]).square().mean() * group.world.size / parts, last=last)
         optimizer.step()
@@ -126,8 +126,8 @@ def _alone(parts: int) -> Tensors:
     return dict(net.state_dict())
 
 
-def _parameters(told: Tensors) -> Tensors:
-    return {name: told[name] for name, _ in _net().named_parameters()}
+def _parameters(tensors: Tensors) -> Tensors:
+    return {name: tensors[name] for name, _ in _net().named_parameters()}
 
 
 def _norm_net() -> nn.Sequential:

@@ -79,10 +79,18 @@ class Servers:
         self.options = [{"lr": group["lr"]} for group in local.param_groups]
         self.servers = [ParameterServer() for _ in range(count)]
         for server, (start, end) in zip(self.servers, self.spans, strict=True):
-            own = _cut_states(states, self.places, start, end)
+            states_here = _cut_states(states, self.places, start, end)
             whole = kind.sees != "element"
             server.load(
-                self.places, options, make, step, start, weights[start:end], own, whole=whole, keeps_gradients=not whole
+                self.places,
+                options,
+                make,
+                step,
+                start,
+                weights[start:end],
+                states_here,
+                whole=whole,
+                keeps_gradients=not whole,
             )
 
     def push(self, batch: int, gradient: np.ndarray[Any, Any], rank: int = 0) -> np.ndarray[Any, Any]:
@@ -105,8 +113,8 @@ class Servers:
                 for name, value in state.items():
                     parts.setdefault(number, {}).setdefault(name, []).append(value)
         joined = {
-            number: {name: _joined(values, self.parameters[number]) for name, values in one.items()}
-            for number, one in parts.items()
+            number: {name: _joined(values, self.parameters[number]) for name, values in part.items()}
+            for number, part in parts.items()
         }
         groups = optim.build(Optim("sgd"), groups_of(model()), lr=0.1, device=CPU).state_dict()["param_groups"]
         return {
@@ -185,8 +193,8 @@ def test_each_workers_gradients_move_a_momentum_of_its_own(nesterov: bool) -> No
         np.testing.assert_allclose(servers.push(update, sent, rank), flat(parameters), rtol=2e-6, atol=2e-7)
     saved = servers.save()["optimizer"]["state"]
     for number, parameter in enumerate(parameters):
-        own = [optimizer.state[parameter]["momentum_buffer"] for optimizer in optimizers]
-        torch.testing.assert_close(saved[number]["momentum_buffer"], sum(own) / 3, rtol=2e-5, atol=1e-6)
+        momentum_buffers = [optimizer.state[parameter]["momentum_buffer"] for optimizer in optimizers]
+        torch.testing.assert_close(saved[number]["momentum_buffer"], sum(momentum_buffers) / 3, rtol=2e-5, atol=1e-6)
 
 
 def test_workers_of_a_resumed_run_begin_with_the_momentum_of_its_checkpoint() -> None:
@@ -210,12 +218,12 @@ def test_dcasgd_compensates_the_delay_of_the_worker_that_pushes() -> None:
     rates = np.concatenate(
         [
             np.full(p.numel(), group["lr"])
-            for group, one in zip(servers.options, groups_of(model()), strict=True)
-            for p in one["params"]
+            for group, options in zip(servers.options, groups_of(model()), strict=True)
+            for p in options["params"]
         ]
     ).astype(np.float32)
     decay = np.concatenate(
-        [np.full(p.numel(), one["weight_decay"]) for one in groups_of(model()) for p in one["params"]]
+        [np.full(p.numel(), group["weight_decay"]) for group in groups_of(model()) for p in group["params"]]
     ).astype(np.float32)
     after_first = start - rates * (first + decay * start)
     np.testing.assert_allclose(servers.push(0, first, rank=0), after_first, rtol=1e-5, atol=1e-6)
@@ -225,9 +233,9 @@ def test_dcasgd_compensates_the_delay_of_the_worker_that_pushes() -> None:
 
 
 def test_shares_of_all_workers_make_one_update_of_their_sum() -> None:
-    one, shared = Servers(Optim("sgd"), 1), Servers(Optim("sgd"), 1)
-    first, second = (flat(gradients(one.parameters, update)) for update in (0, 1))
-    whole = one.push(0, first + second)
+    servers, shared = Servers(Optim("sgd"), 1), Servers(Optim("sgd"), 1)
+    first, second = (flat(gradients(servers.parameters, update)) for update in (0, 1))
+    whole = servers.push(0, first + second)
     for rank, share in ((1, second), (0, np.zeros_like(first)), (0, first)):  # worker 0 was started again
         if rank == 0 and share is not first:
             continue

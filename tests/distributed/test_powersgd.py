@@ -61,7 +61,11 @@ class Exchanged:
                 self.engine.backward(self.call(_gradients(self.engine.world.rank, self.step)) / 2, last=last)
         self.step += 1
         self.engine.finish_update(self.step)
-        return {name: one.grad.clone() for name, one in self.module.named_parameters() if one.grad is not None}
+        return {
+            name: parameter.grad.clone()
+            for name, parameter in self.module.named_parameters()
+            if parameter.grad is not None
+        }
 
 
 def _program(group: Group) -> dict[str, Any]:
@@ -99,9 +103,9 @@ def test_it_is_the_algorithm_of_the_paper(ranks: list[dict[str, Any]]) -> None:
         for update in range(UPDATES):
             due = [_gradients(rank, update)[name].double().view(n, m) + errors[rank] for rank in (0, 1)]
             left = torch.linalg.qr((due[0] @ right + due[1] @ right) / 2).Q
-            own = [one.T @ left for one in due]
-            right = (own[0] + own[1]) / 2
-            errors = [one - left @ q.T for one, q in zip(due, own, strict=True)]
+            rights = [matrix.T @ left for matrix in due]
+            right = (rights[0] + rights[1]) / 2
+            errors = [matrix - left @ q.T for matrix, q in zip(due, rights, strict=True)]
             got = ranks[0]["rounds"][str(update)][name]
             torch.testing.assert_close(got.reshape(n, m).double(), left @ right.T, rtol=1e-3, atol=1e-4)
 
@@ -137,8 +141,8 @@ def test_gradients_are_exchanged_whole_until_it_begins(ranks: list[dict[str, Any
 @given(st.integers(24, 60), st.integers(1, 4), st.integers(0, 2**31))
 def test_columns_become_orthonormal(n: int, columns: int, seed: int) -> None:
     matrix = torch.randn(n, columns, generator=torch.Generator().manual_seed(seed))
-    made = orthogonalize(matrix.clone())
-    torch.testing.assert_close(made.T @ made, torch.eye(columns), rtol=0, atol=0.05)
+    basis = orthogonalize(matrix.clone())
+    torch.testing.assert_close(basis.T @ basis, torch.eye(columns), rtol=0, atol=0.05)
     assert torch.equal(orthogonalize(torch.zeros(n, columns)), torch.zeros(n, columns))
 
 

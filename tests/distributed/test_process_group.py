@@ -19,9 +19,9 @@ Tensors = dict[str, dict[str, torch.Tensor]]
 
 def _gathers(group: Group) -> dict[str, torch.Tensor]:
     rank = group.world.rank
-    told = group.all_gather_json({"rank": rank, "text": "ä" * (1 + 500 * rank)})
-    given, tensors = group.broadcast([1, "a"], {"w": torch.full((2, 3), float(rank)), "n": torch.tensor(rank)})
-    assert given == [1, "a"] and [one["rank"] for one in told] == [0, 1] and len(told[1]["text"]) == 501
+    gathered = group.all_gather_json({"rank": rank, "text": "ä" * (1 + 500 * rank)})
+    metadata, tensors = group.broadcast([1, "a"], {"w": torch.full((2, 3), float(rank)), "n": torch.tensor(rank)})
+    assert metadata == [1, "a"] and [value["rank"] for value in gathered] == [0, 1] and len(gathered[1]["text"]) == 501
     each = group.all_gather(torch.tensor([rank], dtype=torch.uint8))
     return {**tensors, "each": torch.cat(each), "sharing": torch.tensor(group.sharing)}
 
@@ -37,10 +37,10 @@ def ranks() -> list[Tensors]:
 
 
 def test_json_and_tensors_go_between_ranks(ranks: list[Tensors]) -> None:
-    for told in (rank["gathers"] for rank in ranks):
-        assert told["w"].tolist() == [[0.0] * 3] * 2 and int(told["n"]) == 0
-        assert told["each"].tolist() == [0, 1]
-        assert int(told["sharing"]) == 2, "both use the same cores"
+    for gathered in (rank["gathers"] for rank in ranks):
+        assert gathered["w"].tolist() == [[0.0] * 3] * 2 and int(gathered["n"]) == 0
+        assert gathered["each"].tolist() == [0, 1]
+        assert int(gathered["sharing"]) == 2, "both use the same cores"
 
 
 def _in_turn(group: Group) -> dict[str, torch.Tensor]:
@@ -91,9 +91,9 @@ def _first_frozen(group: Group) -> dict[str, torch.Tensor]:
 
 
 def test_where_the_first_rank_is_frozen_the_others_end_though_nothing_answers_them() -> None:
-    codes, told = codes_of(_first_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={0})
+    codes, code = codes_of(_first_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={0})
     assert codes == [None, RankLostError.exit_code]
-    assert "rank 0" in told and "has not responded for 2 s" in told
+    assert "rank 0" in code and "has not responded for 2 s" in code
 
 
 def _frozen(group: Group) -> dict[str, torch.Tensor]:
@@ -105,6 +105,6 @@ def _frozen(group: Group) -> dict[str, torch.Tensor]:
 
 
 def test_a_frozen_rank_is_named_and_the_others_end() -> None:
-    codes, told = codes_of(_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={1})
+    codes, code = codes_of(_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={1})
     assert codes == [RankLostError.exit_code, None]
-    assert "rank 1 on" in told and "no heartbeat for 2 s" in told
+    assert "rank 1 on" in code and "no heartbeat for 2 s" in code

@@ -90,6 +90,6 @@ def test_nothing_is_lost_and_no_argument_is_changed(values: list[float], thresho
 @pytest.mark.gpu
 def test_a_gpu_packs_the_same_bytes() -> None:
     gradient, before = torch.randn(1001), torch.randn(1001)
-    here, there = pack(gradient, before, 0.3), pack(gradient.cuda(), before.cuda(), 0.3)
-    assert torch.equal(here.codes, there.codes.cpu()) and torch.equal(here.residual, there.residual.cpu())
-    assert torch.equal(unpack(here.codes, 1001, 0.3), unpack(there.codes, 1001, 0.3).cpu())
+    path, there = pack(gradient, before, 0.3), pack(gradient.cuda(), before.cuda(), 0.3)
+    assert torch.equal(path.codes, there.codes.cpu()) and torch.equal(path.residual, there.residual.cpu())
+    assert torch.equal(unpack(path.codes, 1001, 0.3), unpack(there.codes, 1001, 0.3).cpu())

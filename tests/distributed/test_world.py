@@ -89,15 +89,15 @@ def test_the_innermost_launcher_counts() -> None:
 
 def test_slurms_own_pmi_is_slurm() -> None:
     """``srun --mpi=pmi2`` tells rank and size in MPI's words as well, but not which GPU is whose."""
-    told = SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"}
-    assert world_from_environment(told) == world_from_environment(SRUN)
+    variables = SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"}
+    assert world_from_environment(variables) == world_from_environment(SRUN)
 
 
 @pytest.mark.parametrize(
-    ("tasks", "node", "here"), [("2(x3)", 2, 2), ("2,1", 0, 2), ("2,1", 1, 1), ("4(x2),3,1(x2)", 4, 1), ("1", 7, 1)]
+    ("tasks", "node", "number"), [("2(x3)", 2, 2), ("2,1", 0, 2), ("2,1", 1, 1), ("4(x2),3,1(x2)", 4, 1), ("1", 7, 1)]
 )
-def test_the_tasks_of_each_node_are_counted(tasks: str, node: int, here: int) -> None:
-    assert tasks_on(node, tasks) == here
+def test_the_tasks_of_each_node_are_counted(tasks: str, node: int, number: int) -> None:
+    assert tasks_on(node, tasks) == number
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.lists(st.integers(1, 3), min_size=6, max_size=6))
@@ -157,9 +157,9 @@ def test_who_is_first() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(variables: dict[str, str], says: str) -> None:
-    with pytest.raises(InputError, match=says) as told:
+    with pytest.raises(InputError, match=says) as raised:
         world_from_environment(variables)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_variables_set_to_nothing_are_not_set() -> None:

@@ -89,10 +89,10 @@ def test_of_an_empty_machine_nothing_is_claimed(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_container(tmp_path: Path) -> None:
-    told = system(tree(tmp_path, SERVER), {})
-    assert (told.container, told.container_by, told.virtual) == ("none", None, False)
-    assert (told.distribution, told.kernel) == ("Ubuntu 22.04.4 LTS", "5.15.0-94-generic")
-    assert (told.hardware, told.clock_source) == ("Dell Inc. PowerEdge R740", "hpet")
+    facts = system(tree(tmp_path, SERVER), {})
+    assert (facts.container, facts.container_by, facts.virtual) == ("none", None, False)
+    assert (facts.distribution, facts.kernel) == ("Ubuntu 22.04.4 LTS", "5.15.0-94-generic")
+    assert (facts.hardware, facts.clock_source) == ("Dell Inc. PowerEdge R740", "hpet")
 
 
 OVERLAY = "722 565 0:59 / / rw,relatime master:1 - overlay overlay rw,lowerdir=/l,upperdir=/u,workdir=/w"
@@ -126,8 +126,8 @@ HOSTNAME = "738 722 8:1 /var/lib/{0}/hostname /etc/hostname rw,relatime - ext4 /
 def test_a_container_is_named_with_its_evidence(
     tmp_path: Path, files: dict[str, str], variables: dict[str, str], kind: str, by: str
 ) -> None:
-    told = system(tree(tmp_path, SERVER, files), variables)
-    assert (told.container, told.container_by) == (kind, by)
+    facts = system(tree(tmp_path, SERVER, files), variables)
+    assert (facts.container, facts.container_by) == (kind, by)
 
 
 def test_a_docker_host_is_no_container(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_docker_host_is_no_container(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_read_nothing_is_claimed(tmp_path: Path) -> None:
-    told = system(tmp_path, {})
-    assert (told.container, told.virtual, told.hardware, told.clock_source) == (None, None, None, None)
+    facts = system(tmp_path, {})
+    assert (facts.container, facts.virtual, facts.hardware, facts.clock_source) == (None, None, None, None)
 
 
 def test_a_virtual_machine_by_its_processor_or_by_its_maker(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_a_virtual_machine_by_its_processor_or_by_its_maker(tmp_path: Path) -> N
 
 
 def test_this_python_and_its_environment() -> None:
-    told = system(Path("/"), os.environ)
-    assert (told.python, told.executable) == (platform.python_version(), sys.executable)
-    assert told.venv == (sys.prefix if sys.prefix != sys.base_prefix else None)
+    facts = system(Path("/"), os.environ)
+    assert (facts.python, facts.executable) == (platform.python_version(), sys.executable)
+    assert facts.venv == (sys.prefix if sys.prefix != sys.base_prefix else None)
 
 
 def test_a_clock_behind_the_files_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,19 +160,19 @@ def test_a_clock_behind_the_files_that_are_installed(monkeypatch: pytest.MonkeyP
 
 
 def test_sockets_cores_and_threads_are_counted_apart(tmp_path: Path) -> None:
-    told = processor(tree(tmp_path, SERVER))
-    assert (told.sockets, told.physical, told.logical, told.smt, told.numa_nodes) == (2, 4, 8, True, 2)
+    facts = processor(tree(tmp_path, SERVER))
+    assert (facts.sockets, facts.physical, facts.logical, facts.smt, facts.numa_nodes) == (2, 4, 8, True, 2)
 
 
 def test_sockets_and_cores_where_only_cpuinfo_is_there(tmp_path: Path) -> None:
-    told = processor(tree(tmp_path, {"proc/cpuinfo": SERVER["proc/cpuinfo"]}))
-    assert (told.sockets, told.physical, told.logical, told.smt, told.numa_nodes) == (2, 4, 8, True, None)
+    facts = processor(tree(tmp_path, {"proc/cpuinfo": SERVER["proc/cpuinfo"]}))
+    assert (facts.sockets, facts.physical, facts.logical, facts.smt, facts.numa_nodes) == (2, 4, 8, True, None)
 
 
 def test_features_are_those_that_torch_has_code_for(tmp_path: Path) -> None:
-    told = processor(tree(tmp_path, SERVER))
-    assert told.isa == "avx512"
-    assert told.features == ("avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512_vnni")
+    facts = processor(tree(tmp_path, SERVER))
+    assert facts.isa == "avx512"
+    assert facts.features == ("avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512_vnni")
     amx = SERVER["proc/cpuinfo"].replace("avx512_vnni", "avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8")
     assert processor(tree(tmp_path, {"proc/cpuinfo": amx})).features[-4:] == (
         "avx512_bf16",
@@ -183,16 +183,16 @@ def test_features_are_those_that_torch_has_code_for(tmp_path: Path) -> None:
 
 
 def test_an_arm_processor_tells_its_features_and_no_clock(tmp_path: Path) -> None:
-    told = processor(tree(tmp_path, ARM))
-    assert told.features == ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve")
-    assert (told.logical, told.physical, told.sockets, told.smt) == (2, 2, 1, False)
-    assert (told.mhz, told.mhz_max, told.governor, told.numa_nodes) == (None, None, None, None)
+    facts = processor(tree(tmp_path, ARM))
+    assert facts.features == ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve")
+    assert (facts.logical, facts.physical, facts.sockets, facts.smt) == (2, 2, 1, False)
+    assert (facts.mhz, facts.mhz_max, facts.governor, facts.numa_nodes) == (None, None, None, None)
 
 
 def test_clocks_are_in_megahertz(tmp_path: Path) -> None:
-    told = processor(tree(tmp_path, SERVER))
-    assert (told.mhz, told.mhz_max, told.mhz_allowed) == (1500, 3900, 2100)
-    assert (told.governor, told.frequency_driver) == ("powersave", "intel_pstate")
+    facts = processor(tree(tmp_path, SERVER))
+    assert (facts.mhz, facts.mhz_max, facts.mhz_allowed) == (1500, 3900, 2100)
+    assert (facts.governor, facts.frequency_driver) == ("powersave", "intel_pstate")
     assert processor(tree(tmp_path / "b", {"proc/cpuinfo": SERVER["proc/cpuinfo"]})).mhz == 1350  # their mean
 
 
@@ -202,14 +202,14 @@ def test_a_quota_keeps_its_fraction(tmp_path: Path, files: dict[str, str], quota
 
 
 def test_a_root_without_anything_gives_what_python_knows(tmp_path: Path) -> None:
-    told = processor(tmp_path)
-    assert told.logical == os.cpu_count() and told.features == () and told.mhz is None
+    facts = processor(tmp_path)
+    assert facts.logical == os.cpu_count() and facts.features == () and facts.mhz is None
 
 
 def test_load_and_pressure_now(tmp_path: Path) -> None:
-    told = load(tree(tmp_path, SERVER))
-    assert (told.load_1, told.load_5, told.load_15) == (3.52, 2.10, 1.05)
-    assert (told.pressure_cpu_share, told.pressure_memory_share, told.pressure_io_share) == (0.125, 0.0, 0.0199)
+    facts = load(tree(tmp_path, SERVER))
+    assert (facts.load_1, facts.load_5, facts.load_15) == (3.52, 2.10, 1.05)
+    assert (facts.pressure_cpu_share, facts.pressure_memory_share, facts.pressure_io_share) == (0.125, 0.0, 0.0199)
 
 
 @pytest.mark.parametrize(("files", "share"), [({}, None), (DOCKER, 0.25), (POD, 0.005)])
@@ -230,11 +230,11 @@ def test_no_time_passed_or_no_kernel_that_tells_is_unknown(tmp_path: Path) -> No
 
 
 def test_memory_swap_and_huge_pages_of_a_machine(tmp_path: Path) -> None:
-    told = memory(tree(tmp_path, SERVER))
-    assert (told.total_bytes, told.available_bytes) == (197_616_000 * 1024, 180_000_000 * 1024)
-    assert (told.swap_total_bytes, told.swap_used_bytes) == (8_388_604 * 1024, 388_604 * 1024)
-    assert (told.huge_pages, told.huge_pages_defrag, told.overcommit) == ("never", "madvise", "heuristic")
-    assert (told.limit_bytes, told.group_used_bytes, told.out_of_memory_kills) == (None, None, None)
+    facts = memory(tree(tmp_path, SERVER))
+    assert (facts.total_bytes, facts.available_bytes) == (197_616_000 * 1024, 180_000_000 * 1024)
+    assert (facts.swap_total_bytes, facts.swap_used_bytes) == (8_388_604 * 1024, 388_604 * 1024)
+    assert (facts.huge_pages, facts.huge_pages_defrag, facts.overcommit) == ("never", "madvise", "heuristic")
+    assert (facts.limit_bytes, facts.group_used_bytes, facts.out_of_memory_kills) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_memory_swap_and_huge_pages_of_a_machine(tmp_path: Path) -> None:
 def test_a_control_group_leaves_its_limit_less_what_cannot_be_dropped(
     tmp_path: Path, files: dict[str, str], limit: int, used: int, kills: int
 ) -> None:
-    told = memory(tree(tmp_path, SERVER, files))
-    assert (told.limit_bytes, told.group_used_bytes, told.available_bytes) == (limit, used, limit - used)
-    assert told.out_of_memory_kills == kills
+    facts = memory(tree(tmp_path, SERVER, files))
+    assert (facts.limit_bytes, facts.group_used_bytes, facts.available_bytes) == (limit, used, limit - used)
+    assert facts.out_of_memory_kills == kills
 
 
 def test_a_limit_above_the_machines_memory_is_none(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_a_limit_above_the_machines_memory_is_none(tmp_path: Path) -> None:
 
 
 def test_without_proc_what_is_not_known_is_none(tmp_path: Path) -> None:
-    told = memory(tmp_path)
-    assert told.total_bytes == psutil.virtual_memory().total and told.available_bytes
-    assert (told.swap_used_bytes, told.huge_pages, told.overcommit) == (None, None, None)
+    facts = memory(tmp_path)
+    assert facts.total_bytes == psutil.virtual_memory().total and facts.available_bytes
+    assert (facts.swap_used_bytes, facts.huge_pages, facts.overcommit) == (None, None, None)
 
 
 def test_limits_are_this_processs_own() -> None:
@@ -275,18 +275,18 @@ def test_limits_are_this_processs_own() -> None:
 
 def test_glibc_is_named_and_what_steadytrain_sets(tmp_path: Path) -> None:
     maps = {"proc/self/maps": "7f0 r-xp 0 fe:00 1 /usr/lib/x86_64-linux-gnu/libc.so.6"}
-    told = allocator(tree(tmp_path, maps), {})
-    assert told.preloaded == ()
-    if (told.libc or "").startswith("glibc"):
-        assert told.by_steadytrain == "training on a CPU reuses freed memory, on huge pages"
+    facts = allocator(tree(tmp_path, maps), {})
+    assert facts.preloaded == ()
+    if (facts.libc or "").startswith("glibc"):
+        assert facts.by_steadytrain == "training on a CPU reuses freed memory, on huge pages"
 
 
 def test_another_allocator_is_seen_in_the_process_and_not_only_in_the_variable(tmp_path: Path) -> None:
     path = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"
     maps = {"proc/self/maps": f"7f0 r-xp 0 fe:00 1 {path}\n7f1 rw-p 0 fe:00 1 {path}"}
-    told = allocator(tree(tmp_path / "a", maps), {"LD_PRELOAD": path})
-    assert told.preloaded == ("libjemalloc.so.2",)
-    assert "nothing" in (told.by_steadytrain or "")
+    facts = allocator(tree(tmp_path / "a", maps), {"LD_PRELOAD": path})
+    assert facts.preloaded == ("libjemalloc.so.2",)
+    assert "nothing" in (facts.by_steadytrain or "")
     absent = allocator(tree(tmp_path / "b", {"proc/self/maps": ""}), {"LD_PRELOAD": f"{path}:/lib/libother.so"})
     assert absent.preloaded == ("libjemalloc.so.2 (not loaded)",)
 
@@ -301,9 +301,9 @@ def test_a_folder_belongs_to_the_deepest_mount_around_it(tmp_path: Path) -> None
     data.mkdir(parents=True)
     point = str(data.parent).replace(" ", "\\040")
     root = mounted(tmp_path / "root", f"9 1 0:44 / {point} rw,relatime shared:7 - nfs4 server:/export rw,vers=4.2")
-    told = places(root, {"STEADYTRAIN_CACHE": str(data)})
-    assert (told["cache"].kind, told["cache"].network) == ("nfs4", True)
-    assert (told["here"].kind, told["here"].network) == ("ext4", False)
+    folders = places(root, {"STEADYTRAIN_CACHE": str(data)})
+    assert (folders["cache"].kind, folders["cache"].network) == ("nfs4", True)
+    assert (folders["here"].kind, folders["here"].network) == ("ext4", False)
 
 
 def test_of_two_mounts_on_one_place_the_later_counts(tmp_path: Path) -> None:
@@ -313,10 +313,10 @@ def test_of_two_mounts_on_one_place_the_later_counts(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_yet_is_judged_by_the_one_above(tmp_path: Path) -> None:
-    told = places(mounted(tmp_path / "root"), {"STEADYTRAIN_CACHE": str(tmp_path / "not" / "yet")})["cache"]
+    cache = places(mounted(tmp_path / "root"), {"STEADYTRAIN_CACHE": str(tmp_path / "not" / "yet")})["cache"]
     room = os.statvfs(tmp_path)
-    assert told.path == str(tmp_path / "not" / "yet") and told.writable
-    assert told.total_bytes == room.f_blocks * room.f_frsize
+    assert cache.path == str(tmp_path / "not" / "yet") and cache.writable
+    assert cache.total_bytes == room.f_blocks * room.f_frsize
     assert not (tmp_path / "not").exists()
 
 
@@ -329,8 +329,8 @@ def test_a_disk_that_turns_is_told_by_the_disk_of_the_partition(tmp_path: Path) 
 
 
 def test_a_disk_that_takes_nothing_is_not_writable(read_only_disk: Path) -> None:
-    told = places(Path("/"), {"STEADYTRAIN_CACHE": str(read_only_disk / "cache")})["cache"]
-    assert (told.writable, told.kind, told.network) == (False, "tmpfs", False)
+    cache = places(Path("/"), {"STEADYTRAIN_CACHE": str(read_only_disk / "cache")})["cache"]
+    assert (cache.writable, cache.kind, cache.network) == (False, "tmpfs", False)
 
 
 def test_the_room_of_a_small_disk(small_disk: Path) -> None:
@@ -364,12 +364,12 @@ def test_local_ones_are_not_taken_for_them(kind: str) -> None:
 
 
 def test_what_is_installed_here_fits() -> None:
-    told = packages("3.11.7")
-    assert told["numpy"].version == metadata.version("numpy") and told["numpy"].fits
-    assert {"torch", "torchvision", "timm", "pillow", "simplejpeg", "cyclopts"} <= told.keys()
-    assert told["steadytrain"].version == metadata.version("steadytrain")
-    assert not [name for name, one in told.items() if one.fits is False]
-    assert "pytest" not in told and "sphinx" not in told
+    versions = packages("3.11.7")
+    assert versions["numpy"].version == metadata.version("numpy") and versions["numpy"].fits
+    assert {"torch", "torchvision", "timm", "pillow", "simplejpeg", "cyclopts"} <= versions.keys()
+    assert versions["steadytrain"].version == metadata.version("steadytrain")
+    assert not [name for name, version in versions.items() if version.fits is False]
+    assert "pytest" not in versions and "sphinx" not in versions
 
 
 @pytest.mark.parametrize(("python", "good"), [("3.10.14", False), ("3.11.0", True), ("3.14.0", True)])
@@ -416,8 +416,8 @@ def test_ranges_are_read_as_packages_write_them(version: str, wanted: str, expec
 
 
 def test_what_changes_speed_is_kept_in_order() -> None:
-    told = variables({"PATH": "/bin", "OMP_NUM_THREADS": "1", "LD_PRELOAD": "", "CUDA_VISIBLE_DEVICES": ""})
-    assert list(told.items()) == [("CUDA_VISIBLE_DEVICES", ""), ("LD_PRELOAD", ""), ("OMP_NUM_THREADS", "1")]
+    settings = variables({"PATH": "/bin", "OMP_NUM_THREADS": "1", "LD_PRELOAD": "", "CUDA_VISIBLE_DEVICES": ""})
+    assert list(settings.items()) == [("CUDA_VISIBLE_DEVICES", ""), ("LD_PRELOAD", ""), ("OMP_NUM_THREADS", "1")]
 
 
 def test_no_secret_gets_into_a_document() -> None:
@@ -430,16 +430,16 @@ def refusing(why: str = "NVML Shared Library Not Found") -> Library:
 
 
 def test_the_library_is_asked_first(tmp_path: Path) -> None:
-    told = accelerators(tree(tmp_path, SERVER, NVIDIA), Library(H100, H100))
-    assert (told.driver, told.driver_by, len(told.gpus)) == ("580.65.06", "nvml", 2)
-    assert (told.on_bus, told.device_files) == (("NVIDIA",), 1)
+    gpus = accelerators(tree(tmp_path, SERVER, NVIDIA), Library(H100, H100))
+    assert (gpus.driver, gpus.driver_by, len(gpus.gpus)) == ("580.65.06", "nvml", 2)
+    assert (gpus.on_bus, gpus.device_files) == (("NVIDIA",), 1)
 
 
 def test_without_the_library_the_kernels_module_tells(tmp_path: Path) -> None:
-    told = accelerators(tree(tmp_path, NVIDIA), refusing())
-    assert (told.driver, told.driver_by) == ("470.57.02", "proc")
-    assert [gpu.name for gpu in told.gpus] == ["Tesla V100-SXM2-32GB"]
-    assert told.driver_error == "NVML Shared Library Not Found"
+    gpus = accelerators(tree(tmp_path, NVIDIA), refusing())
+    assert (gpus.driver, gpus.driver_by) == ("470.57.02", "proc")
+    assert [gpu.name for gpu in gpus.gpus] == ["Tesla V100-SXM2-32GB"]
+    assert gpus.driver_error == "NVML Shared Library Not Found"
 
 
 def test_the_open_kernel_module_writes_its_version_elsewhere_in_the_line(tmp_path: Path) -> None:
@@ -449,10 +449,10 @@ def test_the_open_kernel_module_writes_its_version_elsewhere_in_the_line(tmp_pat
 def test_a_gpu_without_any_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
     bus = {name: text for name, text in NVIDIA.items() if name.startswith("sys/bus")}
     amd = {"sys/bus/pci/devices/0000:83:00.0/vendor": "0x1002", "sys/bus/pci/devices/0000:83:00.0/class": "0x120000"}
-    told = accelerators(tree(tmp_path, bus, amd), refusing())
-    assert (told.driver, told.gpus, told.on_bus) == (None, (), ("NVIDIA", "AMD"))
+    gpus = accelerators(tree(tmp_path, bus, amd), refusing())
+    assert (gpus.driver, gpus.gpus, gpus.on_bus) == (None, (), ("NVIDIA", "AMD"))
 
 
 def test_no_bus_and_no_device_files_to_look_at_is_unknown(tmp_path: Path) -> None:
-    told = accelerators(tmp_path, refusing())
-    assert (told.on_bus, told.device_files) == (None, None)
+    gpus = accelerators(tmp_path, refusing())
+    assert (gpus.on_bus, gpus.device_files) == (None, None)

@@ -45,41 +45,45 @@ def text(old: Facts, new: Facts, width: int = 80) -> list[str]:
 
 
 def test_a_machine_does_not_differ_from_itself() -> None:
-    told = compare(made(full()), made(full()))
-    assert (told.only_new, told.only_old, told.facts) == ((), (), ())
+    comparison = compare(made(full()), made(full()))
+    assert (comparison.only_new, comparison.only_old, comparison.facts) == ((), (), ())
     assert "no differences that are known to affect speed" in text(full(), full())
 
 
 def test_what_matters_comes_first_and_says_what_it_means() -> None:
-    told = compare(made(FAST), made(SLOW))
-    keys = [one.key for one in told.facts]
+    comparison = compare(made(FAST), made(SLOW))
+    keys = [fact.key for fact in comparison.facts]
     assert keys[:2] == ["torch.sees_gpu", "torch.devices.0.name"]
     assert keys.index("processor.usable") < keys.index("load.load_1") < keys.index("system.kernel")
-    meanings = {one.key: one.meaning for one in told.facts}
+    meanings = {fact.key: fact.meaning for fact in comparison.facts}
     assert "the largest possible difference" in meanings["torch.sees_gpu"]
     assert meanings["system.kernel"] == meanings["packages.rich.version"] == ""
     assert "processor.model" not in keys and "packages.timm.version" not in keys
 
 
 def test_a_gpu_that_only_one_of_them_has_is_told_by_its_name_alone() -> None:
-    told = {one.key: one.meaning for one in compare(made(FAST), made(SLOW)).facts}
-    assert [key for key in told if key.startswith("torch.devices")] == ["torch.devices.0.name"]
-    assert told["torch.devices.0.name"] == "a GPU that only one of the machines has"
+    meanings = {difference.key: difference.meaning for difference in compare(made(FAST), made(SLOW)).facts}
+    assert [key for key in meanings if key.startswith("torch.devices")] == ["torch.devices.0.name"]
+    assert meanings["torch.devices.0.name"] == "a GPU that only one of the machines has"
     other = replace(SEEN, devices=(replace(SEEN.devices[0], name="NVIDIA H100 80GB HBM3"),))
-    (one,) = compare(made(FAST), made(replace(FAST, torch=other))).facts
-    assert (one.key, one.meaning) == ("torch.devices.0.name", "another GPU: its own arithmetic and memory speed")
+    (fact,) = compare(made(FAST), made(replace(FAST, torch=other))).facts
+    assert (fact.key, fact.meaning) == ("torch.devices.0.name", "another GPU: its own arithmetic and memory speed")
 
 
 def test_a_gpu_that_fails_on_one_of_them_is_told() -> None:
     failing = replace(SEEN, devices=(replace(SEEN.devices[0], failure="CUDA error: out of memory"),))
-    (one,) = compare(made(FAST), made(replace(FAST, torch=failing))).facts
-    assert (one.key, one.old, one.new) == ("torch.devices.0.failure", None, "CUDA error: out of memory")
+    (fact,) = compare(made(FAST), made(replace(FAST, torch=failing))).facts
+    assert (fact.key, fact.old, fact.new) == ("torch.devices.0.failure", None, "CUDA error: out of memory")
 
 
 def test_findings_that_only_one_of_them_has_are_told() -> None:
-    told = compare(made(FAST), made(SLOW))
-    assert [one.rule for one in told.only_new] == ["torch-without-cuda", "load", "quota"]
-    assert [one.rule for one in compare(made(SLOW), made(FAST)).only_old] == ["torch-without-cuda", "load", "quota"]
+    comparison = compare(made(FAST), made(SLOW))
+    assert [finding.rule for finding in comparison.only_new] == ["torch-without-cuda", "load", "quota"]
+    assert [finding.rule for finding in compare(made(SLOW), made(FAST)).only_old] == [
+        "torch-without-cuda",
+        "load",
+        "quota",
+    ]
 
 
 def test_the_lines_read_from_old_to_new() -> None:
@@ -115,7 +119,7 @@ def test_noise_is_no_difference() -> None:
         return replace(FAST, load=measured, processor=replace(FAST.processor, mhz=mhz, mhz_max=mhz))
 
     assert compare(made(at(0.1, 0.01, 3500)), made(at(0.7, 0.04, 3510))).facts == ()
-    assert [one.key for one in compare(made(at(0.1, 0.01, 3500)), made(at(9.0, 0.4, 2000))).facts] == [
+    assert [fact.key for fact in compare(made(at(0.1, 0.01, 3500)), made(at(9.0, 0.4, 2000))).facts] == [
         "processor.mhz_max",
         "load.pressure_cpu_share",
         "load.load_1",
@@ -126,7 +130,7 @@ def test_what_only_one_document_knows_is_a_difference_and_no_error() -> None:
     older = made(FAST)
     del older["decoders"], older["load"]
     older["processor"]["microcode"] = "0xabc"
-    keys = [one.key for one in compare(older, made(FAST)).facts]
+    keys = [fact.key for fact in compare(older, made(FAST)).facts]
     assert "load.load_1" in keys and "processor.microcode" in keys
 
 
@@ -139,26 +143,26 @@ def test_a_document_that_was_edited_by_hand_is_no_error() -> None:
         "findings": [3, {"rule": "x"}],
         "torch": 1,
     }
-    told = compare(odd, made(FAST))
-    assert told.only_old == ()
-    assert comparison_lines(told, width=80)[0].text == "old: unknown, at an unknown time"
+    comparison = compare(odd, made(FAST))
+    assert comparison.only_old == ()
+    assert comparison_lines(comparison, width=80)[0].text == "old: unknown, at an unknown time"
 
 
 def test_as_a_document() -> None:
-    told = json.loads(json.dumps(comparison_document(compare(made(FAST), made(SLOW)))))
-    assert (told["kind"], told["version"]) == ("steadytrain doctor comparison", 1)
-    assert (told["old"]["host"], told["new"]["host"]) == ("gpu7", "gpu8")
-    assert told["findings"]["only_new"][0]["rule"] == "torch-without-cuda"
-    first = told["differences"][0]
+    document = json.loads(json.dumps(comparison_document(compare(made(FAST), made(SLOW)))))
+    assert (document["kind"], document["version"]) == ("steadytrain doctor comparison", 1)
+    assert (document["old"]["host"], document["new"]["host"]) == ("gpu7", "gpu8")
+    assert document["findings"]["only_new"][0]["rule"] == "torch-without-cuda"
+    first = document["differences"][0]
     assert (first["key"], first["old"], first["new"], first["matters"]) == ("torch.sees_gpu", True, False, True)
-    assert told["differences"][-1]["matters"] is False
+    assert document["differences"][-1]["matters"] is False
 
 
 def test_every_meaning_is_of_a_fact_that_there_is() -> None:
     there = set(dict(leaves(made(full()))))
     there |= {"packages.timm.version"} | {f"torch.devices.0.{name}" for name in made(FAST)["torch"]["devices"][0]}
     there |= {f"accelerators.gpus.0.{name}" for name in made(full())["accelerators"]["gpus"][0]}
-    patterns = {one.key: re.escape(one.key).replace(r"\*", r"[^.]+") for one in MEANINGS}
+    patterns = {meaning.key: re.escape(meaning.key).replace(r"\*", r"[^.]+") for meaning in MEANINGS}
     assert not [key for key, pattern in patterns.items() if not any(re.fullmatch(pattern, name) for name in there)]
 
 

@@ -73,32 +73,34 @@ def test_a_module_in_the_current_folder_is_not_taken_for_the_installed_one(
 
 def test_the_installed_decoders() -> None:
     with started(DECODERS) as child:
-        told = decoders(child.answer(240))
-    assert (told.simplejpeg_error, told.pillow_error) == (None, None)
-    assert (told.simplejpeg_turbo or "").count(".") == 2 and told.simplejpeg_simd is True
-    assert told.pillow_turbo == features.version("libjpeg_turbo")
-    assert (told.pillow_webp, told.pillow_avif) == (features.check("webp"), features.check("avif"))
+        libraries = decoders(child.answer(240))
+    assert (libraries.simplejpeg_error, libraries.pillow_error) == (None, None)
+    assert (libraries.simplejpeg_turbo or "").count(".") == 2 and libraries.simplejpeg_simd is True
+    assert libraries.pillow_turbo == features.version("libjpeg_turbo")
+    assert (libraries.pillow_webp, libraries.pillow_avif) == (features.check("webp"), features.check("avif"))
 
 
 def test_one_that_cannot_be_loaded_does_not_hide_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "simplejpeg.py").write_text("raise ImportError('GLIBC_2.38 not found')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with started(DECODERS) as child:
-        told = decoders(child.answer(240))
-    assert told.simplejpeg_error == "ImportError: GLIBC_2.38 not found" and told.simplejpeg_simd is None
-    assert told.pillow_error is None and told.pillow_turbo
+        libraries = decoders(child.answer(240))
+    assert libraries.simplejpeg_error == "ImportError: GLIBC_2.38 not found" and libraries.simplejpeg_simd is None
+    assert libraries.pillow_error is None and libraries.pillow_turbo
 
 
 def test_what_scales_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started(DECODERS) as child:
-        told = decoders(child.answer(240))
-    assert told.resizer == (metadata.version("cykooz-resizer") if resize.wheel is not None else "no")
-    for text, found in (("raise ModuleNotFoundError('x')", ("no", None)), ("1 / 0", (None, "ZeroDivisionError"))):
+        libraries = decoders(child.answer(240))
+    assert libraries.resizer == (metadata.version("cykooz-resizer") if resize.wheel is not None else "no")
+    for text, expected in (("raise ModuleNotFoundError('x')", ("no", None)), ("1 / 0", (None, "ZeroDivisionError"))):
         (tmp_path / "cykooz_resizer.py").write_text(text)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with started(DECODERS) as child:
-            told = decoders(child.answer(240))
-        assert told.resizer == found[0] and (told.resizer_error or "").partition(":")[0] == (found[1] or "")
+            libraries = decoders(child.answer(240))
+        assert libraries.resizer == expected[0] and (libraries.resizer_error or "").partition(":")[0] == (
+            expected[1] or ""
+        )
 
 
 def test_the_jpeg_decoder_at_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,16 +113,16 @@ def test_the_jpeg_decoder_at_work_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "steadytrain").mkdir()
     (tmp_path / "steadytrain" / "__init__.py").touch()
-    for text, found in cases:
+    for text, expected in cases:
         (tmp_path / "steadytrain" / "native.py").write_text(text)
         with started(DECODERS) as child:
-            told = decoders(child.answer(240))
-        assert (told.jpeg, told.parts, told.parts_error) == found
+            libraries = decoders(child.answer(240))
+        assert (libraries.jpeg, libraries.parts, libraries.parts_error) == expected
 
 
 def test_a_crash_is_told_of_both() -> None:
-    told = decoders(Answer({}, "ended by SIGILL: without a word"))
-    assert told.simplejpeg_error == told.pillow_error == "ended by SIGILL: without a word"
+    libraries = decoders(Answer({}, "ended by SIGILL: without a word"))
+    assert libraries.simplejpeg_error == libraries.pillow_error == "ended by SIGILL: without a word"
 
 
 def test_another_libjpeg_in_pillow_is_told_apart_from_an_unknown_one() -> None:
@@ -142,20 +144,20 @@ def instead(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
 
 
 def test_the_installed_torch_is_described_without_being_imported_here() -> None:
-    told = ask()
-    assert (told.state, told.error) == ("works", None)
-    assert (told.version or "").partition("+")[0] == importlib.metadata.version("torch").partition("+")[0]
-    assert (told.torchvision or "").partition("+")[0] == importlib.metadata.version("torchvision").partition("+")[0]
-    assert told.threads and told.allowed and told.isa
-    assert bool(told.built_for) == bool(told.cuda or told.rocm)
-    assert told.sees_gpu == bool(told.devices)
+    answer = ask()
+    assert (answer.state, answer.error) == ("works", None)
+    assert (answer.version or "").partition("+")[0] == importlib.metadata.version("torch").partition("+")[0]
+    assert (answer.torchvision or "").partition("+")[0] == importlib.metadata.version("torchvision").partition("+")[0]
+    assert answer.threads and answer.allowed and answer.isa
+    assert bool(answer.built_for) == bool(answer.cuda or answer.rocm)
+    assert answer.sees_gpu == bool(answer.devices)
 
 
 def test_an_import_that_fails_is_broken_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "raise ImportError('libcudart.so.13: cannot open shared object file: No such file or directory')"
     instead(tmp_path, monkeypatch, body)
-    told = ask()
-    assert told.state == "broken" and (told.error or "").startswith("ImportError: libcudart.so.13: cannot open")
+    answer = ask()
+    assert answer.state == "broken" and (answer.error or "").startswith("ImportError: libcudart.so.13: cannot open")
 
 
 def test_a_torch_that_misses_another_module_is_broken_and_not_missing(
@@ -167,14 +169,14 @@ def test_a_torch_that_misses_another_module_is_broken_and_not_missing(
 
 def test_a_torch_that_crashes_is_told_by_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     instead(tmp_path, monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    told = ask()
-    assert told.state == "crashed" and "SIGILL" in (told.error or "")
+    answer = ask()
+    assert answer.state == "crashed" and "SIGILL" in (answer.error or "")
 
 
 def test_a_torch_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     instead(tmp_path, monkeypatch, "import time; time.sleep(600)")
-    told = ask(0.5)
-    assert (told.state, told.error) == ("hangs", "no answer within 0.5 s")
+    answer = ask(0.5)
+    assert (answer.state, answer.error) == ("hangs", "no answer within 0.5 s")
 
 
 def test_a_missing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +189,17 @@ def test_a_missing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_gpus_answer_is_kept_in_one_line_each() -> None:
     failure = "AcceleratorError: CUDA error: no kernel image is available for execution on the device\nCompile with ..."
     device = {"name": "Tesla P100", "capability": "6.0", "memory_bytes": 17_071_734_784, "failure": failure}
-    told = {"state": "works", "cuda": "13.2", "cudnn": 8907, "nccl": [2, 30, 7], "sees_gpu": True, "devices": [device]}
-    made = torch_build(Answer(told))
-    assert made.devices[0].failure == failure.splitlines()[0]
-    assert (made.cudnn, made.nccl) == ("8.9.7", "2.30.7")
+    values = {
+        "state": "works",
+        "cuda": "13.2",
+        "cudnn": 8907,
+        "nccl": [2, 30, 7],
+        "sees_gpu": True,
+        "devices": [device],
+    }
+    torch = torch_build(Answer(values))
+    assert torch.devices[0].failure == failure.splitlines()[0]
+    assert (torch.cudnn, torch.nccl) == ("8.9.7", "2.30.7")
 
 
 @pytest.mark.parametrize(

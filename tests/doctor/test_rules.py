@@ -102,8 +102,8 @@ def test_a_driver_too_old_says_which_is_needed_and_which_torch_would_do() -> Non
     ],
 )
 def test_the_oldest_driver_of_each_major_version(cuda: str, driver: str, old: bool) -> None:
-    told = rules(Facts(torch=replace(CUDA13, cuda=cuda), accelerators=machine(driver), system=HOST))
-    assert ("driver-too-old" in told) is old
+    findings = rules(Facts(torch=replace(CUDA13, cuda=cuda), accelerators=machine(driver), system=HOST))
+    assert ("driver-too-old" in findings) is old
 
 
 def test_a_gpu_that_torch_sees_is_fine_whatever_the_driver_is_called() -> None:
@@ -180,9 +180,9 @@ def test_a_gpu_in_use_names_who_uses_it() -> None:
         memory_used_bytes=60_000_000_000,
         processes=(GpuProcess(pid=4242, name="python3", memory_bytes=1), GpuProcess(pid=7)),
     )
-    (told,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
-    assert told.rule == "gpu-busy.1"
-    assert told.what == "GPU 1 (A100) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
+    (problem,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
+    assert problem.rule == "gpu-busy.1"
+    assert problem.what == "GPU 1 (A100) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
 
 
 def test_what_holds_a_gpu_back() -> None:
@@ -197,8 +197,8 @@ def test_what_holds_a_gpu_back() -> None:
         pcie_width=4,
         pcie_width_max=16,
     )
-    told = rules(Facts(torch=SEEN, accelerators=machine("580.1", slow)))
-    assert told == ["gpu-throttled.0", "gpu-power.0", "gpu-clock.0", "gpu-link.0"]
+    findings = rules(Facts(torch=SEEN, accelerators=machine("580.1", slow)))
+    assert findings == ["gpu-throttled.0", "gpu-power.0", "gpu-clock.0", "gpu-link.0"]
 
 
 def test_a_gpu_at_rest_is_not_called_slow() -> None:
@@ -207,8 +207,11 @@ def test_a_gpu_at_rest_is_not_called_slow() -> None:
 
 
 def test_memory_errors_are_bad_and_parts_are_noted() -> None:
-    told = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2, mig=True))))
-    assert [(one.rule, one.severity) for one in told] == [("gpu-memory-errors.0", "bad"), ("gpu-parts.0", "note")]
+    problems = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2, mig=True))))
+    assert [(problem.rule, problem.severity) for problem in problems] == [
+        ("gpu-memory-errors.0", "bad"),
+        ("gpu-parts.0", "note"),
+    ]
 
 
 def test_gpus_of_others_are_noted() -> None:
@@ -222,8 +225,8 @@ GB = 10**9
 
 def only(facts: Facts) -> Finding:
     """The one finding that there is."""
-    (found,) = findings(facts)
-    return found
+    (problem,) = findings(facts)
+    return problem
 
 
 def test_facts_of_which_none_is_known_say_nothing() -> None:
@@ -233,10 +236,10 @@ def test_facts_of_which_none_is_known_say_nothing() -> None:
 
 def test_a_quota_is_told_with_how_often_it_was_reached() -> None:
     cpu = Processor(logical=64, allowed=64, quota=3.5, usable=4)
-    told = only(Facts(processor=cpu, load=Load(throttled_share=0.25)))
-    assert (told.rule, told.severity) == ("quota", "warn")
+    finding = only(Facts(processor=cpu, load=Load(throttled_share=0.25)))
+    assert (finding.rule, finding.severity) == ("quota", "warn")
     assert (
-        told.what
+        finding.what
         == "the CPU quota (cgroup) is 3.5 cores of the machine's 64, and the process was throttled in 25 % of its "
         "periods"
     )
@@ -250,8 +253,8 @@ def test_a_quota_above_what_affinity_leaves_costs_nothing() -> None:
 
 @pytest.mark.parametrize(("load", "severity"), [(3.9, None), (5.0, "note"), (8.0, "warn"), (40.0, "warn")])
 def test_load_counts_against_the_machines_cores(load: float, severity: str | None) -> None:
-    found = findings(Facts(processor=EIGHT, load=Load(load_1=load, pressure_cpu_share=0.5)))
-    assert [one.severity for one in found] == ([severity] if severity else [])
+    problems = findings(Facts(processor=EIGHT, load=Load(load_1=load, pressure_cpu_share=0.5)))
+    assert [problem.severity for problem in problems] == ([severity] if severity else [])
 
 
 @pytest.mark.parametrize(
@@ -291,13 +294,13 @@ def test_a_clock_that_is_held_down() -> None:
 def test_a_slow_and_a_wrong_clock() -> None:
     assert only(Facts(system=System(clock_source="hpet"))).rule == "clock-source"
     assert findings(Facts(system=System(clock_source="tsc", clock_behind_seconds=60.0))) == []
-    told = only(Facts(system=System(clock_behind_seconds=400 * 86_400.0)))
-    assert "400 days earlier" in told.what
+    finding = only(Facts(system=System(clock_behind_seconds=400 * 86_400.0)))
+    assert "400 days earlier" in finding.what
 
 
 def test_little_memory_is_told_by_whose_it_is() -> None:
-    told = only(Facts(memory=Memory(total_bytes=64 * GB, limit_bytes=8 * GB, available_bytes=GB // 2)))
-    assert told.what == "500.0 MB of the control group's limit (8.0 GB) is available"
+    finding = only(Facts(memory=Memory(total_bytes=64 * GB, limit_bytes=8 * GB, available_bytes=GB // 2)))
+    assert finding.what == "500.0 MB of the control group's limit (8.0 GB) is available"
     assert only(Facts(memory=Memory(total_bytes=64 * GB, available_bytes=3 * GB))).rule == "memory"
     assert findings(Facts(memory=Memory(total_bytes=2 * GB, available_bytes=GB * 3 // 2))) == []
 
@@ -310,8 +313,8 @@ def test_swap_costs_more_where_memory_is_waited_for() -> None:
 
 
 def test_a_run_that_vanished_has_an_explanation() -> None:
-    told = only(Facts(memory=Memory(out_of_memory_kills=2)))
-    assert told.what == "the kernel killed 2 processes here because memory ran out"
+    finding = only(Facts(memory=Memory(out_of_memory_kills=2)))
+    assert finding.what == "the kernel killed 2 processes here because memory ran out"
 
 
 @pytest.mark.parametrize(
@@ -327,14 +330,14 @@ def test_settings_of_the_kernel(memory: Memory, rule: str) -> None:
 
 
 def test_small_shared_memory_is_noted_and_it_is_said_that_it_does_not_matter_here() -> None:
-    told = only(Facts(places={"shm": Place(path="/dev/shm", kind="tmpfs", total_bytes=67_108_864, writable=True)}))
-    assert (told.rule, told.severity) == ("shm", "note")
-    assert "data loader does not need it" in told.why
+    finding = only(Facts(places={"shm": Place(path="/dev/shm", kind="tmpfs", total_bytes=67_108_864, writable=True)}))
+    assert (finding.rule, finding.severity) == ("shm", "note")
+    assert "data loader does not need it" in finding.why
 
 
 def test_a_cache_on_a_network_costs_and_a_current_folder_there_is_noted() -> None:
     nfs = {"cache": Place(path="/c", kind="nfs4", network=True), "here": Place(path="/h", kind="nfs4", network=True)}
-    assert [(one.rule, one.severity) for one in findings(Facts(places=nfs))] == [
+    assert [(finding.rule, finding.severity) for finding in findings(Facts(places=nfs))] == [
         ("network.cache", "warn"),
         ("network.here", "note"),
     ]
@@ -359,8 +362,8 @@ def test_a_small_disk_with_room_is_not_called_full() -> None:
 
 
 def test_limits_that_are_easily_met() -> None:
-    told = only(Facts(limits=Limits(open_files=256, open_files_most=10_240)))
-    assert (told.rule, told.remedy) == ("open-files", "ulimit -n 10240")
+    finding = only(Facts(limits=Limits(open_files=256, open_files_most=10_240)))
+    assert (finding.rule, finding.remedy) == ("open-files", "ulimit -n 10240")
     assert "hard limit" in only(Facts(limits=Limits(open_files=256, open_files_most=256))).remedy
     assert only(Facts(limits=Limits(open_files=20_000, address_space_bytes=8 << 30))).severity == "warn"
 
@@ -370,12 +373,12 @@ FOUR = Processor(logical=4, allowed=4, usable=4)
 
 def test_pinning_is_bad_by_what_is_left_and_not_by_the_variable() -> None:
     pinned = {"OMP_PROC_BIND": "true"}
-    told = only(Facts(processor=FOUR, torch=Torch(allowed=1), variables=pinned))
-    assert (told.severity, told.what) == (
+    finding = only(Facts(processor=FOUR, torch=Torch(allowed=1), variables=pinned))
+    assert (finding.severity, finding.what) == (
         "bad",
         "after loading torch this process may use 1 core of 4 (OMP_PROC_BIND=true)",
     )
-    assert told.remedy == "unset OMP_PROC_BIND"
+    assert finding.remedy == "unset OMP_PROC_BIND"
     assert findings(Facts(processor=FOUR, torch=Torch(allowed=4), variables=pinned)) == []
 
 
@@ -388,8 +391,8 @@ def test_a_thread_that_is_started_after_torch_inherits_the_pinning() -> None:
         "thread.start(); thread.join(); print(len(os.sched_getaffinity(0)), *told)"
     )
     environment = {**os.environ, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"}
-    told = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).split()
-    assert told[0] == told[1] and int(told[0]) < len(os.sched_getaffinity(0))
+    words = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).split()
+    assert words[0] == words[1] and int(words[0]) < len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
@@ -408,8 +411,8 @@ def test_a_thread_that_is_started_after_torch_inherits_the_pinning() -> None:
 )
 def test_threads_beside_cores(value: str | None, torch: int, severity: str | None) -> None:
     variables = {} if value is None else {"OMP_NUM_THREADS": value}
-    found = findings(Facts(processor=FOUR, torch=Torch(threads=torch), variables=variables))
-    assert [one.severity for one in found] == ([severity] if severity else [])
+    problems = findings(Facts(processor=FOUR, torch=Torch(threads=torch), variables=variables))
+    assert [problem.severity for problem in problems] == ([severity] if severity else [])
 
 
 def test_few_threads_matter_little_beside_a_gpu() -> None:
@@ -425,12 +428,12 @@ def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_thread_on_one_core_is_as_it_should_be() -> None:
-    one = Processor(logical=1, allowed=1, usable=1)
-    assert findings(Facts(processor=one, torch=Torch(threads=1), variables={"OMP_NUM_THREADS": "1"})) == []
+    processor = Processor(logical=1, allowed=1, usable=1)
+    assert findings(Facts(processor=processor, torch=Torch(threads=1), variables={"OMP_NUM_THREADS": "1"})) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "found"),
+    ("name", "value", "is_found"),
     [
         ("CUDA_LAUNCH_BLOCKING", "1", True),
         ("CUDA_LAUNCH_BLOCKING", "0", False),
@@ -446,8 +449,10 @@ def test_one_thread_on_one_core_is_as_it_should_be() -> None:
         ("ATEN_CPU_CAPABILITY", "default", True),
     ],
 )
-def test_variables_cost_by_their_value(name: str, value: str, found: bool) -> None:
-    assert [one.rule for one in findings(Facts(variables={name: value}))] == ([f"variable.{name}"] if found else [])
+def test_variables_cost_by_their_value(name: str, value: str, is_found: bool) -> None:
+    assert [finding.rule for finding in findings(Facts(variables={name: value}))] == (
+        [f"variable.{name}"] if is_found else []
+    )
 
 
 def test_an_empty_variable_costs_nothing() -> None:
@@ -456,8 +461,8 @@ def test_an_empty_variable_costs_nothing() -> None:
 
 def test_other_allocators() -> None:
     assert only(Facts(allocator=Allocator(preloaded=("libjemalloc.so.2",)))).severity == "note"
-    told = only(Facts(allocator=Allocator(preloaded=("libtcmalloc.so.4 (not loaded)",))))
-    assert (told.rule, told.severity) == ("preload", "warn")
+    finding = only(Facts(allocator=Allocator(preloaded=("libtcmalloc.so.4 (not loaded)",))))
+    assert (finding.rule, finding.severity) == ("preload", "warn")
 
 
 def test_vector_code_older_than_the_processor() -> None:
@@ -486,13 +491,13 @@ def test_vector_code_older_than_the_processor() -> None:
     ],
 )
 def test_decoders(decoders: Decoders, rules: list[str]) -> None:
-    assert [one.rule for one in findings(Facts(decoders=decoders))] == rules
+    assert [finding.rule for finding in findings(Facts(decoders=decoders))] == rules
 
 
 @pytest.mark.parametrize(("isa", "rules"), [("avx2", ["parts"]), ("avx512", ["parts"]), ("sse4.2", [])])
 def test_parts_of_jpegs_are_missed_where_the_processor_could_decode_them(isa: str, rules: list[str]) -> None:
     facts = Facts(processor=Processor(isa=isa), decoders=Decoders(parts="no"))
-    assert [one.rule for one in findings(facts) if one.rule == "parts"] == rules
+    assert [finding.rule for finding in findings(facts) if finding.rule == "parts"] == rules
 
 
 def test_versions_out_of_range_and_missing_packages() -> None:
@@ -504,10 +509,10 @@ def test_versions_out_of_range_and_missing_packages() -> None:
         "numpy": Package(version="2.4.6", wanted=">=1.26", fits=True),
         "triton": Package(version="3.9.0"),
     }
-    told = {one.rule: one for one in findings(Facts(packages=packages))}
-    assert list(told) == ["missing.safetensors", "version.torch", "version.python"]
-    assert told["version.torch"].what == "torch 2.4.0 is outside >=2.10"
-    assert told["missing.safetensors"].remedy == "pip install 'safetensors>=0.5'"
+    by_rule = {finding.rule: finding for finding in findings(Facts(packages=packages))}
+    assert list(by_rule) == ["missing.safetensors", "version.torch", "version.python"]
+    assert by_rule["version.torch"].what == "torch 2.4.0 is outside >=2.10"
+    assert by_rule["missing.safetensors"].remedy == "pip install 'safetensors>=0.5'"
 
 
 SIZES = st.one_of(st.none(), st.integers(0, 10**13))
@@ -544,22 +549,22 @@ FACTS = st.builds(
 
 @given(FACTS)
 def test_every_finding_says_what_why_and_what_to_do_the_worst_first(facts: Facts) -> None:
-    found = findings(facts)
-    assert all(one.what and one.why and one.remedy for one in found)
-    assert len({one.rule for one in found}) == len(found)
-    places = [SEVERITIES.index(one.severity) for one in found]
+    problems = findings(facts)
+    assert all(problem.what and problem.why and problem.remedy for problem in problems)
+    assert len({problem.rule for problem in problems}) == len(problems)
+    places = [SEVERITIES.index(problem.severity) for problem in problems]
     assert places == sorted(places)
 
 
 def test_of_two_as_severe_the_gpu_comes_first() -> None:
     warned = findings(Facts(torch=CPU, accelerators=machine(files=0), system=DOCKER, load=Load(steal_share=0.5)))
-    assert [one.rule for one in warned] == ["torch-without-cuda", "steal"]
+    assert [finding.rule for finding in warned] == ["torch-without-cuda", "steal"]
 
 
 def test_every_rule_is_on_the_page() -> None:
     names = set(re.findall(r'Finding\(\s*f?"([a-z-]+)', Path(rule_module.__file__).read_text()))
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
     rows = [line.partition(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
-    told = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
-    assert {name for name in names if name not in told and not name.endswith("-")} == set()
-    assert {"variable", "missing", "pressure-memory", "pressure-disk"} <= told and len(names) > 45
+    words = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    assert {name for name in names if name not in words and not name.endswith("-")} == set()
+    assert {"variable", "missing", "pressure-memory", "pressure-disk"} <= words and len(names) > 45

@@ -91,7 +91,7 @@ def _found(*severities: Severity) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("torch", "told"),
+    ("torch", "text"),
     [
         (Torch(state="works", sees_gpu=True, devices=(H100_SEEN,)), "trains on NVIDIA H100 80GB HBM3"),
         (
@@ -107,8 +107,8 @@ def _found(*severities: Severity) -> list[Finding]:
         (Torch(), "the device that training would use is unknown"),
     ],
 )
-def test_what_training_would_run_on(torch: Torch, told: str) -> None:
-    assert verdict(Facts(torch=torch, processor=Processor(usable=1)), []) == f"{told}: no problems found"
+def test_what_training_would_run_on(torch: Torch, text: str) -> None:
+    assert verdict(Facts(torch=torch, processor=Processor(usable=1)), []) == f"{text}: no problems found"
 
 
 def test_cores_that_nobody_could_count_are_not_told() -> None:
@@ -116,39 +116,39 @@ def test_cores_that_nobody_could_count_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("severities", "told"),
+    ("severities", "text"),
     [
         (("note",), "no problems found, 1 note"),
         (("warn", "note", "note"), "1 warning, 2 notes"),
         (("bad", "bad", "warn", "warn"), "2 bad, 2 warnings"),
     ],
 )
-def test_findings_are_counted_and_a_note_is_nothing_wrong(severities: tuple[Severity, ...], told: str) -> None:
-    assert verdict(Facts(), _found(*severities)).endswith(f": {told}")
+def test_findings_are_counted_and_a_note_is_nothing_wrong(severities: tuple[Severity, ...], text: str) -> None:
+    assert verdict(Facts(), _found(*severities)).endswith(f": {text}")
 
 
 PARTS = ("system", "processor", "load", "memory", "places", "limits", "allocator", "variables", "torch", "accelerators")
 
 
 def test_the_keys_are_the_same_on_every_machine() -> None:
-    empty, told = document(Facts(), []), document(full(), findings(full()))
-    assert list(told)[:4] == ["kind", "version", "made", "findings"]
-    assert (told["kind"], told["version"]) == ("steadytrain doctor", 1)
-    assert list(empty) == list(told) == ["kind", "version", "made", "findings", *PARTS, "decoders", "packages"]
-    assert all(empty[part].keys() == told[part].keys() for part in ("system", "processor", "memory", "torch", "load"))
-    assert list(told["findings"][0]) == ["rule", "severity", "what", "why", "remedy"]
+    empty, result = document(Facts(), []), document(full(), findings(full()))
+    assert list(result)[:4] == ["kind", "version", "made", "findings"]
+    assert (result["kind"], result["version"]) == ("steadytrain doctor", 1)
+    assert list(empty) == list(result) == ["kind", "version", "made", "findings", *PARTS, "decoders", "packages"]
+    assert all(empty[part].keys() == result[part].keys() for part in ("system", "processor", "memory", "torch", "load"))
+    assert list(result["findings"][0]) == ["rule", "severity", "what", "why", "remedy"]
 
 
 def test_what_is_unknown_is_null_and_not_zero() -> None:
-    told = document(Facts(places={"cache": Place(path="/c")}), [])
-    assert told["places"]["cache"]["free_bytes"] is None and told["processor"]["quota"] is None
-    assert told["accelerators"]["on_bus"] is None
+    result = document(Facts(places={"cache": Place(path="/c")}), [])
+    assert result["places"]["cache"]["free_bytes"] is None and result["processor"]["quota"] is None
+    assert result["accelerators"]["on_bus"] is None
 
 
 def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
-    told = document(full(), findings(full()))
-    (tmp_path / "a.json").write_text(json.dumps(told))
-    assert read(tmp_path / "a.json") == json.loads(json.dumps(told))
+    result = document(full(), findings(full()))
+    (tmp_path / "a.json").write_text(json.dumps(result))
+    assert read(tmp_path / "a.json") == json.loads(json.dumps(result))
 
 
 @pytest.mark.parametrize(

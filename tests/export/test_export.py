@@ -98,8 +98,10 @@ def test_an_exported_file_gives_the_checkpoints_answers_here_and_without_steadyt
     same = ("classes", "input", "temperature", "calibrated_on", "name", "is_multi_label")
     assert all(getattr(exported, name) == getattr(trained, name) for name in same)
     assert trained.temperature != 1
-    expected, found = st.evaluate(trained, digits), st.evaluate(path, digits)
-    assert (found.n, found.right) == (expected.n, expected.right) and found.loss == pytest.approx(expected.loss, 1e-4)
+    expected, document = st.evaluate(trained, digits), st.evaluate(path, digits)
+    assert (document.n, document.right) == (expected.n, expected.right) and document.loss == pytest.approx(
+        expected.loss, 1e-4
+    )
 
     script = BEFORE + READERS[suffix] + AFTER
     np.save(tmp_path / "images.npy", images)
@@ -335,9 +337,9 @@ def test_a_missing_engine_is_named_with_its_remedy(tmp_path: Path, monkeypatch: 
 
 
 def test_descriptions_of_later_versions_can_be_read() -> None:
-    one = Description(model="m", input=Input(size=8, channels=1), classes=("a", "b"))
-    values = json.loads(one.to_json()) | {"new": 1}
-    assert Description.from_json(json.dumps(values), where="x") == one
+    description = Description(model="m", input=Input(size=8, channels=1), classes=("a", "b"))
+    values = json.loads(description.to_json()) | {"new": 1}
+    assert Description.from_json(json.dumps(values), where="x") == description
 
 
 def test_networks_of_several_inputs_and_outputs_are_exported(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def ask(
 def metrics(server: Server) -> dict[tuple[str, ...], float]:
     """Every sample of /metrics, by its name and its labels' values."""
     families = text_string_to_metric_families(ask(server, "/metrics").body)
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -240,7 +240,7 @@ def form(*files: tuple[str, bytes], **fields: str) -> tuple[bytes, str]:
 def pairs(row: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Classes and probabilities of an image in a response."""
     assert row["error"] is None
-    return [(found["class"], found["probability"]) for found in row["classes"]]
+    return [(class_name["class"], class_name["probability"]) for class_name in row["classes"]]
 
 
 def test_answers_equal_predict_to_the_last_digit(server: Server, trained: Trained, images: dict[str, Path]) -> None:
@@ -256,7 +256,7 @@ def test_forms_and_json_give_each_image_its_answer_or_its_error(
     server: Server, trained: Trained, images: dict[str, Path]
 ) -> None:
     good = [images["large.jpg"], images["clear.png"]]
-    expected = [found.classes[0] for found in predict(trained, good)]
+    expected = [prediction.classes[0] for prediction in predict(trained, good)]
     body, kind = form(*((path.name, path.read_bytes()) for path in good), ("bad.jpg", b"no image"), top="1")
     reply = ask(server, "/predict", body, kind=kind)
     assert reply.status == 200
@@ -276,9 +276,9 @@ def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[
     alone = ask(server, "/predict", images["large.jpg"].read_bytes()).body["images"][0]["classes"]
     names = ["1.jpg", "moved", "out", "huge"]
     body = json.dumps({"urls": [f"{server.pictures}/{name}" for name in names]}).encode()
-    found, moved, out, huge = ask(server, "/predict", body, kind="application/json").body["images"]
-    assert [one["class"] for one in found["classes"]] == [one["class"] for one in alone]
-    assert moved["classes"] == found["classes"]
+    image, moved, out, huge = ask(server, "/predict", body, kind="application/json").body["images"]
+    assert [class_name["class"] for class_name in image["classes"]] == [prediction["class"] for prediction in alone]
+    assert moved["classes"] == image["classes"]
     assert "secret is not in this server's list" in out["error"]
     assert f"more than {MAX_BYTES:,} bytes" in huge["error"]
     too_much = {"urls": [f"{server.pictures}/half"] * MAX_IMAGES}  # each is small enough, all of them are not
@@ -393,8 +393,10 @@ def test_json_writers_may_escape_the_signs_of_base64(server: Server, images: dic
         body = b'{"top": 5, "images": ["%s", "data:image%spng;base64,%s"]}' % (escaped, slash, escaped)
         rows = ask(server, "/predict", body, kind="application/json").body["images"]
         for row in rows:  # two in a batch: the last bits of a probability may differ
-            assert [name for name, _ in pairs(row)] == [found["class"] for found in expected]
-            assert [p for _, p in pairs(row)] == pytest.approx([found["probability"] for found in expected], rel=1e-5)
+            assert [name for name, _ in pairs(row)] == [prediction["class"] for prediction in expected]
+            assert [p for _, p in pairs(row)] == pytest.approx(
+                [prediction["probability"] for prediction in expected], rel=1e-5
+            )
     twice = b'{"images": ["%s", "\\u00000"]}' % text
     assert ask(server, "/predict", twice, kind="application/json").body["images"][1]["error"] == "it is not base64"
 
@@ -464,7 +466,7 @@ def test_a_full_queue_answers_429_and_says_when_to_come_again(server: Server, im
         last.sendall(jpeg[-1:])
         assert refused.status == 429 and int(refused.headers["retry-after"]) >= 1
         assert f"the queue is full ({MAX_QUEUE} images)" in refused.body["error"]
-        assert [one.result().status for one in full] == [200] * len(full)
+        assert [request.result().status for request in full] == [200] * len(full)
     assert ask(server, "/predict", jpeg).status == 200
 
 
@@ -613,7 +615,7 @@ def test_sigterm_answers_the_requests_at_hand_and_then_ends(server: Server, imag
         assert late.status == 503 and "stopping" in late.body["error"]
         last.sendall(jpeg[-1:])
         assert reply_on(last)[0] == 200
-        assert [one.result().status for one in waiting] == [200, 200]
+        assert [request.result().status for request in waiting] == [200, 200]
     assert server.process.wait(20) == 0
     *lines, end = server.messages.read_text().splitlines()
     assert end == "stopped: pending requests were answered"

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.gpu
 
 def _trained(folder: Path, recipe: Recipe, **changes: object) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Weights, and what was noticed."""
-    told = {"parallel.device": "cuda", "parallel.deterministic": True, **changes}
-    run = Run.create(folder, recipe.with_(told))
+    values = {"parallel.device": "cuda", "parallel.deterministic": True, **changes}
+    run = Run.create(folder, recipe.with_(values))
     train(run, allow_import=True)
     notices = [event.message for event in run.events() if isinstance(event, Noticed)]
     return load_file(folder / "model.safetensors"), notices
@@ -42,7 +42,7 @@ def _trained(folder: Path, recipe: Recipe, **changes: object) -> tuple[dict[str,
 def test_a_graph_trains_the_same_weights(recipe: Recipe, tmp_path: Path, changes: dict[str, object]) -> None:
     plain, _ = _trained(tmp_path / "plain", recipe, **changes)
     replayed, notices = _trained(tmp_path / "graph", recipe, **changes, **{"parallel.graph": True})
-    assert any("as one CUDA graph" in told for told in notices), notices
+    assert any("as one CUDA graph" in notice for notice in notices), notices
     assert all(torch.equal(plain[name], replayed[name]) for name in plain)
 
 
@@ -94,12 +94,12 @@ def nets(own: Callable[[str, str], Path]) -> str:
 
 
 def test_dropout_draws_anew_in_each_update(recipe: Recipe, tmp_path: Path, nets: str) -> None:
-    told, notices = _trained(tmp_path / "run", recipe, **{"model.name": f"{nets}:drops", "parallel.graph": True})
-    assert any("as one CUDA graph" in told for told in notices), notices
-    assert told["changes"] >= 15  # of 20: the same count may come twice by chance
+    losses, notices = _trained(tmp_path / "run", recipe, **{"model.name": f"{nets}:drops", "parallel.graph": True})
+    assert any("as one CUDA graph" in notice for notice in notices), notices
+    assert losses["changes"] >= 15  # of 20: the same count may come twice by chance
 
 
 def test_what_waits_for_the_device_is_told_and_trained_without(recipe: Recipe, tmp_path: Path, nets: str) -> None:
-    told, notices = _trained(tmp_path / "run", recipe, **{"model.name": f"{nets}:asks", "parallel.graph": True})
-    assert any("cannot be recorded as a graph" in told for told in notices), notices
-    assert told["head.weight"].isfinite().all()
+    losses, notices = _trained(tmp_path / "run", recipe, **{"model.name": f"{nets}:asks", "parallel.graph": True})
+    assert any("cannot be recorded as a graph" in notice for notice in notices), notices
+    assert losses["head.weight"].isfinite().all()

@@ -34,10 +34,10 @@ def test_steps_between_log_lines_never_wait_for_the_device(on_gpu: Recipe, tmp_p
 
 def test_a_gpu_sees_the_same_samples_and_learns_alike(recipe: Recipe, on_gpu: Recipe, tmp_path: Path) -> None:
     losses = {}
-    for name, one in (("cpu", recipe), ("gpu", on_gpu)):
-        told = list(steps(Run.create(tmp_path / name, one)))
-        assert [e.n for e in told if isinstance(e, Evaluated)] == [80, 80]
-        losses[name] = [e.loss for e in told if isinstance(e, Logged)]
+    for name, changed in (("cpu", recipe), ("gpu", on_gpu)):
+        events = list(steps(Run.create(tmp_path / name, changed)))
+        assert [e.n for e in events if isinstance(e, Evaluated)] == [80, 80]
+        losses[name] = [e.loss for e in events if isinstance(e, Logged)]
     assert losses["gpu"] == pytest.approx(losses["cpu"], rel=0.05)
 
 
@@ -64,8 +64,8 @@ def test_memory_is_in_segments_that_grow_or_as_the_user_says(
                 kinds = {segment["is_expandable"] for segment in torch.cuda.memory_snapshot()}  # type: ignore[no-untyped-call]
         return next(event.machine["segments"] for event in run.events() if isinstance(event, Started)), kinds
 
-    told, kinds = trained("grows")
-    assert (told, True in kinds) == ("growing", True)
+    events, kinds = trained("grows")
+    assert (events, True in kinds) == ("growing", True)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
     assert trained("asked")[0] == "PYTORCH_ALLOC_CONF"
 
@@ -99,12 +99,12 @@ def test_images_that_fit_lie_on_the_gpu_and_its_batches_are_those_of_the_host() 
             ImageLoader(small_pngs(200, height=32, width=32), cut, batch_size=64, stop=6400, pin=True, device=there)
             for there in (gpu, None)
         )
-        for one, other in zip(load(ours, gpu), load(theirs, gpu), strict=True):
-            assert one.images.device == gpu and one.images.equal(other.images) and one.labels.equal(other.labels)
+        for this, other in zip(load(ours, gpu), load(theirs, gpu), strict=True):
+            assert this.images.device == gpu and this.images.equal(other.images) and this.labels.equal(other.labels)
         assert ours.stats().device_bytes == 200 * 32 * 32 * 3
         assert isinstance(list(ours)[-1], ResidentBatch)
 
 
 def test_a_run_keeps_its_images_on_the_gpu_and_tells_it(on_gpu: Recipe, tmp_path: Path) -> None:
-    told = [event for event in steps(Run.create(tmp_path / "run", on_gpu)) if isinstance(event, FeedStats)]
-    assert told[-1].device_bytes == told[-1].kept_bytes == 320 * 8 * 8
+    feed_stats = [event for event in steps(Run.create(tmp_path / "run", on_gpu)) if isinstance(event, FeedStats)]
+    assert feed_stats[-1].device_bytes == feed_stats[-1].kept_bytes == 320 * 8 * 8

@@ -20,9 +20,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_pages_of_the_commands_are_up_to_date() -> None:
-    told: dict[str, str] = runpy.run_path(str(DOCS / "generate_cli.py"))["pages"]()
+    values: dict[str, str] = runpy.run_path(str(DOCS / "generate_cli.py"))["pages"]()
     written = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "cli").glob("*.md")}
-    stale = [name for name in told.keys() | written.keys() if told.get(name) != written.get(name)]
+    stale = [name for name in values.keys() | written.keys() if values.get(name) != written.get(name)]
     assert not stale, "run: python docs/generate_cli.py"
 
 
@@ -64,8 +64,8 @@ def test_every_field_of_every_event_is_on_the_page(kind: type[Event]) -> None:
     assert section, f"docs/events.md has no section {kind.__name__}"
     rows = re.findall(r"^\| `(\w+)` \| ((?:[^|\\]|\\\|)+) \|", section[1], re.M)
     common = set() if kind is Event else {field.name for field in fields(Event)}
-    told = [(field.name, str(field.type).replace('"', "'")) for field in fields(kind) if field.name not in common]
-    assert [(name, hint.replace("\\|", "|").strip()) for name, hint in rows] == told
+    lines = [(field.name, str(field.type).replace('"', "'")) for field in fields(kind) if field.name not in common]
+    assert [(name, hint.replace("\\|", "|").strip()) for name, hint in rows] == lines
 
 
 def test_the_tree_on_the_page_is_the_tree() -> None:
@@ -78,10 +78,10 @@ def test_the_tree_on_the_page_is_the_tree() -> None:
 
 def test_every_benchmark_is_on_its_page() -> None:
     folder = DOCS.parent / "benchmarks"
-    told = set(re.findall(r"^\| `(\w+\.py)` \|", (folder / "README.md").read_text(encoding="utf-8"), re.M))
-    assert told == {path.name for path in folder.glob("*.py")} - {"machine.py"}
+    words = set(re.findall(r"^\| `(\w+\.py)` \|", (folder / "README.md").read_text(encoding="utf-8"), re.M))
+    assert words == {path.name for path in folder.glob("*.py")} - {"machine.py"}
 
 
 def test_every_page_is_in_the_index() -> None:
-    told = (DOCS / "index.md").read_text(encoding="utf-8").partition("```{toctree}")[2]
-    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^([\w-]+)$", told, re.M))
+    contents = (DOCS / "index.md").read_text(encoding="utf-8").partition("```{toctree}")[2]
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^([\w-]+)$", contents, re.M))

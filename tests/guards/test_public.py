@@ -84,14 +84,14 @@ def _torch_free() -> list[str]:
 
 def _loaded_after(line: str) -> str:
     """The last line that a process writes, which has run ``line``: the heavy packages it has loaded."""
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", ASK.format(line=line, heavy=HEAVY)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         check=True,
     )
-    return told.stderr.splitlines()[-1]
+    return process.stderr.splitlines()[-1]
 
 
 def test_the_public_names_are_these() -> None:

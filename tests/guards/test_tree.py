@@ -23,8 +23,8 @@ NOT_RUN = "<!-- not run"
 def _tracked() -> list[Path]:
     if not (PROJECT / ".git").exists():
         return []
-    told = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, check=True).stdout
-    return [PROJECT / name for name in told.decode().split("\0") if name and (PROJECT / name).is_file()]
+    output = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, check=True).stdout
+    return [PROJECT / name for name in output.decode().split("\0") if name and (PROJECT / name).is_file()]
 
 
 def _pages() -> list[Path]:
@@ -33,15 +33,15 @@ def _pages() -> list[Path]:
 
 def _blocks(languages: str) -> list[tuple[Path, int, str, bool]]:
     """Page, line and text of every fenced block in these languages, and whether it is to be run."""
-    found = []
+    rows = []
     for page in _pages():
         text = page.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             before = text[: match.start()].rstrip().splitlines()[-1:]
             run = not any(line.strip().startswith(NOT_RUN) for line in before)
             if match[2] in languages.split():
-                found.append((page.relative_to(PROJECT), text[: match.start()].count("\n") + 2, match[3], run))
-    return found
+                rows.append((page.relative_to(PROJECT), text[: match.start()].count("\n") + 2, match[3], run))
+    return rows
 
 
 def _name(block: tuple[Path, int, str, bool]) -> str:
@@ -51,13 +51,13 @@ def _name(block: tuple[Path, int, str, bool]) -> str:
 def test_no_file_names_the_machine_it_was_made_on() -> None:
     if not (tracked := _tracked()):
         pytest.skip("not a git checkout: the list of tracked files is unknown")
-    found = [
+    texts = [
         f"{path.relative_to(PROJECT)}:{number}: {line.strip()[:120]}"
         for path in tracked
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
         if PLACES.search(line)
     ]
-    assert not found
+    assert not texts
 
 
 @pytest.mark.parametrize("block", _blocks("python"), ids=_name)

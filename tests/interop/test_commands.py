@@ -88,15 +88,15 @@ def test_dist_async_is_the_asynchronous_engine() -> None:
 
 def test_without_ray_dist_async_is_synchronous_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    told = translate("launch", ASYNC.split())
-    assert "--batch-size 128 " in " ".join(told.commands[0]) and "async" not in told.commands[0]
-    said = dict(told.rows)["--kv-store dist_async"]
-    assert said.startswith("synchronous") and "pip install 'steadytrain[async]'" in said
+    translation = translate("launch", ASYNC.split())
+    assert "--batch-size 128 " in " ".join(translation.commands[0]) and "async" not in translation.commands[0]
+    values = dict(translation.rows)["--kv-store dist_async"]
+    assert values.startswith("synchronous") and "pip install 'steadytrain[async]'" in values
 
 
 def test_dist_async_of_one_worker_is_training_as_ever() -> None:
-    told = translate("train_cifar10", ["--num-layers", "20", "--kv-store", "dist_async"])
-    assert "async" not in told.commands[0] and "one worker" in dict(told.rows)["--kv-store dist_async"]
+    translation = translate("train_cifar10", ["--num-layers", "20", "--kv-store", "dist_async"])
+    assert "async" not in translation.commands[0] and "one worker" in dict(translation.rows)["--kv-store dist_async"]
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_a_training_writes_the_log_that_parse_log_reads(data_folder: Path, tmp_p
     ]
     assert {m[1] for m in speeds} == {"0", "1"}
     for pattern in (r".*Epoch\[(\d+)\] Train-accuracy.*=([.\d]+)", r".*Epoch\[(\d+)\] Validation-accuracy.*=([.\d]+)"):
-        found = [re.match(pattern, line) for line in lines]
-        assert [match[1] for match in found if match] == ["0", "1"]
+        matches = [re.match(pattern, line) for line in lines]
+        assert [match[1] for match in matches if match] == ["0", "1"]
 
 
 def test_an_index_is_as_rec2idx_writes_it(data_folder: Path, tmp_path: Path) -> None:

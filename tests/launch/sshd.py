@@ -42,18 +42,18 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     for name in ("user", "host"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     key = " ".join((folder / "host.pub").read_text().split()[:2])
-    (folder / "known_hosts").write_text("".join(f"[{one}]:{port} {key}\n" for one in ADDRESSES))
+    (folder / "known_hosts").write_text("".join(f"[{address}]:{port} {key}\n" for address in ADDRESSES))
     _write_config(folder, port)
     started = [_start(program, folder, address, port) for address in ADDRESSES]
     try:
         for address in ADDRESSES:
             _wait_for(address, port)
         options = ("-F", str(folder / "ssh_config"))
-        yield Sshd(hosts=tuple(f"{one}:{port}" for one in ADDRESSES), options=options, port=port)
+        yield Sshd(hosts=tuple(f"{address}:{port}" for address in ADDRESSES), options=options, port=port)
     finally:
-        for one in started:
-            one.terminate()
-            one.wait()
+        for server in started:
+            server.terminate()
+            server.wait()
 
 
 def _write_config(folder: Path, port: int) -> None:
@@ -73,9 +73,9 @@ def _start(program: str, folder: Path, address: str, port: int) -> subprocess.Po
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])
 
 
 def _wait_for(address: str, port: int) -> None:

@@ -15,7 +15,7 @@ from steadytrain.launch.job import Host, parse_host, read_hosts, spread
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("values", "message"),
     [
         ({"words": ()}, "-- train data.rec"),
         ({"words": ("trian",)}, "Did you mean train?"),
@@ -35,9 +35,9 @@ from steadytrain.launch.job import Host, parse_host, read_hosts, spread
         ({"restarts": -1}, "0 to 1000"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said.replace("(", r"\(")):
-        Job(**{"words": ("train", "a.rec"), **given})
+def test_what_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        Job(**{"words": ("train", "a.rec"), **values})
 
 
 def test_a_job_goes_through_plain_data() -> None:
@@ -47,8 +47,8 @@ def test_a_job_goes_through_plain_data() -> None:
 
 
 def test_jobs_meet_at_ports_of_their_own() -> None:
-    one, other = (Job(words=("train", "a.rec", "--run", run)) for run in ("runs/a", "runs/b"))
-    assert one.meeting_port != other.meeting_port and 20000 <= one.meeting_port < 30000
+    first, other = (Job(words=("train", "a.rec", "--run", run)) for run in ("runs/a", "runs/b"))
+    assert first.meeting_port != other.meeting_port and 20000 <= first.meeting_port < 30000
     assert Job(words=("train",), port=29500).meeting_port == 29500
 
 
@@ -71,7 +71,7 @@ def test_hosts_files_of_trackers_and_mpi_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("\n# nobody\n", "lists no host"),
         ("a\nb c\n", "hosts, line 2: 'b c' is not a host"),
@@ -84,15 +84,17 @@ def test_hosts_files_of_trackers_and_mpi_are_read() -> None:
         ("$(touch x)\n", "is not a host"),
     ],
 )
-def test_a_wrong_line_is_named(text: str, said: str) -> None:
+def test_a_wrong_line_is_named(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read_hosts(text, "hosts")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @given(st.integers(1, 8), st.integers(1, 64))
 def test_each_rank_has_one_place(hosts: int, ranks: int) -> None:
     machines = spread([Host(name=f"n{place}") for place in range(hosts)], None, ranks)
-    assert [rank for one in machines for rank in range(one.first, one.first + one.procs)] == list(range(ranks))
-    counts = [one.procs for one in machines]
+    assert [rank for machine in machines for rank in range(machine.first, machine.first + machine.procs)] == list(
+        range(ranks)
+    )
+    counts = [machine.procs for machine in machines]
     assert max(counts) - min(counts) <= 1 and counts == sorted(counts, reverse=True)

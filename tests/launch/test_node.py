@@ -46,9 +46,9 @@ def test_each_rank_finds_its_world() -> None:
     flags = ["--size", "5", "--procs", "2", "--first", "3", "--address", "gpu0", "--port", "29500"]
     done = _node(*flags, program=SHOW)
     assert done.returncode == 0, done.stderr
-    told = dict(line.split("] ", 1) for line in done.stdout.splitlines())
-    assert told.keys() == {"[3 gpu1", "[4 gpu1"}
-    assert json.loads(told["[4 gpu1"]) == {
+    values = dict(line.split("] ", 1) for line in done.stdout.splitlines())
+    assert values.keys() == {"[3 gpu1", "[4 gpu1"}
+    assert json.loads(values["[4 gpu1"]) == {
         "rank": 4,
         "size": 5,
         "local_rank": 1,
@@ -69,8 +69,8 @@ def test_a_task_of_skypilot_and_a_train_job_start_their_ranks() -> None:
     )
     manifest = render("kubernetes", replace(job, kubernetes=Kubernetes(kind="trainjob"))).files[0].text
     trainer = yaml.safe_load(manifest)["spec"]["trainer"]
-    given = {"$(PET_NODE_RANK)": "1", "$(PET_MASTER_ADDR)": "10.0.0.1"}
-    words = [given.get(word, word) for word in (*trainer["command"], *trainer["args"])]
+    values = {"$(PET_NODE_RANK)": "1", "$(PET_MASTER_ADDR)": "10.0.0.1"}
+    words = [values.get(word, word) for word in (*trainer["command"], *trainer["args"])]
     kubeflow = subprocess.run(words, text=True, capture_output=True, check=True)
     for done in (sky, kubeflow):
         worlds = [json.loads(line.partition("] ")[2]) for line in sorted(done.stdout.splitlines())]

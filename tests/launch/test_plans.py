@@ -158,15 +158,15 @@ def test_how_a_job_is_handed_over(on: str, job: Job, argv: list[str]) -> None:
 
 @pytest.mark.parametrize(("on", "job"), JOBS)
 def test_a_plan_is_plain_data_and_the_same_every_time(on: str, job: Job) -> None:
-    told = render(on, job).to_dict()
-    assert json.loads(json.dumps(told)) == told == render(on, job).to_dict()
+    document = render(on, job).to_dict()
+    assert json.loads(json.dumps(document)) == document == render(on, job).to_dict()
 
 
 def test_every_launcher_is_held_by_a_text() -> None:
     assert {on for on, _ in JOBS} == LAUNCHERS.keys()
 
 
-@pytest.mark.parametrize(("on", "job"), [one for one in JOBS if one[0] in ("slurm", "ssh", "mpi", "sky")])
+@pytest.mark.parametrize(("on", "job"), [job for job in JOBS if job[0] in ("slurm", "ssh", "mpi", "sky")])
 def test_the_value_of_a_variable_without_one_stands_nowhere(on: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_never_shown")
     assert "hf_never_shown" not in json.dumps(render(on, job).to_dict())
@@ -186,10 +186,10 @@ def test_an_array_is_slurms(on: str) -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say() -> None:
     script = render("slurm", SLURM).files[0].text  # SC2016: what is quoted is not to be expanded
-    told = subprocess.run(
+    process = subprocess.run(
         ["shellcheck", "--exclude=SC2016", "-"], input=script, text=True, capture_output=True, check=False
     )
-    assert told.returncode == 0, told.stdout
+    assert process.returncode == 0, process.stdout
 
 
 words = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=4)
@@ -200,21 +200,21 @@ def test_hostile_words_stay_single_words(rest: list[str]) -> None:
     job = Job(words=("python", "x.py", *rest), hosts=HOSTS, folder="/a b; c", python="/a 'b'/python")
     *_, run = render("ssh", job).stages
     for command in run.commands:
-        told = shlex.split(command.argv[-1])  # as the shell there reads it
-        assert told[: 1 + 1] == ["cd", "/a b; c"] and told[2:5] == ["&&", "exec", "/a 'b'/python"]
-        assert told[told.index("--") + 1 :] == ["x.py", *rest]
+        shell_words = shlex.split(command.argv[-1])  # as the shell there reads it
+        assert shell_words[: 1 + 1] == ["cd", "/a b; c"] and shell_words[2:5] == ["&&", "exec", "/a 'b'/python"]
+        assert shell_words[shell_words.index("--") + 1 :] == ["x.py", *rest]
     script = render("slurm", Job(words=("python", "x.py", *rest))).files[0].text
     begin, end = script.index("srun ") + 5, script.index(" &\nranks=")
-    told = shlex.split(script[begin:end])
-    assert told[told.index("--") + 1 :] == ["x.py", *rest]
+    shell_words = shlex.split(script[begin:end])
+    assert shell_words[shell_words.index("--") + 1 :] == ["x.py", *rest]
 
 
 @given(words)
 def test_every_scheduler_hands_over_the_same_words(rest: list[str]) -> None:
     job = Job(words=("python", "x.py", *rest), nodes=2, procs=2, image="a")
     container = _containers(render("kubernetes", job).files[0].text)[0]
-    told = [word.replace("$$(", "$(") for word in container["args"]]
-    assert told[told.index("--") + 1 :] == ["x.py", *(word.replace("$$(", "$(") for word in rest)]
+    changes = [word.replace("$$(", "$(") for word in container["args"]]
+    assert changes[changes.index("--") + 1 :] == ["x.py", *(word.replace("$$(", "$(") for word in rest)]
     line = json.loads(render("yarn", job).files[0].text)["components"][0]["launch_command"]
     assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
     manifest = yaml.safe_load(render("kubernetes", replace(job, kubernetes=Kubernetes(kind="trainjob"))).files[0].text)
@@ -227,12 +227,12 @@ def test_every_scheduler_hands_over_the_same_words(rest: list[str]) -> None:
 
 
 def _containers(manifests: str) -> list[dict[str, Any]]:
-    (job,) = [one for one in yaml.safe_load_all(manifests) if one["kind"] == "Job"]
+    (job,) = [manifest for manifest in yaml.safe_load_all(manifests) if manifest["kind"] == "Job"]
     return list(job["spec"]["template"]["spec"]["containers"])
 
 
 @pytest.mark.parametrize(
-    ("on", "job", "said"),
+    ("on", "job", "message"),
     [
         ("pbs", Job(words=TRAIN), "unknown launcher 'pbs'"),
         ("local", Job(words=TRAIN, nodes=2), "--hosts FILE"),
@@ -250,8 +250,8 @@ def _containers(manifests: str) -> list[dict[str, Any]]:
         ("sky", Job(words=TRAIN, image="a", least=1, nodes=2), "a single number for --nodes"),
     ],
 )
-def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, said: str) -> None:
-    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
         render(on, job)
 
 
@@ -259,8 +259,8 @@ def test_what_makes_no_difference_there_is_told() -> None:
     plan = render("local", Job(words=TRAIN, image="a", slurm=Slurm(qos="high")))
     assert plan.notes == ("image, slurm: not used by local",)
     assert render("kubernetes", RAY_JOB).notes[-1].startswith("procs: not used by a RayJob")
-    told = replace(TRAIN_JOB, folder="/work", restarts=1)
-    assert render("kubernetes", told).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime sets it"
+    changed = replace(TRAIN_JOB, folder="/work", restarts=1)
+    assert render("kubernetes", changed).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime sets it"
 
 
 def test_ranks_that_pack_may_be_lost() -> None:

@@ -30,16 +30,16 @@ def start(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "messages"),
     [
         (OPEN_MPI | MEETING, ["3", "4", "1", "2", "10.0.0.1", "29500"]),
         (KUBERNETES | MEETING, ["1", "2", "0", "1", "10.0.0.1", "29500"]),
     ],
     ids=["Open MPI", "Kubernetes"],
 )
-def test_its_place_is_told(tmp_path: Path, variables: dict[str, str], told: list[str]) -> None:
+def test_its_place_is_told(tmp_path: Path, variables: dict[str, str], messages: list[str]) -> None:
     ended = start(tmp_path, **variables)
-    assert json.loads(ended.stdout) == [told, ["--lr", "a b"]], ended.stderr
+    assert json.loads(ended.stdout) == [messages, ["--lr", "a b"]], ended.stderr
 
 
 def test_alone_it_meets_nobody_and_may_still_call_a_group_its_own(tmp_path: Path) -> None:

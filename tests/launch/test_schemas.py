@@ -29,7 +29,7 @@ def test_jobs_and_services(job: Job) -> None:
     checked = pytest.importorskip("kubernetes_validate")
     for manifest in _manifests(job):
         checked.validate(manifest, checked.latest_version(), strict=True)
-    assert [one["kind"] for one in _manifests(job)] == ["Service", "Job"]
+    assert [manifest["kind"] for manifest in _manifests(job)] == ["Service", "Job"]
 
 
 def test_jobsets() -> None:
@@ -69,14 +69,14 @@ def test_tasks_of_skypilot(job: Job) -> None:
         checked.validate(mount, schemas.get_storage_schema())
 
 
-def _unknown(given: object, back: object, path: str = "") -> Iterator[str]:
+def _unknown(sent: object, back: object, path: str = "") -> Iterator[str]:
     """What a model has dropped, which it does silently with what it does not know."""
-    if isinstance(given, dict):
-        for name, value in given.items():
+    if isinstance(sent, dict):
+        for name, value in sent.items():
             if isinstance(back, dict) and name in back:
                 yield from _unknown(value, back[name], f"{path}.{name}")
             else:
                 yield f"{path}.{name}"
-    elif isinstance(given, list) and isinstance(back, list):
-        for place, (one, other) in enumerate(zip(given, back, strict=True)):
-            yield from _unknown(one, other, f"{path}[{place}]")
+    elif isinstance(sent, list) and isinstance(back, list):
+        for place, (inner, other) in enumerate(zip(sent, back, strict=True)):
+            yield from _unknown(inner, other, f"{path}[{place}]")

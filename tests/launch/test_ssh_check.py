@@ -42,7 +42,7 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (_answer(255, "me@gpu1: Permission denied"), "gpu1: ssh cannot log in (me@gpu1: Permission denied)"),
         (_answer(127, "sh: /opt/python: not found"), "--set python=/path/to/python"),
@@ -56,10 +56,10 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
         (_answer(busy=True), "port 29500 is in use"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_remedy(answer: Answer, said: str) -> None:
+def test_what_is_wrong_is_named_with_the_remedy(answer: Answer, message: str) -> None:
     with pytest.raises(InputError) as caught:
         judge(JOB, answer, "1.0", several=True)
-    assert str(caught.value).startswith("gpu1: ") and said in str(caught.value)
+    assert str(caught.value).startswith("gpu1: ") and message in str(caught.value)
 
 
 def test_machines_with_different_torches_do_not_train_together() -> None:

@@ -66,7 +66,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def over_ssh(sshd: Sshd, work: Path) -> list[str]:  # noqa: F811
     """The words for two machines, one rank each."""
-    (work / "hosts").write_text("".join(f"{one}\n" for one in sshd.hosts))
+    (work / "hosts").write_text("".join(f"{host}\n" for host in sshd.hosts))
     words = ["--hosts", "hosts", "--set", f"ssh.options={json.dumps(sshd.options)}"]
     return [*words, "--set", "address=127.0.0.1"]  # which the other "machine" is one with
 
@@ -78,8 +78,8 @@ def _launch(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def _worlds(printed: str) -> list[dict[str, Any]]:
-    told = [json.loads(line[line.index("{") :]) for line in printed.splitlines() if "{" in line]
-    return sorted(told, key=lambda one: int(one["rank"]))
+    documents = [json.loads(line[line.index("{") :]) for line in printed.splitlines() if "{" in line]
+    return sorted(documents, key=lambda world: int(world["rank"]))
 
 
 def test_two_machines_with_a_copy_of_the_work(over_ssh: Sequence[str], work: Path, tmp_path: Path) -> None:
@@ -88,13 +88,15 @@ def test_two_machines_with_a_copy_of_the_work(over_ssh: Sequence[str], work: Pat
     done = _launch(*over_ssh, *words, TOKEN="never shown")
     assert done.returncode == 0, done.stderr
     worlds = _worlds(done.stdout)
-    assert [(one["rank"], one["size"], one["local_rank"]) for one in worlds] == [
+    assert [(world["rank"], world["size"], world["local_rank"]) for world in worlds] == [
         (0, 4, 0),
         (1, 4, 1),
         (2, 4, 0),
         (3, 4, 1),
     ]
-    assert {(one["cwd"], one["token"], one["address"]) for one in worlds} == {(str(there), "never shown", "127.0.0.1")}
+    assert {(world["cwd"], world["token"], world["address"]) for world in worlds} == {
+        (str(there), "never shown", "127.0.0.1")
+    }
     assert (there / "it's" / "a note.txt").read_text() == "hello" and not (there / ".env").exists()
     assert "not copied, because they may hold secrets: .env" in done.stderr
     assert "never shown" not in done.stderr
@@ -165,16 +167,16 @@ def _gone(pids: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--set", "python=/nowhere/python"], "127.0.0.1: /nowhere/python cannot be started"),
         (["--set", "folder=/nowhere"], "127.0.0.1: the working directory does not exist there: --sync FOLDER"),
         (["--env", "NEVER_SET"], "--env NEVER_SET has no value"),
     ],
 )
-def test_what_is_missing_there_is_named(words: list[str], said: str, over_ssh: Sequence[str]) -> None:
+def test_what_is_missing_there_is_named(words: list[str], message: str, over_ssh: Sequence[str]) -> None:
     done = _launch(*over_ssh, *words, "--", "python", "show.py")
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_machine_that_cannot_be_reached_is_named(work: Path, sshd: Sshd) -> None:  # noqa: F811
@@ -185,7 +187,7 @@ def test_a_machine_that_cannot_be_reached_is_named(work: Path, sshd: Sshd) -> No
 
 def test_this_machine(work: Path) -> None:
     done = _launch("--procs", "2", "--", "python", "show.py")
-    assert [(one["rank"], one["size"]) for one in _worlds(done.stdout)] == [(0, 2), (1, 2)]
+    assert [(world["rank"], world["size"]) for world in _worlds(done.stdout)] == [(0, 2), (1, 2)]
     done = _launch("--procs", "2", "--env", "GREETING=a b", "--", "python", "fails.py")
     assert done.returncode == 7
 
@@ -203,8 +205,8 @@ def test_a_scheduler_gets_the_file(work: Path) -> None:
     path = _stand_in(work, "sbatch", 'head -n 1 "$2" >&2; echo 12')
     done = _launch("--on", "slurm", "--json", "-o", "out", "--", "train", "a.rec", PATH=path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["answer"], told["files"]) == ("12", ["out/steadytrain.sbatch"])
+    document = json.loads(done.stdout)
+    assert (document["answer"], document["files"]) == ("12", ["out/steadytrain.sbatch"])
     assert (work / "out" / "steadytrain.sbatch").stat().st_mode & 0o111
 
 

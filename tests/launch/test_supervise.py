@@ -24,14 +24,14 @@ def program(text: str) -> list[str]:
 
 
 def test_each_is_told_its_place_and_all_the_same_meeting(tmp_path: Path) -> None:
-    told = program(f"""
+    process = program(f"""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         pathlib.Path({str(tmp_path)!r}, f"{{rank}}").write_text(" ".join(os.environ[name] for name in names))
     """)
-    assert keep_ranks(told, 3) == 0
+    assert keep_ranks(process, 3) == 0
     words = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
-    assert [one[:4] for one in words] == [[str(rank), "3", str(rank), "3"] for rank in range(3)]
-    assert len({tuple(one[4:]) for one in words}) == 1 and words[0][4] == "127.0.0.1"
+    assert [word[:4] for word in words] == [[str(rank), "3", str(rank), "3"] for rank in range(3)]
+    assert len({tuple(word[4:]) for word in words}) == 1 and words[0][4] == "127.0.0.1"
 
 
 def test_only_the_first_rank_prints(capfd: pytest.CaptureFixture[str]) -> None:
@@ -41,43 +41,43 @@ def test_only_the_first_rank_prints(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_failing_rank_said_is_shown_and_its_code_is_the_answer() -> None:
-    said: list[str] = []
-    told = program("""
+    messages: list[str] = []
+    process = program("""
         if rank == 1:
             print("its last words", file=sys.stderr)
             sys.exit(7)
     """)
-    assert keep_ranks(told, 2, say=said.append) == 7
-    assert said == ["rank 1: its last words"], "an error of its own is not cured by another start"
+    assert keep_ranks(process, 2, say=messages.append) == 7
+    assert messages == ["rank 1: its last words"], "an error of its own is not cured by another start"
 
 
 def test_a_killed_rank_of_independent_ones_is_told_and_costs_no_other() -> None:
-    said: list[str] = []
-    told = program("""
+    messages: list[str] = []
+    process = program("""
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.5)
     """)
     killed: list[int] = []
-    assert keep_ranks(told, 3, independent=True, say=said.append, on_killed=killed.append) == 0
-    assert said == ["rank 1 was killed by SIGKILL: the others do its work"] and killed == [1]
-    said.clear()
-    assert keep_ranks(program("os.kill(os.getpid(), signal.SIGKILL)"), 2, independent=True, say=said.append) == 137
-    assert said[-1].endswith("was killed by SIGKILL: no rank is left, run the same command again to continue")
+    assert keep_ranks(process, 3, independent=True, say=messages.append, on_killed=killed.append) == 0
+    assert messages == ["rank 1 was killed by SIGKILL: the others do its work"] and killed == [1]
+    messages.clear()
+    assert keep_ranks(program("os.kill(os.getpid(), signal.SIGKILL)"), 2, independent=True, say=messages.append) == 137
+    assert messages[-1].endswith("was killed by SIGKILL: no rank is left, run the same command again to continue")
     wrong = program("""
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         print("its last words", file=sys.stderr)
         sys.exit(2)
     """)
-    said.clear()
-    assert keep_ranks(wrong, 2, independent=True, say=said.append) == 2
-    assert said[-1] == "rank 1: its last words"
+    messages.clear()
+    assert keep_ranks(wrong, 2, independent=True, say=messages.append) == 2
+    assert messages[-1] == "rank 1: its last words"
 
 
 def test_a_killed_rank_brings_all_of_them_back(tmp_path: Path) -> None:
-    said: list[str] = []
-    told = program(f"""
+    messages: list[str] = []
+    process = program(f"""
         starts = pathlib.Path({str(tmp_path)!r}, f"{{rank}}")
         with starts.open("a") as file:
             file.write("x")
@@ -86,33 +86,33 @@ def test_a_killed_rank_brings_all_of_them_back(tmp_path: Path) -> None:
         elif len(starts.read_text()) < 3:
             sys.exit(4)  # another rank was lost
     """)
-    assert keep_ranks(told, 2, say=said.append) == 0
+    assert keep_ranks(process, 2, say=messages.append) == 0
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["xxx", "xxx"]
-    assert said == ["rank 1 was killed by SIGKILL: restarting all 2 ranks"] * 2
+    assert messages == ["rank 1 was killed by SIGKILL: restarting all 2 ranks"] * 2
 
 
 def test_ranks_that_lost_touch_start_again_though_all_of_them_live(tmp_path: Path) -> None:
     """As where one is stopped for a minute and then continued: each finds the other gone."""
-    said: list[str] = []
-    told = program(f"""
+    messages: list[str] = []
+    process = program(f"""
         started = pathlib.Path({str(tmp_path)!r}, f"{{rank}}")
         if not started.exists():
             started.touch()
             sys.exit(4)
     """)
-    assert keep_ranks(told, 2, say=said.append) == 0
-    assert said == ["the ranks lost touch with each other, and none of them failed: restarting all 2 ranks"]
+    assert keep_ranks(process, 2, say=messages.append) == 0
+    assert messages == ["the ranks lost touch with each other, and none of them failed: restarting all 2 ranks"]
 
 
 def test_one_that_is_killed_again_and_again_ends_the_command() -> None:
-    said: list[str] = []
-    told = program("os.kill(os.getpid(), signal.SIGKILL) if rank else sys.exit(4)")
-    assert keep_ranks(told, 2, restarts=1, say=said.append) == 128 + signal.SIGKILL
-    assert len(said) == 1
+    messages: list[str] = []
+    process = program("os.kill(os.getpid(), signal.SIGKILL) if rank else sys.exit(4)")
+    assert keep_ranks(process, 2, restarts=1, say=messages.append) == 128 + signal.SIGKILL
+    assert len(messages) == 1
 
 
 def test_the_code_is_that_of_the_rank_that_failed_by_itself(tmp_path: Path) -> None:
-    told = program(f"""
+    process = program(f"""
         failed = pathlib.Path({str(tmp_path)!r}, "failed")
         if rank == 1:
             failed.touch()
@@ -122,21 +122,21 @@ def test_the_code_is_that_of_the_rank_that_failed_by_itself(tmp_path: Path) -> N
         time.sleep(0.2)
         sys.exit(4)  # another rank was lost
     """)
-    assert keep_ranks(told, 2) == 1
+    assert keep_ranks(process, 2) == 1
 
 
 def test_a_request_to_end_that_comes_between_two_starts_reaches_the_new_ranks(tmp_path: Path) -> None:
     def ask(message: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    told = program(f"""
+    process = program(f"""
         started = pathlib.Path({str(tmp_path)!r}, f"{{rank}}")
         if not started.exists():
             started.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
     """)
-    assert keep_ranks(told, 2, say=ask) == 128 + signal.SIGTERM
+    assert keep_ranks(process, 2, say=ask) == 128 + signal.SIGTERM
 
 
 def test_a_command_that_is_not_there_is_refused() -> None:

@@ -74,13 +74,13 @@ CASES = [
 
 @pytest.mark.parametrize(("old", "new", "notes"), CASES)
 def test_old_words_become_ours(old: str, new: str, notes: list[str]) -> None:
-    told = translate(old.split())
-    assert list(told.argv) == new.split()
-    assert list(told.notes) == notes
+    translation = translate(old.split())
+    assert list(translation.argv) == new.split()
+    assert list(translation.notes) == notes
 
 
 @pytest.mark.parametrize(
-    ("old", "said"),
+    ("old", "message"),
     [
         ("--launcher sge -n 2 train", "sge is not supported"),
         ("--cluster mesos -n 2 train", "mesos is not supported"),
@@ -91,7 +91,7 @@ def test_old_words_become_ours(old: str, new: str, notes: list[str]) -> None:
         ("-n", "-n needs a value"),
     ],
 )
-def test_what_nothing_answers_to_is_refused_with_the_reason(old: str, said: str) -> None:
+def test_what_nothing_answers_to_is_refused_with_the_reason(old: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         translate(old.split())
-    assert said in str(caught.value)
+    assert message in str(caught.value)

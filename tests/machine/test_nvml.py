@@ -172,50 +172,53 @@ def test_a_busy_gpu_by_what_its_counters_did_since_the_last_reading() -> None:
     table["TotalEnergyConsumption"] += 35_000
     table["ClockInfo"] = {1: 1410, 2: 2619}
     table["CurrentClocksEventReasons"] = 0x4
-    (told,) = gpus.read({os.getpid()})
-    assert (told.index, told.name) == (0, "NVIDIA H100 80GB HBM3")
-    assert (told.utilisation, told.sm_active, told.tensor_active) == (0.85, 0.6, 0.3)
-    assert told.energy_joules == 35.0
-    assert told.power_watts == pytest.approx(35.0 / told.seconds, rel=0.05)
-    assert (told.clock_hertz, told.clock_limit_hertz, told.temperature) == (1.41e9, 1.98e9, 31)
-    assert told.throttled == ("power limit",)
-    assert told.memory_total_bytes == 85_520_809_984
-    assert told.missing == ()
+    (sample,) = gpus.read({os.getpid()})
+    assert (sample.index, sample.name) == (0, "NVIDIA H100 80GB HBM3")
+    assert (sample.utilisation, sample.sm_active, sample.tensor_active) == (0.85, 0.6, 0.3)
+    assert sample.energy_joules == 35.0
+    assert sample.power_watts == pytest.approx(35.0 / sample.seconds, rel=0.05)
+    assert (sample.clock_hertz, sample.clock_limit_hertz, sample.temperature) == (1.41e9, 1.98e9, 31)
+    assert sample.throttled == ("power limit",)
+    assert sample.memory_total_bytes == 85_520_809_984
+    assert sample.missing == ()
 
 
 def test_what_an_older_gpu_does_not_tell_is_named_and_not_zero() -> None:
     gpus = GpuSampler(Driver(GEFORCE), None)
-    (told,) = gpus.read({4242})
-    assert {"sm_active", "tensor_active", "energy_joules"} <= set(told.missing)
-    assert (told.sm_active, told.energy_joules) == (None, None)
-    assert (told.utilisation, told.power_watts) == (0.97, 349.0)  # of the moment: it has no samples, no energy counter
-    assert told.processes == 1
-    (other,) = told.other_processes
+    (sample,) = gpus.read({4242})
+    assert {"sm_active", "tensor_active", "energy_joules"} <= set(sample.missing)
+    assert (sample.sm_active, sample.energy_joules) == (None, None)
+    assert (sample.utilisation, sample.power_watts) == (
+        0.97,
+        349.0,
+    )  # of the moment: it has no samples, no energy counter
+    assert sample.processes == 1
+    (other,) = sample.other_processes
     assert (other["pid"], other["memory_bytes"]) == (77, None)
 
 
 def test_other_processes_on_a_gpu_are_named_with_their_memory() -> None:
-    (told,) = GpuSampler(Driver(GEFORCE), None).read({77})
-    (other,) = told.other_processes
+    (sample,) = GpuSampler(Driver(GEFORCE), None).read({77})
+    (other,) = sample.other_processes
     assert (other["pid"], other["name"], other["memory_bytes"]) == (4242, "python3", 20_000_000_000)
 
 
 def test_a_gpu_at_rest_is_not_held_down() -> None:
-    (told,) = GpuSampler(Driver(_h100()), None).read(set())
-    assert told.throttled == () and "throttled" not in told.missing
-    assert told.utilisation == 0.0
+    (sample,) = GpuSampler(Driver(_h100()), None).read(set())
+    assert sample.throttled == () and "throttled" not in sample.missing
+    assert sample.utilisation == 0.0
 
 
 def test_a_gpu_that_says_nothing() -> None:
-    (told,) = GpuSampler(Driver({"Name": "GRID"}), None).read(set())
-    assert {"utilisation", "memory_bytes", "power_watts", "throttled", "processes"} <= set(told.missing)
+    (sample,) = GpuSampler(Driver({"Name": "GRID"}), None).read(set())
+    assert {"utilisation", "memory_bytes", "power_watts", "throttled", "processes"} <= set(sample.missing)
 
 
 def test_only_the_gpus_that_cuda_shows_are_read() -> None:
     driver = Driver(_h100(UUID="GPU-aa"), _h100(UUID="GPU-bb"), _h100(UUID="GPU-cc"))
 
     def shown(visible: str | None) -> list[int]:
-        return [told.index for told in GpuSampler(driver, visible).read(set())]
+        return [load.index for load in GpuSampler(driver, visible).read(set())]
 
     assert shown(None) == [0, 1, 2]
     assert shown("2,0") == [2, 0]
@@ -236,9 +239,9 @@ def test_a_counter_that_began_anew_is_not_told() -> None:
     table = _h100()
     gpus = GpuSampler(Driver(table), None)
     table["TotalEnergyConsumption"] = 10
-    (told,) = gpus.read(set())
-    assert told.energy_joules is None and "energy_joules" in told.missing
-    assert told.power_watts == 71.4
+    (sample,) = gpus.read(set())
+    assert sample.energy_joules is None and "energy_joules" in sample.missing
+    assert sample.power_watts == 71.4
 
 
 def _used_by(*pids: int) -> dict[str, Any]:
@@ -251,10 +254,10 @@ def test_a_look_tells_the_mean_of_the_drivers_samples_since_the_one_before() -> 
     assert gpus.read({7}, set())[0].utilisation == 0.10
     assert gpus.read({7}, set())[0].utilisation == 0.10  # nothing new
     table["samples"] += [(3, 40), (4, 60)]
-    told = gpus.read({7}, set())[0]
-    assert told.utilisation == 0.50
-    assert (told.name, told.power_watts, told.power_limit_watts) == ("NVIDIA H100 80GB HBM3", 71.4, 700.0)
-    assert (told.memory_bytes, told.memory_total_bytes) == (620_809_984, 85_520_809_984)
+    load = gpus.read({7}, set())[0]
+    assert load.utilisation == 0.50
+    assert (load.name, load.power_watts, load.power_limit_watts) == ("NVIDIA H100 80GB HBM3", 71.4, 700.0)
+    assert (load.memory_bytes, load.memory_total_bytes) == (620_809_984, 85_520_809_984)
     gpus.close()
 
 
@@ -271,9 +274,9 @@ def test_the_rhythm_of_a_recorded_utilisation_is_found() -> None:
             table["samples"].append((sent * 167_000 + 1, round(100 * swing(sent * 0.167))))
             sent += 1
         values.append(gpus.read({7}, set())[0].utilisation or 0.0)
-    found = rhythm(values, interval_seconds=0.1)
-    assert found is not None and found.period_seconds == pytest.approx(1.8, rel=0.1)
-    assert found.duty == pytest.approx(0.6, abs=0.1)
+    pattern = rhythm(values, interval_seconds=0.1)
+    assert pattern is not None and pattern.period_seconds == pytest.approx(1.8, rel=0.1)
+    assert pattern.duty == pytest.approx(0.6, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -287,13 +290,13 @@ def test_the_rhythm_of_a_recorded_utilisation_is_found() -> None:
     ],
 )
 def test_whose_gpu_it_is(users: set[int], devices: set[str] | None, ours: bool | None, others: int | None) -> None:
-    told = GpuWatcher(Driver({**H100, "MinorNumber": 0, **_used_by(*users)})).read({7}, devices)[0]
-    assert (told.ours, told.others) == (ours, others)
+    load = GpuWatcher(Driver({**H100, "MinorNumber": 0, **_used_by(*users)})).read({7}, devices)[0]
+    assert (load.ours, load.others) == (ours, others)
 
 
 def test_a_gpu_that_tells_nothing_is_no_error() -> None:
-    told = GpuWatcher(Driver({})).read({7}, None)[0]
-    assert (told.name, told.utilisation, told.power_watts, told.ours) == ("NVIDIA GPU", None, None, None)
+    load = GpuWatcher(Driver({})).read({7}, None)[0]
+    assert (load.name, load.utilisation, load.power_watts, load.ours) == ("NVIDIA GPU", None, None, None)
 
 
 def test_no_driver_is_told_in_its_own_words() -> None:

@@ -74,8 +74,8 @@ def test_a_thread_keeps_what_it_frees_where_it_shares_the_heap() -> None:
         "before = []; thread = threading.Thread(target=fill); thread.start(); thread.join()\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before[0])"
     )
-    shared, own = (int(_run(code.format(shares))) for shares in (True, False))
-    assert shared < 100 < own
+    shared, alone = (int(_run(code.format(shares))) for shares in (True, False))
+    assert shared < 100 < alone
 
 
 @needs_glibc
@@ -111,17 +111,17 @@ def test_importing_the_package_leaves_the_allocator_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "spins"),
+    ("values", "spins"),
     [({}, "1000"), pytest.param({"OMP_WAIT_POLICY": "active"}, None, marks=pytest.mark.slow)],
 )
-def test_a_command_shares_its_cores_unless_the_user_says_otherwise(told: dict[str, str], spins: str | None) -> None:
+def test_a_command_shares_its_cores_unless_the_user_says_otherwise(values: dict[str, str], spins: str | None) -> None:
     code = (
         "import os, sys; sys.argv[1:] = ['no-such-verb']\n"
         "from steadytrain.cli import main; main()\n"
         "print(os.environ.get('GOMP_SPINCOUNT'))"
     )
     clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run([sys.executable, "-c", code], env=clean | told, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=clean | values, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str(spins)
 
 
@@ -133,10 +133,10 @@ SPINS = (
 )
 
 
-def _spins(**told: str) -> str:
+def _spins(**text: str) -> str:
     clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run(
-        [sys.executable, "-c", SPINS], env=clean | told, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", SPINS], env=clean | text, capture_output=True, text=True, check=True, timeout=60
     )
     return done.stdout.strip()
 

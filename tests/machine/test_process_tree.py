@@ -115,11 +115,11 @@ def test_a_process_that_is_not_there() -> None:
 
 
 def test_a_name_with_brackets_and_spaces_does_not_shift_the_fields() -> None:
-    told = parse_stat("7 (py (x) S 1) D 42 7 7 0 -1 4 9 0 3 0 150 50 0 0 20 0 2 0 1000 0 10 0 0")
-    assert told is not None
-    assert (told.name, told.state, told.parent, told.major_faults) == ("py (x) S 1", "D", 42, 3)
-    assert (told.num_threads, told.started, told.pages) == (2, 1000, 10)
-    assert told.cpu_seconds == 200 / TICKS
+    stat = parse_stat("7 (py (x) S 1) D 42 7 7 0 -1 4 9 0 3 0 150 50 0 0 20 0 2 0 1000 0 10 0 0")
+    assert stat is not None
+    assert (stat.name, stat.state, stat.parent, stat.major_faults) == ("py (x) S 1", "D", 42, 3)
+    assert (stat.num_threads, stat.started, stat.pages) == (2, 1000, 10)
+    assert stat.cpu_seconds == 200 / TICKS
 
 
 def test_a_line_cut_short_is_no_process() -> None:
@@ -129,8 +129,8 @@ def test_a_line_cut_short_is_no_process() -> None:
 
 def test_this_process_knows_itself() -> None:
     me = os.getpid()
-    told = read_stat(f"/proc/{me}")
-    assert told is not None and told.parent == os.getppid() and told.pages > 256
+    stat = read_stat(f"/proc/{me}")
+    assert stat is not None and stat.parent == os.getppid() and stat.pages > 256
     assert thread_ids(me)[0] == me and "python" in command_line(me)
     assert allowed(me) == allowed() == os.sched_getaffinity(0)
 
@@ -152,12 +152,12 @@ def test_a_thread_that_waits_for_a_pipe_says_so() -> None:
     with child, child.stdin:
         child.stdout.readline()
         for _ in range(200):
-            if (told := waits_in(child.pid, child.pid)) == "read pipe":
+            if (place := waits_in(child.pid, child.pid)) == "read pipe":
                 break
             threading.Event().wait(0.01)
-    if told is None:
+    if place is None:
         pytest.skip("system calls of other processes are not readable here")
-    assert told == "read pipe"
+    assert place == "read pipe"
 
 
 def test_calls_are_named_for_the_machine() -> None:

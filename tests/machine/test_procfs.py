@@ -72,7 +72,7 @@ def test_what_became_of_a_processors_seconds(tmp_path: Path) -> None:
 def test_processors_memory_and_pressure_of_this_machine() -> None:
     seconds = processor_seconds()
     assert set(seconds) >= os.sched_getaffinity(0)
-    assert all(one.busy >= 0 and one.idle >= 0 for one in seconds.values())
+    assert all(second.busy >= 0 and second.idle >= 0 for second in seconds.values())
     assert read_counters("/proc/meminfo")["MemTotal"] > 1 << 20
     pressure = Path("/proc/pressure/cpu")
     assert read(pressure) is None or pressure_seconds(pressure) is not None

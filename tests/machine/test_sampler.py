@@ -54,11 +54,11 @@ def test_another_process_shows_as_others_and_not_as_ours(tmp_path: Path) -> None
         while not done.exists():
             os.sched_yield()
 
-    told = _measured(wait)
-    assert told.others is not None and told.cpu is not None and told.children is not None
-    assert told.others * told.seconds >= 0.7
-    assert told.children * told.seconds < 0.5
-    assert told.cpu >= told.children
+    sample = _measured(wait)
+    assert sample.others is not None and sample.cpu is not None and sample.children is not None
+    assert sample.others * sample.seconds >= 0.7
+    assert sample.children * sample.seconds < 0.5
+    assert sample.cpu >= sample.children
 
 
 @linux
@@ -144,19 +144,19 @@ def test_memory_touched_for_the_first_time_shows_as_faults() -> None:
             memory.madvise(mmap.MADV_NOHUGEPAGE)
             memory[:: mmap.PAGESIZE] = bytes(len(memory) // mmap.PAGESIZE)
 
-    told = _measured(touch)
-    assert told.minor_faults is not None and told.minor_faults * told.seconds >= (16 << 20) // mmap.PAGESIZE - 8
+    sample = _measured(touch)
+    assert sample.minor_faults is not None and sample.minor_faults * sample.seconds >= (16 << 20) // mmap.PAGESIZE - 8
 
 
 @linux
 def test_the_time_of_the_cores_adds_up() -> None:
-    told = _measured(lambda: sum(range(5_000_000)))
-    assert told.cores <= told.machine_cores == os.cpu_count()
-    assert None not in (told.cpu, told.idle, told.others, told.iowait, told.steal)
-    assert told.idle is not None and 0 <= told.idle <= told.machine_cores * 1.2
-    assert told.system_share is not None and 0 <= told.system_share <= 1
-    assert told.memory_bytes is not None and told.memory_bytes > 2**20
-    assert told.threads is not None and told.threads >= 1
+    sample = _measured(lambda: sum(range(5_000_000)))
+    assert sample.cores <= sample.machine_cores == os.cpu_count()
+    assert None not in (sample.cpu, sample.idle, sample.others, sample.iowait, sample.steal)
+    assert sample.idle is not None and 0 <= sample.idle <= sample.machine_cores * 1.2
+    assert sample.system_share is not None and 0 <= sample.system_share <= 1
+    assert sample.memory_bytes is not None and sample.memory_bytes > 2**20
+    assert sample.threads is not None and sample.threads >= 1
 
 
 @pytest.fixture
@@ -186,8 +186,8 @@ while time.process_time() < until: pass
 told = stats_between(second, machine.read())
 print(json.dumps([first.cores, told.cores, told.throttled_seconds]))
 """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    before, cores, throttled = json.loads(told.stdout)
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    before, cores, throttled = json.loads(process.stdout)
     assert cores == 1 <= before
     assert throttled > 0.1
 
@@ -228,23 +228,23 @@ def _ten_seconds(root: Path, *later: dict[str, str]) -> MachineStats:
 
 
 def test_control_groups_of_version_2(tmp_path: Path) -> None:
-    told = _ten_seconds(tmp_path, LATER)
-    assert (told.seconds, told.cores) == (10.0, 1)
-    assert told.throttled_seconds == 2.5
-    assert told.pressure == {"cpu": 0.1}
-    assert told.memory_limit_bytes == 4_096_000
-    assert told.available_bytes == 4_096_000 - 2_500_000
-    assert told.swap_bytes == 2 * mmap.PAGESIZE / 10
-    assert told.network_bytes == 200.0
-    assert told.disk_busy == 0.1
+    sample = _ten_seconds(tmp_path, LATER)
+    assert (sample.seconds, sample.cores) == (10.0, 1)
+    assert sample.throttled_seconds == 2.5
+    assert sample.pressure == {"cpu": 0.1}
+    assert sample.memory_limit_bytes == 4_096_000
+    assert sample.available_bytes == 4_096_000 - 2_500_000
+    assert sample.swap_bytes == 2 * mmap.PAGESIZE / 10
+    assert sample.network_bytes == 200.0
+    assert sample.disk_busy == 0.1
 
 
 def test_what_is_not_there_is_named_and_not_zero(tmp_path: Path) -> None:
-    told = _ten_seconds(tmp_path)
-    assert (told.cpu, told.idle, told.memory_bytes, told.disk_read_bytes) == (None, None, None, None)
-    assert {"cpu", "children", "idle", "others", "minor_faults", "memory_bytes", "pressure.io"} <= set(told.missing)
-    assert not {"throttled_seconds", "available_bytes", "swap_bytes", "pressure.cpu"} & set(told.missing)
-    assert told.network_bytes == 0.0
+    sample = _ten_seconds(tmp_path)
+    assert (sample.cpu, sample.idle, sample.memory_bytes, sample.disk_read_bytes) == (None, None, None, None)
+    assert {"cpu", "children", "idle", "others", "minor_faults", "memory_bytes", "pressure.io"} <= set(sample.missing)
+    assert not {"throttled_seconds", "available_bytes", "swap_bytes", "pressure.cpu"} & set(sample.missing)
+    assert sample.network_bytes == 0.0
 
 
 def test_counters_that_went_back_count_as_nothing() -> None:
@@ -258,10 +258,10 @@ def test_elsewhere_psutil_tells_the_same_of_what_it_knows() -> None:
     source = PsutilCounters()
     before = source.read()
     sum(range(3_000_000))
-    told = stats_between(before, source.read())
-    assert told.cpu is not None and told.cpu > 0
-    assert told.idle is not None and told.memory_bytes is not None and told.memory_bytes > 2**20
-    assert {"children", "throttled_seconds", "disk_read_bytes", "pressure.cpu"} <= set(told.missing)
+    sample = stats_between(before, source.read())
+    assert sample.cpu is not None and sample.cpu > 0
+    assert sample.idle is not None and sample.memory_bytes is not None and sample.memory_bytes > 2**20
+    assert {"children", "throttled_seconds", "disk_read_bytes", "pressure.cpu"} <= set(sample.missing)
 
 
 @linux
@@ -289,18 +289,20 @@ def test_a_short_run_is_sampled_once_and_the_thread_is_gone(tmp_path: Path) -> N
     with EventLog(tmp_path / "events.jsonl", attempt=3) as log, sampling(log, find_gpus=_no_gpus):
         assert "steady-sample" in {thread.name for thread in threading.enumerate()}
     assert "steady-sample" not in {thread.name for thread in threading.enumerate()}
-    (told,) = read(tmp_path / "events.jsonl")
-    assert isinstance(told, MachineStats)
-    assert told.attempt == 3 and told.time > 0 and told.seconds > 0
+    (sample,) = read(tmp_path / "events.jsonl")
+    assert isinstance(sample, MachineStats)
+    assert sample.attempt == 3 and sample.time > 0 and sample.seconds > 0
 
 
 def test_the_samples_cover_the_whole_time(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log, find_gpus=_no_gpus):
         threading.Event().wait(2.2)
-    told = [event for event in read(tmp_path / "events.jsonl") if isinstance(event, MachineStats)]
-    assert len(told) >= 2
-    assert sum(event.seconds for event in told) > 2.0
-    assert all(later.time - event.time == pytest.approx(later.seconds, abs=0.5) for event, later in pairwise(told))
+    machine_stats = [event for event in read(tmp_path / "events.jsonl") if isinstance(event, MachineStats)]
+    assert len(machine_stats) >= 2
+    assert sum(event.seconds for event in machine_stats) > 2.0
+    assert all(
+        later.time - event.time == pytest.approx(later.seconds, abs=0.5) for event, later in pairwise(machine_stats)
+    )
 
 
 def test_each_gpu_has_its_own_event(tmp_path: Path) -> None:
@@ -319,8 +321,8 @@ def test_what_fails_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
     done = False
     with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log, find_gpus=broken):
         done = True
-    (told,) = read(tmp_path / "events.jsonl")
-    assert done and isinstance(told, Noticed) and "the driver is another one" in told.message
+    (sample,) = read(tmp_path / "events.jsonl")
+    assert done and isinstance(sample, Noticed) and "the driver is another one" in sample.message
 
 
 def test_a_body_that_raises_ends_the_thread_too(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None =
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "told"),
+    ("name", "more", "text"),
     [
         ("mlp", {"options": {"hiden": 1}}, "mlp has no option 'hiden', it has hidden. Did you mean hidden?"),
         ("resnet20", {"options": {"num_classes": 3}}, "model.options.num_classes cannot be set"),
@@ -46,10 +46,10 @@ def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None =
         ("torchvision.ops:box_area", {}, "torchvision.ops:box_area cannot be built: "),
     ],
 )
-def test_what_cannot_be_built_is_one_clear_line(name: str, more: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_built_is_one_clear_line(name: str, more: dict[str, Any], text: str) -> None:
     with pytest.raises(ModelError) as caught:
         build(name, **more)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -137,13 +137,13 @@ def test_trying_a_net_leaves_no_trace(own_package: ModuleType) -> None:
     torch.manual_seed(0)
     fresh = net(10)
     assert torch.equal(torch.rand(1), drawn)
-    assert tried.training and all(one.grad is None for one in tried.parameters())
+    assert tried.training and all(parameter.grad is None for parameter in tried.parameters())
     assert all(torch.equal(a, b) for a, b in zip(tried.state_dict().values(), fresh.state_dict().values(), strict=True))
 
 
 def test_the_input_is_the_pretrained_configurations() -> None:
-    told = build("timm/vit_tiny_patch16_224", size=64, options={"depth": 1}).input
-    assert told == Input(size=224, mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9, interpolation="bicubic", channels=3)
+    shape = build("timm/vit_tiny_patch16_224", size=64, options={"depth": 1}).input
+    assert shape == Input(size=224, mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9, interpolation="bicubic", channels=3)
     grey = build("timm/resnet10t", channels=1).input
     assert grey.channels == 1
     assert [*(grey.mean or ()), *(grey.std or ())] == pytest.approx([0.449, 0.226])
@@ -177,7 +177,7 @@ class _HangsUp(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD
 
-    def log_message(self, *told: Any) -> None:
+    def log_message(self, *value: Any) -> None:
         """Say nothing."""
 
 

@@ -26,25 +26,25 @@ def hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(pattern: str, *, tags: bool = False) -> list[str]:
-    return [one.name for one in catalogue(pattern, tags=tags)]
+    return [entry.name for entry in catalogue(pattern, tags=tags)]
 
 
 def entry(name: str) -> Entry:
     """The one entry of exactly this name."""
-    return next(one for one in catalogue(name) if one.name == name)
+    return next(entry for entry in catalogue(name) if entry.name == name)
 
 
 def test_without_a_pattern_everything_is_listed_once_and_can_be_found_by_its_name() -> None:
-    told = names("")
-    assert tuple(told[: len(BUILT_IN)]) == BUILT_IN
-    assert len(told) == len(set(told)) > 1000
-    assert [find(name).name for name in told] == told
+    models = names("")
+    assert tuple(models[: len(BUILT_IN)]) == BUILT_IN
+    assert len(models) == len(set(models)) > 1000
+    assert [find(name).name for name in models] == models
 
 
 def test_a_piece_of_a_name_matches_wherever_it_stands() -> None:
-    told = names("ResNet50")
-    assert {"timm/resnet50", "timm/wide_resnet50_2"} <= set(told)
-    assert all("resnet50" in name for name in told)
+    models = names("ResNet50")
+    assert {"timm/resnet50", "timm/wide_resnet50_2"} <= set(models)
+    assert all("resnet50" in name for name in models)
 
 
 @pytest.mark.parametrize("pattern", ["timm/resnet1?", "resnet1?", "TIMM/resnet1[0-9]"])
@@ -53,22 +53,22 @@ def test_a_glob_is_for_the_whole_name_with_or_without_where_it_is_from(pattern: 
 
 
 def test_built_in_nets_come_first_and_numbers_in_their_order() -> None:
-    told = names("resnet[2-9]*")
-    assert told[:4] == ["resnet20", "resnet32", "resnet44", "resnet56"]
-    assert told.index("timm/resnet26") < told.index("timm/resnet50")
+    models = names("resnet[2-9]*")
+    assert models[:4] == ["resnet20", "resnet32", "resnet44", "resnet56"]
+    assert models.index("timm/resnet26") < models.index("timm/resnet50")
     assert names("timm/resnet[0-9]*").index("timm/resnet50") < names("timm/resnet[0-9]*").index("timm/resnet101")
 
 
 def test_a_dot_or_a_wish_lists_weights_instead_of_architectures() -> None:
-    told = names("resnet18.*")
-    assert "timm/resnet18.a1_in1k" in told
-    assert told == names("timm/resnet18.") == names("timm/resnet18.*", tags=True)
-    assert [one.weights for one in catalogue("resnet18.*")] == ["hub"] * len(told)
+    models = names("resnet18.*")
+    assert "timm/resnet18.a1_in1k" in models
+    assert models == names("timm/resnet18.") == names("timm/resnet18.*", tags=True)
+    assert [entry.weights for entry in catalogue("resnet18.*")] == ["hub"] * len(models)
     assert "resnet20" not in names("resnet", tags=True)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "told"),
+    ("pattern", "text"),
     [
         ("resnett50", "no model matches 'resnett50'. Did you mean resnet50"),
         ("timm/vittt*", "no model matches 'timm/vittt*'. Did you mean vit or "),
@@ -83,28 +83,28 @@ def test_a_dot_or_a_wish_lists_weights_instead_of_architectures() -> None:
         ("\x1b[2J", "no model matches '\\x1b[2J'"),
     ],
 )
-def test_what_matches_nothing_gets_the_nearest_names(pattern: str, told: str) -> None:
+def test_what_matches_nothing_gets_the_nearest_names(pattern: str, text: str) -> None:
     with pytest.raises(ModelError) as caught:
         catalogue(pattern)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
 
 
 def test_the_default_weights_are_told_with_their_tag_input_and_licence() -> None:
-    told = entry("timm/convnextv2_tiny")
-    assert (told.height, told.width, told.channels, told.num_classes) == (224, 224, 3, 1000)
-    assert told.licence == "cc-by-nc-4.0"
-    assert f"{told.name}.{told.tag}" in names("timm/convnextv2_tiny.")
+    network = entry("timm/convnextv2_tiny")
+    assert (network.height, network.width, network.channels, network.num_classes) == (224, 224, 3, 1000)
+    assert network.licence == "cc-by-nc-4.0"
+    assert f"{network.name}.{network.tag}" in names("timm/convnextv2_tiny.")
 
 
 def test_what_has_no_weights_has_no_licence_of_any() -> None:
     for name in ("resnet20", "timm/mobilenetv2_035"):
-        told = entry(name)
-        assert (told.weights, told.tag, told.licence) == ("none", "", "")
+        network = entry(name)
+        assert (network.weights, network.tag, network.licence) == ("none", "", "")
 
 
 def test_every_weight_has_a_licence_if_only_unknown() -> None:
-    assert all(one.licence for one in catalogue(tags=True))
-    assert "unknown" in {one.licence for one in catalogue(tags=True)}
+    assert all(entry.licence for entry in catalogue(tags=True))
+    assert "unknown" in {entry.licence for entry in catalogue(tags=True)}
 
 
 def test_images_need_not_be_square_or_coloured() -> None:
@@ -125,7 +125,7 @@ def test_what_the_hubs_client_has_fetched_is_at_hand(hubs: Path, file: str) -> N
     assert entry("timm/resnet18").weights == "hub"
     place.write_bytes(b"")
     assert entry("timm/resnet18").weights == "at hand"  # whose default weights these are
-    at_hand = [one.name for one in catalogue("timm/resnet18.") if one.weights == "at hand"]
+    at_hand = [entry.name for entry in catalogue("timm/resnet18.") if entry.weights == "at hand"]
     assert at_hand == ["timm/resnet18.a1_in1k"]
 
 
@@ -157,17 +157,17 @@ def test_what_torchs_hub_has_fetched_is_at_hand(hubs: Path) -> None:
 )
 def test_counts_agree_with_torchvisions_published_tables(ours: str, torchvisions: str) -> None:
     published = get_model_weights(torchvisions).DEFAULT.meta
-    told = count(replace(entry(ours), height=224, width=224))
-    assert told.parameters == published["num_params"]
-    assert told.macs == pytest.approx(published["_ops"] * 1e9, abs=0.6e6)  # three decimals are published
+    counted = count(replace(entry(ours), height=224, width=224))
+    assert counted.parameters == published["num_params"]
+    assert counted.macs == pytest.approx(published["_ops"] * 1e9, abs=0.6e6)  # three decimals are published
 
 
 def test_inception_counts_without_the_classifier_that_only_training_uses() -> None:
     published = get_model_weights("inception_v3").DEFAULT.meta
     auxiliary = sum(parameter.numel() for parameter in InceptionAux(768, 1000).parameters())
-    told = count(entry("timm/inception_v3"))
-    assert told.parameters == published["num_params"] - auxiliary
-    assert told.macs == pytest.approx(published["_ops"] * 1e9, rel=1e-3)
+    counted = count(entry("timm/inception_v3"))
+    assert counted.parameters == published["num_params"] - auxiliary
+    assert counted.macs == pytest.approx(published["_ops"] * 1e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_inception_counts_without_the_classifier_that_only_training_uses() -> No
     ],
 )
 def test_built_in_nets_count_as_their_papers_do(name: str, millions: float, gmacs: float) -> None:
-    told = count(entry(name))
-    assert told.parameters is not None and told.macs is not None
-    assert told.parameters / 1e6 == pytest.approx(millions, rel=0.02)
-    assert told.macs / 1e9 == pytest.approx(gmacs, rel=0.03)
+    counted = count(entry(name))
+    assert counted.parameters is not None and counted.macs is not None
+    assert counted.parameters / 1e6 == pytest.approx(millions, rel=0.02)
+    assert counted.macs / 1e9 == pytest.approx(gmacs, rel=0.03)
 
 
 def test_the_products_of_attention_are_counted() -> None:
@@ -200,10 +200,10 @@ def test_weights_without_a_classifier_are_counted_without_one() -> None:
 
 
 def test_a_network_that_cannot_take_its_images_says_why() -> None:
-    told = count(replace(entry("timm/vit_tiny_patch16_224"), height=100, width=100))
-    assert told.macs is None
-    assert told.parameters == 5_717_416
-    assert "224" in (told.error or "")
+    counted = count(replace(entry("timm/vit_tiny_patch16_224"), height=100, width=100))
+    assert counted.macs is None
+    assert counted.parameters == 5_717_416
+    assert "224" in (counted.error or "")
 
 
 def test_counting_leaves_no_random_number_drawn() -> None:
@@ -213,16 +213,16 @@ def test_counting_leaves_no_random_number_drawn() -> None:
 
 
 def test_counts_are_remembered_and_shared_by_weights_of_one_network(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     some = catalogue("timm/resnet18.*")
-    first = counts(some, cache=tmp_path, progress=lambda done, total: told.append((done, total)))
-    networks = {(one.height, one.num_classes) for one in some}
+    first = counts(some, cache=tmp_path, progress=lambda done, total: pairs.append((done, total)))
+    networks = {(entry.height, entry.num_classes) for entry in some}
     assert first is not None
-    assert told == [(n + 1, len(networks)) for n in range(len(networks))]
+    assert pairs == [(n + 1, len(networks)) for n in range(len(networks))]
     assert len(networks) < len(some) == len(first)
-    told.clear()
-    assert counts(some, cache=tmp_path, most=0, progress=lambda done, total: told.append((done, total))) == first
-    assert not told
+    pairs.clear()
+    assert counts(some, cache=tmp_path, most=0, progress=lambda done, total: pairs.append((done, total))) == first
+    assert not pairs
 
 
 def test_nothing_is_counted_where_too_much_would_be(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_a_damaged_cache_is_counted_anew(tmp_path: Path, text: str) -> None:
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    told = counts([entry("resnet20")], cache=tmp_path / "file")
-    assert told is not None
-    assert told["resnet20"] == Counts(269_722, 40_551_040)
+    numbers = counts([entry("resnet20")], cache=tmp_path / "file")
+    assert numbers is not None
+    assert numbers["resnet20"] == Counts(269_722, 40_551_040)
 
 
 def test_what_was_counted_before_an_interruption_stays_counted(tmp_path: Path) -> None:

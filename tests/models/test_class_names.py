@@ -22,8 +22,8 @@ def test_other_classifiers_have_no_names() -> None:
 
 @pytest.mark.parametrize("names", [NAMES, SYNSETS], ids=["names", "synsets"])
 def test_each_class_is_found_by_its_own_name_and_by_its_synset(names: tuple[str, ...]) -> None:
-    found = match_classes(names, NAMES, synsets=SYNSETS)
-    assert [match.output for match in found] == list(range(1000))
+    classes = match_classes(names, NAMES, synsets=SYNSETS)
+    assert [match.output for match in classes] == list(range(1000))
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def test_a_network_may_ask_for_rates_of_its_own() -> None:
     built = models.build(Model("quick8", options={"width": 8}), num_classes=5, channels=3, size=16)
     groups = models.parameter_groups(built, train="full", decay=1, weight_decay=0.1)
     scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    found = {name: scale[id(p)] for name, p in built.module.named_parameters()}
-    assert {name for name, value in found.items() if value == 64} == {
+    scales = {name: scale[id(p)] for name, p in built.module.named_parameters()}
+    assert {name for name, value in scales.items() if value == 64} == {
         f"groups.{group}.norm{norm}.bias" for group in range(3) for norm in (1, 2)
     }
-    assert set(found.values()) == {1, 64}
+    assert set(scales.values()) == {1, 64}
 
 
 def test_norms_and_biases_of_any_shape_are_spared() -> None:

@@ -82,13 +82,13 @@ def test_quick8_can_be_as_wide_and_deep_as_the_net_of_96_percent() -> None:
 
 
 def test_quick8_whitens_photographs(data_folder: Path) -> None:
-    told = np.load(data_folder / "mxnet-golden" / "forward" / "cifar_resnet20_v1.npz")
-    images = torch.from_numpy(told["images_NHWC"]).permute(0, 3, 1, 2) / 255
+    golden = np.load(data_folder / "mxnet-golden" / "forward" / "cifar_resnet20_v1.npz")
+    images = torch.from_numpy(golden["images_NHWC"]).permute(0, 3, 1, 2) / 255
     images = (images - images.mean((0, 2, 3), keepdim=True)) / images.std((0, 2, 3), keepdim=True)
     module = models.build(Model("quick8"), num_classes=10, channels=3, size=32).module
     seen = module.get_submodule("whiten")(images)[:, :12].transpose(0, 1).flatten(1)
     before = images.unfold(2, 2, 1).unfold(3, 2, 1).permute(1, 4, 5, 0, 2, 3).flatten(0, 2).flatten(1)
-    spread, spread_before = (torch.linalg.eigvalsh(torch.cov(one)) for one in (seen, before))
+    spread, spread_before = (torch.linalg.eigvalsh(torch.cov(value)) for value in (seen, before))
     assert spread[-1] / spread[0] < 50 < 5_000 < spread_before[-1] / spread_before[0]
 
 
@@ -99,8 +99,8 @@ def test_quick8_says_what_it_takes(options: dict[str, int]) -> None:
 
 
 def test_published_weights_recognise_real_images(data_folder: Path) -> None:
-    told = np.load(data_folder / "mxnet-golden" / "forward" / "cifar_resnet20_v1.npz")
-    right = _right(data_folder, torch.from_numpy(told["images_NHWC"]), torch.from_numpy(told["labels"]))
+    golden = np.load(data_folder / "mxnet-golden" / "forward" / "cifar_resnet20_v1.npz")
+    right = _right(data_folder, torch.from_numpy(golden["images_NHWC"]), torch.from_numpy(golden["labels"]))
     assert right >= 14  # of 16; all of the test images are the slow test below
 
 

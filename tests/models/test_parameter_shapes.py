@@ -31,7 +31,7 @@ class ReadsAValue(nn.Module):
 def test_shapes_are_those_of_the_parameters_in_order() -> None:
     name, shapes = parameter_shapes(Model("resnet20"), num_classes=10)
     module = BUILTINS["resnet20"](num_classes=10, channels=3, size=32)
-    assert name == "resnet20" and shapes == [list(one.shape) for one in module.parameters()]
+    assert name == "resnet20" and shapes == [list(parameter.shape) for parameter in module.parameters()]
 
 
 def test_timms_resnet50_has_25_557_032_values_in_161_tensors() -> None:

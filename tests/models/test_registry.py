@@ -23,7 +23,7 @@ def test_a_name_means(name: str, kind: str, full: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "text"),
     [
         ("resnet5O", "there is no model 'resnet5O'. Did you mean resnet56 or resnet50"),
         ("timm/resnett50", "there is no model 'timm/resnett50'. Did you mean resnet50"),
@@ -32,10 +32,10 @@ def test_a_name_means(name: str, kind: str, full: str) -> None:
         ("resnet18.", "timm has no weights '' for resnet18: it has a1_in1k, "),
     ],
 )
-def test_an_unknown_name_gets_the_nearest_ones(name: str, told: str) -> None:
+def test_an_unknown_name_gets_the_nearest_ones(name: str, text: str) -> None:
     with pytest.raises(ModelError) as caught:
         models.find(name)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
 
 
 def test_a_factory_is_imported_only_when_it_is_allowed() -> None:

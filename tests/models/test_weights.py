@@ -147,12 +147,12 @@ def test_wrappers_names_are_taken_off(prefixes: list[str]) -> None:
     assert set(without_prefixes(state, ["a.weight", "module.b"])) == {"a.weight", "module.b"}
 
 
-@pytest.mark.parametrize(("told", "wanted"), [(3, 1), (1, 3)])
-def test_grey_and_colour_nets_agree_on_grey_images(tmp_path: Path, told: int, wanted: int) -> None:
-    first = network("resnet20", channels=told)
+@pytest.mark.parametrize(("number", "wanted"), [(3, 1), (1, 3)])
+def test_grey_and_colour_nets_agree_on_grey_images(tmp_path: Path, number: int, wanted: int) -> None:
+    first = network("resnet20", channels=number)
     second = network("resnet20", channels=wanted, weights=saved(tmp_path, first.module.state_dict()))
     grey = torch.rand(2, 1, 16, 16)
-    ours, theirs = (built.module.eval()(grey.expand(-1, c, -1, -1)) for built, c in ((first, told), (second, wanted)))
+    ours, theirs = (built.module.eval()(grey.expand(-1, c, -1, -1)) for built, c in ((first, number), (second, wanted)))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert re.search(r"conv1.weight was adapted to (grey|colour) images", second.notes[0])
 
@@ -179,12 +179,12 @@ def in_its_authors_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         (r"^head\.norm\.", "norm."),
         (r"^head\.fc\.", "head."),
     ]
-    told = {}
+    values = {}
     for name, value in state.items():
         for pattern, by in renamed:
             name = re.sub(pattern, by, name)
-        told[name] = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
-    return told
+        values[name] = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
+    return values
 
 
 def test_a_foreign_layout_is_converted_with_its_classifier(tmp_path: Path) -> None:

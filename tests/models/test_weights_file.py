@@ -33,7 +33,7 @@ class Trojan:
 
 
 @pytest.mark.parametrize(
-    ("told", "averaged"),
+    ("value", "averaged"),
     [
         (STATE, None),
         ({"state_dict": STATE, "epoch": 3, "args": argparse.Namespace(lr=0.1)}, None),
@@ -43,10 +43,10 @@ class Trojan:
 )
 @pytest.mark.parametrize("legacy", [False, True])
 def test_checkpoints_of_training_scripts_are_read(
-    tmp_path: Path, told: Any, averaged: str | None, legacy: bool
+    tmp_path: Path, value: Any, averaged: str | None, legacy: bool
 ) -> None:
     path = tmp_path / "model_best.pth.tar"
-    torch.save(told, path, _use_new_zipfile_serialization=not legacy)
+    torch.save(value, path, _use_new_zipfile_serialization=not legacy)
     file = read_weights(path)
     assert file.averaged == averaged
     assert set(file.tensors) == set(STATE)
@@ -108,10 +108,10 @@ def test_damage_is_named(tmp_path: Path) -> None:
 def test_flipped_bytes_are_named_or_harmless(tmp_path: Path, legacy: bool, flips: list[tuple[int, int]]) -> None:
     path = tmp_path / "model.pth"
     torch.save({"state_dict": STATE}, path, _use_new_zipfile_serialization=not legacy)
-    told = bytearray(path.read_bytes())
+    data = bytearray(path.read_bytes())
     for place, mask in flips:
-        told[place % len(told)] ^= mask
-    path.write_bytes(told)
+        data[place % len(data)] ^= mask
+    path.write_bytes(data)
     with contextlib.suppress(ModelError):
         read_weights(path)
 
@@ -122,16 +122,16 @@ def test_a_header_that_is_not_ours_is_passed_over(tmp_path: Path, header: str) -
     assert read_weights(tmp_path / "model.safetensors").input is None
 
 
-@pytest.mark.parametrize("told", ['{"size": "x"}', '{"mean": "abc"}', '{"channels": null}', '{"std": [1, "x", 1]}'])
-def test_a_header_with_impossible_values_is_named(tmp_path: Path, told: str) -> None:
-    save_file(STATE, tmp_path / "model.safetensors", metadata={"steadytrain": f'{{"input": {told}}}'})
+@pytest.mark.parametrize("text", ['{"size": "x"}', '{"mean": "abc"}', '{"channels": null}', '{"std": [1, "x", 1]}'])
+def test_a_header_with_impossible_values_is_named(tmp_path: Path, text: str) -> None:
+    save_file(STATE, tmp_path / "model.safetensors", metadata={"steadytrain": f'{{"input": {text}}}'})
     with pytest.raises(ModelError, match=r"model.safetensors is damaged .*input\.\w+ is .*; it must be"):
         read_weights(tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize("told", [{}, {"epoch": 3}, {"state_dict": {"a": 1}}, [1], torch.ones(2)])
-def test_a_file_without_weights_is_refused(tmp_path: Path, told: object) -> None:
-    torch.save(told, tmp_path / "other.pt")
+@pytest.mark.parametrize("value", [{}, {"epoch": 3}, {"state_dict": {"a": 1}}, [1], torch.ones(2)])
+def test_a_file_without_weights_is_refused(tmp_path: Path, value: object) -> None:
+    torch.save(value, tmp_path / "other.pt")
     with pytest.raises(ModelError, match=r"other.pt holds no weights"):
         read_weights(tmp_path / "other.pt")
 

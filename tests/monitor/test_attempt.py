@@ -21,14 +21,14 @@ def absorbed(run: Recorder) -> Attempt:
 @pytest.fixture
 def run() -> Recorder:
     """Ten updates of a second, accounted for every five; then two more and an evaluation."""
-    made = Recorder()
-    made.start(startup=3.0)
+    recorder = Recorder()
+    recorder.start(startup=3.0)
     for index in range(12):
-        made.update(forward=0.75, input=0.25)
+        recorder.update(forward=0.75, input=0.25)
         if index in (4, 9):
-            made.account()
-    made.evaluate(2.0)
-    return made
+            recorder.account()
+    recorder.evaluate(2.0)
+    return recorder
 
 
 def test_where_it_stands_is_the_account_and_what_came_after(run: Recorder) -> None:

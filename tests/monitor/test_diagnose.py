@@ -21,15 +21,15 @@ from steadytrain.monitor.rules import Cause, find_causes
 from steadytrain.run import Run
 
 
-def names(told: Evidence) -> list[str]:
-    return [cause.name for cause in diagnose(told).causes]
+def names(evidence: Evidence) -> list[str]:
+    return [cause.name for cause in diagnose(evidence).causes]
 
 
 def test_a_sound_run_is_told_that_nothing_holds_it_back_and_how_near_it_is() -> None:
-    told = diagnose(evidence(ledger=ledger(input_decode=0.65)))
-    assert [cause.name for cause in told.causes] == ["nothing"]
-    assert told.ceiling is not None and told.ceiling.limit == "compute" and not told.ceiling.probed
-    assert told.causes[0].sentence.startswith("No bottleneck found: 1,950 images/s in the steady state, 99 %")
+    diagnosis = diagnose(evidence(ledger=ledger(input_decode=0.65)))
+    assert [cause.name for cause in diagnosis.causes] == ["nothing"]
+    assert diagnosis.ceiling is not None and diagnosis.ceiling.limit == "compute" and not diagnosis.ceiling.probed
+    assert diagnosis.causes[0].sentence.startswith("No bottleneck found: 1,950 images/s in the steady state, 99 %")
 
 
 def test_what_every_run_has_never_hides_that_nothing_is_wrong() -> None:
@@ -38,24 +38,26 @@ def test_what_every_run_has_never_hides_that_nothing_is_wrong() -> None:
 
 
 def test_the_costlier_cause_comes_first() -> None:
-    told = evidence(ledger=ledger(evaluation=40.0, checkpoint=20.0), evaluations=(8, 40.0), checkpoints=(200, 20.0))
-    assert names(told) == ["evaluation", "checkpoint"]
+    facts = evidence(ledger=ledger(evaluation=40.0, checkpoint=20.0), evaluations=(8, 40.0), checkpoints=(200, 20.0))
+    assert names(facts) == ["evaluation", "checkpoint"]
 
 
 def test_a_symptom_stands_behind_the_cause_that_explains_it() -> None:
     # One core of two: it is no wonder that decoding takes it from the update.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=60.0),
         feed=feed(seconds=125.0, decode=120.0),
         machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=0.01),
     )
-    causes = diagnose(told).causes
+    causes = diagnose(facts).causes
     assert [(cause.name, cause.because) for cause in causes] == [("affinity", ""), ("decode", "affinity")]
 
 
 def test_a_small_root_does_not_explain_a_large_symptom() -> None:
-    told = order([Cause(name="noisy_neighbour", share=0.1, sentence=""), Cause(name="decode", share=0.6, sentence="")])
-    assert [cause.name for cause in told] == ["decode", "noisy_neighbour"] and not told[0].because
+    causes = order(
+        [Cause(name="noisy_neighbour", share=0.1, sentence=""), Cause(name="decode", share=0.6, sentence="")]
+    )
+    assert [cause.name for cause in causes] == ["decode", "noisy_neighbour"] and not causes[0].because
 
 
 def test_the_ceiling_is_the_probes_where_there_was_one() -> None:
@@ -72,18 +74,18 @@ def test_the_ceiling_is_the_probes_where_there_was_one() -> None:
 
 
 def test_the_updates_of_a_measured_run_are_compared_with_what_the_device_can_compute() -> None:
-    told = diagnose(evidence(measured=measured(forward_flops=40e6, peak_flops=0.5e12)))
-    assert told.ceiling is not None and told.ceiling.mfu == pytest.approx(3 * 40e6 * 128_000 / 65 / 0.5e12)
-    assert told.causes[0].evidence[-1] == "the updates use 47 % of what the device can compute (MFU)"
+    diagnosis = diagnose(evidence(measured=measured(forward_flops=40e6, peak_flops=0.5e12)))
+    assert diagnosis.ceiling is not None and diagnosis.ceiling.mfu == pytest.approx(3 * 40e6 * 128_000 / 65 / 0.5e12)
+    assert diagnosis.causes[0].evidence[-1] == "the updates use 47 % of what the device can compute (MFU)"
 
 
 def test_what_cannot_be_measured_is_named_and_never_a_cause() -> None:
-    told = diagnose(evidence(machine=None, feed=None))
-    assert "the machine: the run recorded no samples of it" in told.not_measurable
-    assert "the data loader's stages: no figures from it yet" in told.not_measurable
-    told = diagnose(evidence(machine=machine(missing=("pressure.io", "steal")), measured=measured()))
-    assert "waiting for the disks: this system does not report it" in told.not_measurable
-    assert not any(one.startswith("what a step") for one in told.not_measurable)
+    diagnosis = diagnose(evidence(machine=None, feed=None))
+    assert "the machine: the run recorded no samples of it" in diagnosis.not_measurable
+    assert "the data loader's stages: no figures from it yet" in diagnosis.not_measurable
+    diagnosis = diagnose(evidence(machine=machine(missing=("pressure.io", "steal")), measured=measured()))
+    assert "waiting for the disks: this system does not report it" in diagnosis.not_measurable
+    assert not any(reason.startswith("what a step") for reason in diagnosis.not_measurable)
 
 
 def test_a_gpu_whose_driver_tells_nothing_is_named_too() -> None:
@@ -91,17 +93,17 @@ def test_a_gpu_whose_driver_tells_nothing_is_named_too() -> None:
 
 
 def test_the_document_is_json_with_all_that_was_said() -> None:
-    told = diagnose(evidence(ledger=ledger(evaluation=40.0), evaluations=(8, 40.0)))
-    document = json.loads(json.dumps(told.to_dict()))
+    diagnosis = diagnose(evidence(ledger=ledger(evaluation=40.0), evaluations=(8, 40.0)))
+    document = json.loads(json.dumps(diagnosis.to_dict()))
     assert document["causes"][0]["name"] == "evaluation" and document["causes"][0]["evidence"]
     assert set(document["ledger"]["seconds"]) == set(BUCKETS)
     assert document["ceiling"]["near"] == 1.0
 
 
 def test_a_run_is_judged_from_its_folder_and_printed_in_a_few_lines(tmp_path: Path) -> None:
-    told = steadytrain.diagnose(finished(tmp_path))
-    assert str(told).startswith("No bottleneck found in the log: ")
-    assert told.ledger.steps > 1000
+    diagnosis = steadytrain.diagnose(finished(tmp_path))
+    assert str(diagnosis).startswith("No bottleneck found in the log: ")
+    assert diagnosis.ledger.steps > 1000
 
 
 def test_a_run_without_events_is_refused(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def anything(draw: st.DrawFn) -> Evidence:
     held = {bucket: draw(SECONDS) for bucket in BUCKETS}
     cpu = draw(CORES)
     stages: dict[str, Any] = {name: draw(SECONDS) for name in ("read", "decode", "augment", "batch")}
-    told = evidence(
+    facts = evidence(
         ledger=ledger(**held),
         feed=draw(st.none() | st.just(feed(seconds=sum(held.values()), asleep=draw(SHARES), **stages))),
         machine=machine(
@@ -140,10 +142,10 @@ def anything(draw: st.DrawFn) -> Evidence:
         measured=draw(st.none() | st.just(measured(full=0.1, fixed=draw(st.floats(0, 0.1)), operations=300))),
     )
     if draw(st.booleans()):
-        return told
+        return facts
     first, later = draw(SHARES), draw(SHARES)
     return replace(
-        told,
+        facts,
         first_epoch={"input_decode": first, "forward": 1 - first},
         later={"input_decode": later, "forward": 1 - later},
         first_part=draw(SHARES),
@@ -152,14 +154,14 @@ def anything(draw: st.DrawFn) -> Evidence:
 
 
 @given(anything())
-def test_whatever_the_evidence_there_is_one_sound_verdict_in_any_order_of_the_rules(told: Evidence) -> None:
-    diagnosis = diagnose(told)
-    assert diagnosis.causes and diagnosis == diagnose(told)
+def test_whatever_the_evidence_there_is_one_sound_verdict_in_any_order_of_the_rules(evidence: Evidence) -> None:
+    diagnosis = diagnose(evidence)
+    assert diagnosis.causes and diagnosis == diagnose(evidence)
     assert all(0 <= cause.share <= 1 and 0 <= cause.saves <= 1 for cause in diagnosis.causes)
     assert all(cause.sentence.endswith(".") and "  " not in cause.sentence for cause in diagnosis.causes)
     assert len({cause.name for cause in diagnosis.causes}) == len(diagnosis.causes)
     assert diagnosis.ceiling is None or 0 <= diagnosis.ceiling.near <= 1
     for cause in diagnosis.causes:  # a larger batch spares the optimizer too
         assert cause.saves <= cause.share + 1e-9 or cause.name == "launch"
-    found = find_causes(told)
-    assert order(found) == order(found[::-1]) == order(order(found))
+    causes = find_causes(evidence)
+    assert order(causes) == order(causes[::-1]) == order(order(causes))

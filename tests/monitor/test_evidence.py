@@ -28,7 +28,7 @@ EPOCH = NUM_TRAIN // BATCH
 
 def history_of(run: Recorder, *more: Event) -> RunHistory:
     history = RunHistory(RECIPE)
-    for event in (*run.events, *(replace(one, attempt=1, time=run.time) for one in more)):
+    for event in (*run.events, *(replace(event, attempt=1, time=run.time) for event in more)):
         history.take(event)
     return history
 
@@ -50,15 +50,15 @@ def two_epochs() -> Recorder:
 
 
 def test_the_first_pass_over_the_data_is_told_from_the_later_ones() -> None:
-    told = gathered(two_epochs())
-    assert told.first_epoch is not None
-    assert told.later is not None
-    assert set(told.first_epoch) == set(told.later) == set(STEADY)
-    assert sum(told.first_epoch.values()) == pytest.approx(1.0)
-    assert told.first_epoch["input_storage"] == pytest.approx(0.8 * 0.3 / 0.6, abs=0.02)
-    assert told.later["input_storage"] == pytest.approx(0.0)
-    assert told.later["input_decode"] == pytest.approx(0.1 / 0.4, abs=0.01)
-    assert told.first_part == pytest.approx(0.6, abs=0.01)
+    facts = gathered(two_epochs())
+    assert facts.first_epoch is not None
+    assert facts.later is not None
+    assert set(facts.first_epoch) == set(facts.later) == set(STEADY)
+    assert sum(facts.first_epoch.values()) == pytest.approx(1.0)
+    assert facts.first_epoch["input_storage"] == pytest.approx(0.8 * 0.3 / 0.6, abs=0.02)
+    assert facts.later["input_storage"] == pytest.approx(0.0)
+    assert facts.later["input_decode"] == pytest.approx(0.1 / 0.4, abs=0.01)
+    assert facts.first_part == pytest.approx(0.6, abs=0.01)
 
 
 def test_a_run_that_has_not_come_beyond_its_first_pass_has_no_later_one() -> None:
@@ -67,19 +67,19 @@ def test_a_run_that_has_not_come_beyond_its_first_pass_has_no_later_one() -> Non
     for _ in range(EPOCH):
         run.update(forward=0.1)
         run.account()
-    told = gathered(run)
-    assert told.first_epoch is None
-    assert told.later is None
-    assert told.position == NUM_TRAIN
+    facts = gathered(run)
+    assert facts.first_epoch is None
+    assert facts.later is None
+    assert facts.position == NUM_TRAIN
 
 
 def test_the_feed_is_told_of_the_steady_part_and_of_the_first_pass_apart() -> None:
-    told = gathered(two_epochs())
-    assert told.feed is not None
-    assert told.feed_first is not None
-    assert told.feed.read_seconds == pytest.approx(0.0, abs=0.21)
-    assert told.feed_first.read_seconds == pytest.approx(0.2 * EPOCH, rel=0.15)
-    assert told.feed.images == pytest.approx(NUM_TRAIN, rel=0.1)
+    facts = gathered(two_epochs())
+    assert facts.feed is not None
+    assert facts.feed_first is not None
+    assert facts.feed.read_seconds == pytest.approx(0.0, abs=0.21)
+    assert facts.feed_first.read_seconds == pytest.approx(0.2 * EPOCH, rel=0.15)
+    assert facts.feed.images == pytest.approx(NUM_TRAIN, rel=0.1)
 
 
 def test_what_threads_made_before_the_loop_made_batches_itself_is_theirs() -> None:
@@ -90,9 +90,9 @@ def test_what_threads_made_before_the_loop_made_batches_itself_is_theirs() -> No
         run.feed(read=0.1)
         run.account(feed=False)
         run.events.append(replace(run.stats(run.step * BATCH), by_loop=index >= EPOCH, time=run.time, attempt=1))
-    told = gathered(run)
-    assert told.feed_first is not None and not told.feed_first.by_loop
-    assert told.feed is not None and told.feed.by_loop
+    facts = gathered(run)
+    assert facts.feed_first is not None and not facts.feed_first.by_loop
+    assert facts.feed is not None and facts.feed.by_loop
 
 
 def test_the_machine_is_told_of_the_steady_part_alone() -> None:
@@ -103,17 +103,17 @@ def test_the_machine_is_told_of_the_steady_part_alone() -> None:
     for _ in range(5):
         run.update(forward=1.0)
         run.events.append(replace(calm, time=run.time) if run.step > 2 else replace(busy, time=run.time))
-    told = gathered(run)
-    assert told.machine is not None
-    assert (told.machine.cpu, told.machine.seconds) == (1.0, 3.0)
+    facts = gathered(run)
+    assert facts.machine is not None
+    assert (facts.machine.cpu, facts.machine.seconds) == (1.0, 3.0)
 
 
 def test_of_a_run_of_a_second_what_there_is_of_the_machine_is_told() -> None:
     run = Recorder()
     run.start()
-    told = gathered(run, MachineStats(seconds=1.0, cores=2, machine_cores=2, cpu=2.0))
-    assert told.machine is not None
-    assert told.machine.cpu == 2.0
+    facts = gathered(run, MachineStats(seconds=1.0, cores=2, machine_cores=2, cpu=2.0))
+    assert facts.machine is not None
+    assert facts.machine.cpu == 2.0
 
 
 def test_updates_are_told_by_part_and_by_percentile_without_the_first() -> None:
@@ -123,12 +123,12 @@ def test_updates_are_told_by_part_and_by_percentile_without_the_first() -> None:
         slow = 1.0 if index in (1, 50) else 0.0
         run.update(input=0.1, forward=0.1 + slow, backward=0.2)
         run.account()
-    told = gathered(run)
-    assert told.step_seconds == pytest.approx((0.4, 0.4, 0.4))
-    assert told.wait_seconds == pytest.approx((0.1, 0.1, 0.1))
-    assert told.step_parts["input"] == pytest.approx(0.1)
-    assert told.step_parts["backward"] == pytest.approx(0.2)
-    assert max(told.slowest, key=lambda step: told.slowest[step]) == 51
+    facts = gathered(run)
+    assert facts.step_seconds == pytest.approx((0.4, 0.4, 0.4))
+    assert facts.wait_seconds == pytest.approx((0.1, 0.1, 0.1))
+    assert facts.step_parts["input"] == pytest.approx(0.1)
+    assert facts.step_parts["backward"] == pytest.approx(0.2)
+    assert max(facts.slowest, key=lambda step: facts.slowest[step]) == 51
 
 
 def test_evaluations_and_checkpoints_are_counted() -> None:
@@ -136,9 +136,9 @@ def test_evaluations_and_checkpoints_are_counted() -> None:
     run.evaluate(2.0)
     run.evaluate(4.0)
     run.save(0.5)
-    told = gathered(run)
-    assert told.evaluations == (2, 6.0)
-    assert told.checkpoints == (1, 0.5)
+    facts = gathered(run)
+    assert facts.evaluations == (2, 6.0)
+    assert facts.checkpoints == (1, 0.5)
 
 
 def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
@@ -154,10 +154,10 @@ def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
     measured = StepMeasured(step=1, batch_size=10, other_batch_size=2, passes={}, fixed_seconds=0.0)
     stall = Stalled(step=1, what="feed", seconds=9.0, expected_seconds=0.1, culprit="thread 2", stacks="stacks.txt")
     history = history_of(two_epochs(), old, new, placed, measured, stall, stall)
-    told = gather_evidence(history)
-    assert told.ceilings is not None
-    assert told.ceilings.feed_images_per_second == 9.0
-    assert told.measured is not None
+    evidence = gather_evidence(history)
+    assert evidence.ceilings is not None
+    assert evidence.ceilings.feed_images_per_second == 9.0
+    assert evidence.measured is not None
     assert history.samples.placed is not None
     assert len(history.stalls) == 2
 
@@ -168,9 +168,9 @@ def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
     assert isinstance(history_of(run).ended, Ended)
     run.start()
     assert history_of(run).ended is None
-    told = gathered(run)
-    assert told.attempts == 2
-    assert told.started.step == 2 * EPOCH
+    facts = gathered(run)
+    assert facts.attempts == 2
+    assert facts.started.step == 2 * EPOCH
 
 
 def test_before_a_run_began_there_is_no_evidence() -> None:
@@ -193,7 +193,7 @@ def test_cores_are_in_use_during_updates_whatever_else_a_run_waits_for() -> None
         if isinstance(event, Accounted):
             updating = sum(event.seconds.get(bucket, 0.0) for bucket in UPDATING)
             run.events[number] = replace(event, update_cpu_seconds=1.8 * updating)
-    told = gathered(run, sample).machine
-    assert told is not None and told.cpu == pytest.approx(1.8) and told.idle == pytest.approx(0.2)
+    machine = gathered(run, sample).machine
+    assert machine is not None and machine.cpu == pytest.approx(1.8) and machine.idle == pytest.approx(0.2)
     elsewhere = gathered(run, FeedPlaced(step=1, place="process", reason="it was faster"), sample).machine
     assert elsewhere is not None and elsewhere.cpu == 0.9, "a feed in a process of its own computes too"

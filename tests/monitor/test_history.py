@@ -50,11 +50,11 @@ acts = st.one_of(
 calm = acts.filter(lambda act: act[0] != "jump")
 
 
-def record(told: Iterable[tuple[str, object]], *, accounts: bool = True) -> Recorder:
+def record(happenings: Iterable[tuple[str, object]], *, accounts: bool = True) -> Recorder:
     """A run that did these things."""
     run = Recorder(accounts=accounts)
     run.start()
-    for name, value in told:
+    for name, value in happenings:
         match name, value:
             case "update", dict():
                 run.update(**value)
@@ -99,26 +99,26 @@ def trained(updates: int, *, every: int = 5, run: Recorder | None = None) -> Rec
 
 @given(st.lists(acts), st.booleans())
 def test_the_buckets_add_up_to_the_wall_clock_and_none_is_negative(
-    told: list[tuple[str, object]], accounts: bool
+    happenings: list[tuple[str, object]], accounts: bool
 ) -> None:
-    made = ledger_of(record(told, accounts=accounts))
-    assert set(made.seconds) == set(BUCKETS)
-    assert sum(made.seconds.values()) == pytest.approx(made.wall_seconds)
-    assert min(made.seconds.values()) >= -1e-9
+    ledger = ledger_of(record(happenings, accounts=accounts))
+    assert set(ledger.seconds) == set(BUCKETS)
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall_seconds)
+    assert min(ledger.seconds.values()) >= -1e-9
 
 
 @given(st.lists(calm))
-def test_the_wall_time_is_that_of_all_attempts_and_pauses_are_away(told: list[tuple[str, object]]) -> None:
-    run = record(told)
+def test_the_wall_time_is_that_of_all_attempts_and_pauses_are_away(happenings: list[tuple[str, object]]) -> None:
+    run = record(happenings)
     run.account()
-    made = ledger_of(run)
-    assert made.wall_seconds <= sum(run.walls) + 1e-6  # what a killed attempt did without a word is away
-    assert made.wall_seconds + made.away_seconds == pytest.approx(run.time - run.events[0].time + 2.0)
+    ledger = ledger_of(run)
+    assert ledger.wall_seconds <= sum(run.walls) + 1e-6  # what a killed attempt did without a word is away
+    assert ledger.wall_seconds + ledger.away_seconds == pytest.approx(run.time - run.events[0].time + 2.0)
 
 
 @given(st.lists(acts), st.booleans())
-def test_looking_at_it_while_it_runs_changes_nothing(told: list[tuple[str, object]], accounts: bool) -> None:
-    events = record(told, accounts=accounts).events
+def test_looking_at_it_while_it_runs_changes_nothing(happenings: list[tuple[str, object]], accounts: bool) -> None:
+    events = record(happenings, accounts=accounts).events
     looked = RunHistory(RECIPE)
     for event in events:
         looked.take(event)
@@ -131,13 +131,13 @@ def test_looking_at_it_while_it_runs_changes_nothing(told: list[tuple[str, objec
 
 
 @given(st.lists(acts), st.booleans())
-def test_the_timeline_adds_up_to_the_ledger(told: list[tuple[str, object]], accounts: bool) -> None:
-    book = absorbed(record(told, accounts=accounts).events)
+def test_the_timeline_adds_up_to_the_ledger(happenings: list[tuple[str, object]], accounts: bool) -> None:
+    book = absorbed(record(happenings, accounts=accounts).events)
     for bins in (None, 1, 10):
         slices = book.timeline(bins)
-        assert sum(sum(one.seconds.values()) for one in slices) == pytest.approx(book.ledger().wall_seconds)
-        assert all(min(one.seconds.values()) >= 0 and one.ended > one.began for one in slices)
-        sums = {bucket: sum(one.seconds.get(bucket, 0.0) for one in slices) for bucket in BUCKETS}
+        assert sum(sum(piece.seconds.values()) for piece in slices) == pytest.approx(book.ledger().wall_seconds)
+        assert all(min(piece.seconds.values()) >= 0 and piece.ended > piece.began for piece in slices)
+        sums = {bucket: sum(piece.seconds.get(bucket, 0.0) for piece in slices) for bucket in BUCKETS}
         assert sums == pytest.approx(book.ledger().seconds, abs=1e-4)
 
 
@@ -158,23 +158,23 @@ def test_seconds_are_told_by_bucket_with_the_wait_split_by_what_the_feed_did() -
     run = trained(100)
     run.evaluate(2.0)
     run.end()
-    made = ledger_of(run)
-    assert made.seconds["input_decode"] == pytest.approx(100 * 0.03 * 5 / 6)
-    assert made.seconds["input_storage"] == pytest.approx(100 * 0.03 / 6)
-    assert made.seconds["evaluation"] == pytest.approx(2.0)
-    assert made.seconds["checkpoint"] == pytest.approx(0.1)
-    assert made.seconds["backward"] == pytest.approx(100 * 0.04)
-    assert made.seconds["warmup"] == pytest.approx(0.0)  # its first updates took as long as all others
-    assert (made.steps, made.images) == (100, 1000)
+    ledger = ledger_of(run)
+    assert ledger.seconds["input_decode"] == pytest.approx(100 * 0.03 * 5 / 6)
+    assert ledger.seconds["input_storage"] == pytest.approx(100 * 0.03 / 6)
+    assert ledger.seconds["evaluation"] == pytest.approx(2.0)
+    assert ledger.seconds["checkpoint"] == pytest.approx(0.1)
+    assert ledger.seconds["backward"] == pytest.approx(100 * 0.04)
+    assert ledger.seconds["warmup"] == pytest.approx(0.0)  # its first updates took as long as all others
+    assert (ledger.steps, ledger.images) == (100, 1000)
 
 
 def test_of_the_first_updates_only_the_excess_is_warm_up() -> None:
     run = Recorder()
     run.start()
     run.update(**UPDATE | {"forward": 5.0})
-    made = ledger_of(trained(99, run=run))
-    assert made.seconds["warmup"] == pytest.approx(5.0 - 0.02)
-    assert made.seconds["forward"] == pytest.approx(100 * 0.02, rel=1e-3)
+    ledger = ledger_of(trained(99, run=run))
+    assert ledger.seconds["warmup"] == pytest.approx(5.0 - 0.02)
+    assert ledger.seconds["forward"] == pytest.approx(100 * 0.02, rel=1e-3)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
@@ -189,11 +189,11 @@ def test_the_steady_rate_is_images_over_the_seconds_of_their_updates_however_sho
     for _ in range(later):
         run.update(**UPDATE)
     run.account()
-    made = ledger_of(run)
-    images = made.images if later else 0  # where nothing tells a usual update, the first two are all warm-up
-    steady = sum(made.seconds[bucket] for bucket in STEADY)
-    assert made.steady_images_per_second * steady == pytest.approx(images)
-    assert made.steady_images_per_second == pytest.approx(workers * BATCH / sum(UPDATE.values()) if later else 0.0)
+    ledger = ledger_of(run)
+    images = ledger.images if later else 0  # where nothing tells a usual update, the first two are all warm-up
+    steady = sum(ledger.seconds[bucket] for bucket in STEADY)
+    assert ledger.steady_images_per_second * steady == pytest.approx(images)
+    assert ledger.steady_images_per_second == pytest.approx(workers * BATCH / sum(UPDATE.values()) if later else 0.0)
 
 
 def test_the_wait_is_nothings_where_the_feeds_threads_were_mostly_blocked() -> None:
@@ -210,12 +210,12 @@ def test_a_killed_attempt_is_made_up_from_its_steps_after_the_last_account() -> 
     run = trained(103)  # accounted for 100
     run.idle(0.7)
     run.evaluate(3.0)
-    made = ledger_of(run)
-    assert made.wall_seconds == pytest.approx(run.wall)
-    assert made.seconds["evaluation"] == pytest.approx(3.0)
-    assert made.seconds["backward"] == pytest.approx(103 * 0.04, rel=0.01)
-    assert made.seconds["other"] == pytest.approx(0.7)
-    assert (made.steps, made.images) == (103, 1030)
+    ledger = ledger_of(run)
+    assert ledger.wall_seconds == pytest.approx(run.wall)
+    assert ledger.seconds["evaluation"] == pytest.approx(3.0)
+    assert ledger.seconds["backward"] == pytest.approx(103 * 0.04, rel=0.01)
+    assert ledger.seconds["other"] == pytest.approx(0.7)
+    assert (ledger.steps, ledger.images) == (103, 1030)
 
 
 def test_a_log_that_accounts_for_nothing_tells_waits_evaluations_and_checkpoints() -> None:
@@ -225,9 +225,9 @@ def test_a_log_that_accounts_for_nothing_tells_waits_evaluations_and_checkpoints
     trained(100, run=run)
     run.idle(0.5)
     run.save(0.25)
-    made = ledger_of(run)
-    assert made.wall_seconds == pytest.approx(run.wall)
-    assert {name: round(value, 6) for name, value in made.seconds.items() if value > 1e-9} == {
+    ledger = ledger_of(run)
+    assert ledger.wall_seconds == pytest.approx(run.wall)
+    assert {name: round(value, 6) for name, value in ledger.seconds.items() if value > 1e-9} == {
         "input_storage": 0.5,
         "input_decode": 2.5,
         "update": 9.0,
@@ -242,9 +242,9 @@ def test_the_end_of_an_old_log_tells_how_long_its_start_took() -> None:
     run.start(startup=2.0)
     trained(10, run=run)
     run.end()
-    made = ledger_of(run)
-    assert made.seconds["startup"] == pytest.approx(2.0)
-    assert made.wall_seconds == pytest.approx(run.wall)
+    ledger = ledger_of(run)
+    assert ledger.seconds["startup"] == pytest.approx(2.0)
+    assert ledger.wall_seconds == pytest.approx(run.wall)
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
@@ -253,9 +253,9 @@ def test_a_clock_that_was_set_moves_nothing_between_two_accounts(jump: float) ->
     run.save(0.5)
     run.jump = jump
     trained(50, run=run)
-    made = ledger_of(run)
-    assert made.wall_seconds == pytest.approx(run.wall)
-    assert made.seconds["other"] == pytest.approx(0.0)
+    ledger = ledger_of(run)
+    assert ledger.wall_seconds == pytest.approx(run.wall)
+    assert ledger.seconds["other"] == pytest.approx(0.0)
 
 
 def test_an_attempt_that_saved_nothing_is_lost_with_its_start() -> None:
@@ -263,11 +263,11 @@ def test_an_attempt_that_saved_nothing_is_lost_with_its_start() -> None:
     first = run.wall
     run.start(away=60.0)
     trained(20, run=run)
-    made = ledger_of(run)
-    assert made.seconds["lost"] == pytest.approx(first)
-    assert made.seconds["startup"] == pytest.approx(2.0)
-    assert made.away_seconds == pytest.approx(60.0)
-    assert made.steps == 20
+    ledger = ledger_of(run)
+    assert ledger.seconds["lost"] == pytest.approx(first)
+    assert ledger.seconds["startup"] == pytest.approx(2.0)
+    assert ledger.away_seconds == pytest.approx(60.0)
+    assert ledger.steps == 20
 
 
 def test_an_attempt_that_was_stopped_after_saving_has_lost_nothing() -> None:
@@ -277,9 +277,9 @@ def test_an_attempt_that_was_stopped_after_saving_has_lost_nothing() -> None:
     run.start(away=5.0)
     run.end()  # stopped again before its first update
     run.start(away=5.0)
-    made = ledger_of(trained(20, run=run))
-    assert made.seconds["lost"] == pytest.approx(run.walls[1])
-    assert made.seconds["startup"] == pytest.approx(4.0)
+    ledger = ledger_of(trained(20, run=run))
+    assert ledger.seconds["lost"] == pytest.approx(run.walls[1])
+    assert ledger.seconds["startup"] == pytest.approx(4.0)
 
 
 def test_two_attempts_in_vain_are_both_lost() -> None:
@@ -291,9 +291,9 @@ def test_two_attempts_in_vain_are_both_lost() -> None:
     run.start()
     trained(3, run=run)
     run.start()
-    made = ledger_of(trained(30, run=run))
-    assert made.seconds["lost"] == pytest.approx(first - kept + run.walls[1])
-    assert made.steps == 50
+    ledger = ledger_of(trained(30, run=run))
+    assert ledger.seconds["lost"] == pytest.approx(first - kept + run.walls[1])
+    assert ledger.steps == 50
 
 
 def test_a_checkpoint_whose_word_was_torn_off_is_found_by_its_step() -> None:
@@ -308,10 +308,10 @@ def test_what_is_fixed_in_a_step_is_the_hosts() -> None:
         attempt=1, time=0.0, step=3, batch_size=BATCH, other_batch_size=2, passes={"full": 0.03}, fixed_seconds=0.015
     )
     book.take(measured)
-    told = book.ledger().seconds
-    assert told["host"] == pytest.approx(100 * 0.01 + 100 * 0.03)
-    assert told["forward"] == pytest.approx(100 * 0.02 / 2)
-    assert told["backward"] == pytest.approx(100 * 0.04 / 2)
+    seconds = book.ledger().seconds
+    assert seconds["host"] == pytest.approx(100 * 0.01 + 100 * 0.03)
+    assert seconds["forward"] == pytest.approx(100 * 0.02 / 2)
+    assert seconds["backward"] == pytest.approx(100 * 0.04 / 2)
 
 
 def test_what_was_measured_long_after_a_run_is_known_and_adds_no_second() -> None:
@@ -332,13 +332,13 @@ def test_what_was_measured_long_after_a_run_is_known_and_adds_no_second() -> Non
 
 
 def test_each_rank_has_a_ledger_of_its_own() -> None:
-    one, other = trained(20), Recorder(rank=1)
+    first, other = trained(20), Recorder(rank=1)
     other.start()
     for _ in range(20):
         other.update(forward=0.1, communication=0.1)
     other.account()
-    book = absorbed([*one.events, *other.events])
-    assert book.ledger() == ledger_of(one)
+    book = absorbed([*first.events, *other.events])
+    assert book.ledger() == ledger_of(first)
     assert gather_evidence(book).ranks[1]["communication"] > 0.3
     assert set(gather_evidence(book).ranks) == {0, 1}
 
@@ -353,9 +353,9 @@ def test_an_attempt_that_failed_before_it_started_changes_nothing_but_the_end() 
 
 
 def test_before_anything_happened_the_ledger_is_empty() -> None:
-    made = RunHistory(RECIPE).ledger()
-    assert made.wall_seconds == 0
-    assert made.images_per_second == made.steady_images_per_second == made.share("other") == 0
+    ledger = RunHistory(RECIPE).ledger()
+    assert ledger.wall_seconds == 0
+    assert ledger.images_per_second == ledger.steady_images_per_second == ledger.share("other") == 0
 
 
 @pytest.mark.parametrize(
@@ -379,11 +379,11 @@ def test_a_line_that_was_edited_by_hand_is_passed_over(event: Event) -> None:
 
 def test_buckets_of_a_later_version_are_other() -> None:
     run = trained(10)
-    told = {"startup": 2.0, "dreaming": 3.0, "forward": 1.0, "input": -5.0}
-    run.events.append(Accounted(step=10, images=100, wall_seconds=8.0, seconds=told, attempt=1, time=run.time))
-    made = ledger_of(run)
-    assert made.wall_seconds == pytest.approx(8.0)
-    assert made.seconds["other"] == pytest.approx(3.0 + 2.0)
+    values = {"startup": 2.0, "dreaming": 3.0, "forward": 1.0, "input": -5.0}
+    run.events.append(Accounted(step=10, images=100, wall_seconds=8.0, seconds=values, attempt=1, time=run.time))
+    ledger = ledger_of(run)
+    assert ledger.wall_seconds == pytest.approx(8.0)
+    assert ledger.seconds["other"] == pytest.approx(3.0 + 2.0)
 
 
 def test_the_timeline_tells_what_was_lost_and_when() -> None:
@@ -392,10 +392,10 @@ def test_the_timeline_tells_what_was_lost_and_when() -> None:
     trained(10, run=run)
     run.start(away=60.0)
     slices = absorbed(trained(20, run=run).events).timeline()
-    lost = [one for one in slices if "lost" in one.seconds]
-    assert [one.attempt for one in lost] == [1]
+    lost = [piece for piece in slices if "lost" in piece.seconds]
+    assert [piece.attempt for piece in lost] == [1]
     assert lost[0].ended - lost[0].began == pytest.approx(10 * sum(UPDATE.values()))
-    assert next(one for one in slices if one.attempt == 2).began - lost[0].ended == pytest.approx(60.0)
+    assert next(piece for piece in slices if piece.attempt == 2).began - lost[0].ended == pytest.approx(60.0)
 
 
 def test_the_position_goes_on_where_the_attempt_began() -> None:
@@ -471,10 +471,10 @@ def test_all_ranks_are_read_and_the_first_ones_ledger_is_told(tmp_path: Path) ->
     other.update(communication=5.0)
     other.account()
     written(tmp_path / "run", other.events, rank=1)
-    told = evidence(run)
-    assert set(told.ranks) == {0, 1}
-    assert told.ranks[1]["communication"] == pytest.approx(5 / 7)
-    assert told.ledger.seconds == pytest.approx(ledger(run).seconds)
+    facts = evidence(run)
+    assert set(facts.ranks) == {0, 1}
+    assert facts.ranks[1]["communication"] == pytest.approx(5 / 7)
+    assert facts.ledger.seconds == pytest.approx(ledger(run).seconds)
 
 
 def test_a_run_in_which_nothing_was_started_has_no_ledger(tmp_path: Path) -> None:
@@ -497,10 +497,10 @@ def test_figures_of_steps_that_a_restart_repeats_are_those_of_the_newest_attempt
     run, clock = new(tmp_path), Clock()
     write(run, [started(), *map(step, range(1, 41)), logged(20, loss=2.0), logged(40, loss=9.0)], clock)
     write(run, [started(30), *map(step, range(31, 61)), logged(40, loss=1.5), logged(60, loss=1.0)], clock)
-    told = read_history(run)
-    assert [(line.step, line.loss) for line in told.logged] == [(20, 2.0), (40, 1.5), (60, 1.0)]
-    assert told.repeated_steps == 10
-    assert told.step == 60
+    history = read_history(run)
+    assert [(line.step, line.loss) for line in history.logged] == [(20, 2.0), (40, 1.5), (60, 1.0)]
+    assert history.repeated_steps == 10
+    assert history.step == 60
 
 
 def test_an_evaluation_of_lost_weights_does_not_count(tmp_path: Path) -> None:
@@ -515,10 +515,10 @@ def test_time_and_images_of_lost_steps_count_and_pauses_do_not(tmp_path: Path) -
     write(run, [started(), *(step(i, seconds=1.0) for i in range(1, 41))], clock)
     clock.now += 86_400
     write(run, [started(30), *(step(i, seconds=1.0) for i in range(31, 61)), logged(60)], clock)
-    told = read_history(run)
-    assert told.ledger().wall_seconds == pytest.approx(40 + 30)
-    assert told.images == (40 + 30) * runs.BATCH
-    assert told.elapsed(told.logged[-1].time) == told.elapsed() == pytest.approx(70)
+    history = read_history(run)
+    assert history.ledger().wall_seconds == pytest.approx(40 + 30)
+    assert history.images == (40 + 30) * runs.BATCH
+    assert history.elapsed(history.logged[-1].time) == history.elapsed() == pytest.approx(70)
 
 
 def test_a_torn_line_and_unknown_kinds_are_passed_over(tmp_path: Path) -> None:

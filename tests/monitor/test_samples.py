@@ -8,11 +8,11 @@ from steadytrain.events import DeviceStats, FeedStats, MachineStats
 from steadytrain.monitor.samples import MAX_SLOWEST, MAX_STEPS, Mean, StepTimes, feed_difference, feed_sum, percentiles
 
 
-def machine(seconds: float, **told: object) -> MachineStats:
-    return MachineStats(seconds=seconds, cores=2, machine_cores=4, **told)  # type: ignore[arg-type]
+def machine(seconds: float, **value: object) -> MachineStats:
+    return MachineStats(seconds=seconds, cores=2, machine_cores=4, **value)  # type: ignore[arg-type]
 
 
-def feed(images: int, **told: object) -> FeedStats:
+def feed(images: int, **value: object) -> FeedStats:
     return FeedStats(
         step=images // 10,
         images=images,
@@ -22,7 +22,7 @@ def feed(images: int, **told: object) -> FeedStats:
         batch_seconds=0.0,
         blocked_seconds=0.0,
         threads=2,
-        **told,  # type: ignore[arg-type]
+        **value,  # type: ignore[arg-type]
     )
 
 
@@ -30,9 +30,9 @@ def averaged(*samples: MachineStats) -> MachineStats:
     mean: Mean[MachineStats] = Mean()
     for sample in samples:
         mean.add(sample)
-    told = mean.result()
-    assert told is not None
-    return told
+    averages = mean.result()
+    assert averages is not None
+    return averages
 
 
 def test_other_processes_are_the_busiest_on_cores_and_the_busiest_on_disks() -> None:
@@ -48,29 +48,29 @@ def test_other_processes_are_the_busiest_on_cores_and_the_busiest_on_disks() -> 
 
 
 def test_a_long_sample_weighs_more_than_a_short_one() -> None:
-    told = averaged(machine(1.0, cpu=2.0, idle=0.0), machine(3.0, cpu=1.0))
-    assert told.seconds == 4.0
-    assert told.cpu == 1.25
-    assert told.idle == 0.0, "told by the first alone"
-    assert told.iowait is None, "told by none"
+    mean = averaged(machine(1.0, cpu=2.0, idle=0.0), machine(3.0, cpu=1.0))
+    assert mean.seconds == 4.0
+    assert mean.cpu == 1.25
+    assert mean.idle == 0.0, "told by the first alone"
+    assert mean.iowait is None, "told by none"
 
 
 def test_levels_are_extremes_and_amounts_are_sums() -> None:
-    told = averaged(
+    mean = averaged(
         machine(1.0, memory_bytes=5, available_bytes=9, throttled_seconds=0.2, threads=3),
         machine(1.0, memory_bytes=4, available_bytes=7, throttled_seconds=0.3, threads=2),
     )
-    assert (told.memory_bytes, told.available_bytes, told.threads) == (5, 7, 3)
-    assert told.throttled_seconds == pytest.approx(0.5)
+    assert (mean.memory_bytes, mean.available_bytes, mean.threads) == (5, 7, 3)
+    assert mean.throttled_seconds == pytest.approx(0.5)
 
 
 def test_pressure_is_averaged_by_what_is_pressed_and_missing_sources_are_named_once() -> None:
-    told = averaged(
+    mean = averaged(
         machine(1.0, pressure={"cpu": 1.0}, missing=["disk"]),
         machine(1.0, pressure={"cpu": 0.0, "io": 0.5}, missing=["disk", "steal"]),
     )
-    assert told.pressure == {"cpu": 0.5, "io": 0.5}
-    assert tuple(told.missing) == ("disk", "steal")
+    assert mean.pressure == {"cpu": 0.5, "io": 0.5}
+    assert tuple(mean.missing) == ("disk", "steal")
 
 
 def test_a_gpu_keeps_its_name_and_every_reason_of_its_throttling() -> None:
@@ -78,17 +78,17 @@ def test_a_gpu_keeps_its_name_and_every_reason_of_its_throttling() -> None:
     assert mean.result() is None
     mean.add(DeviceStats(seconds=1.0, index=1, name="H100", utilisation=1.0, energy_joules=300.0, throttled=["power"]))
     mean.add(DeviceStats(seconds=1.0, index=1, name="H100", utilisation=0.5, energy_joules=200.0, throttled=["heat"]))
-    told = mean.result()
-    assert told is not None
-    assert (told.index, told.name, told.utilisation, told.energy_joules) == (1, "H100", 0.75, 500.0)
-    assert tuple(told.throttled) == ("power", "heat")
+    averages = mean.result()
+    assert averages is not None
+    assert (averages.index, averages.name, averages.utilisation, averages.energy_joules) == (1, "H100", 0.75, 500.0)
+    assert tuple(averages.throttled) == ("power", "heat")
 
 
 def test_the_difference_of_two_tellings_is_what_was_done_between_them() -> None:
     before = feed(100, asked=10, starved=1, cpu_seconds=1.0)
     after = feed(300, asked=30, starved=5, cpu_seconds=2.5)
-    told = feed_difference(before, after)
-    assert (told.images, told.asked, told.starved, told.cpu_seconds) == (200, 20, 4, 1.5)
+    difference = feed_difference(before, after)
+    assert (difference.images, difference.asked, difference.starved, difference.cpu_seconds) == (200, 20, 4, 1.5)
 
 
 def test_a_feed_made_anew_is_taken_as_it_is() -> None:
@@ -98,9 +98,9 @@ def test_a_feed_made_anew_is_taken_as_it_is() -> None:
 def test_stretches_add_up() -> None:
     first = feed_sum(None, feed(100, asked=10))
     more = feed_difference(feed(200, asked=20), feed(300, asked=40, cpu_seconds=1.0))
-    told = feed_sum(first, more)
-    assert (told.images, told.asked, told.cpu_seconds) == (200, 30, None)
-    assert told.decode_seconds == pytest.approx(2.0)
+    total = feed_sum(first, more)
+    assert (total.images, total.asked, total.cpu_seconds) == (200, 30, None)
+    assert total.decode_seconds == pytest.approx(2.0)
 
 
 def test_percentiles_of_a_long_run_are_those_of_all_its_updates() -> None:

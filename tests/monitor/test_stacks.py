@@ -55,9 +55,9 @@ def test_the_standard_library_is_left_out_of_the_words() -> None:
 def test_threads_that_wait_for_something_to_do_are_not_busy() -> None:
     idle = _wait_in_the_standard_library
     with _thread("feed-0", idle), _thread("feed-1", _spin), _thread("other-2", _spin):
-        while list(told := stacks.busy("feed-")) != ["feed-1"]:
+        while list(states := stacks.busy("feed-")) != ["feed-1"]:
             pass  # until feed-0 has come to its wait
-    assert told["feed-1"].startswith("is in _spin (")
+    assert states["feed-1"].startswith("is in _spin (")
 
 
 def test_of_two_threads_of_one_name_the_busy_one_is_told() -> None:

@@ -43,8 +43,8 @@ def _told(folder: Path) -> list[Event]:
 
 
 def _ended(child: subprocess.Popen[str]) -> str:
-    _, said = child.communicate(timeout=60)
-    return said
+    _, errors = child.communicate(timeout=60)
+    return errors
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_co
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     child = start("feed")
-    said = _ended(child)
+    message = _ended(child)
     assert child.returncode == StalledError.exit_code == 3
     stalled, failed = _told(tmp_path)
     assert isinstance(stalled, Stalled) and stalled.what == "feed" and stalled.step == 7
@@ -63,8 +63,8 @@ def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_co
     written = (tmp_path / "run" / stalled.stacks).read_text()
     assert written.startswith("no progress for") and "feed-0: thread 0x" in written
     assert " in image" in written and "standstill.py" in written and " in updates" in written
-    assert stalled.culprit in said and str(tmp_path / "run" / "stacks-1.txt") in said
-    assert said.rstrip().endswith("it resumes from the last checkpoint")
+    assert stalled.culprit in message and str(tmp_path / "run" / "stacks-1.txt") in message
+    assert message.rstrip().endswith("it resumes from the last checkpoint")
     assert (tmp_path / "run" / "stacks-2.txt").exists()  # and where they were when it was ended
 
 
@@ -76,23 +76,23 @@ def test_a_standstill_that_ends_lets_the_run_finish(
         time.sleep(0.01)
     assert child.poll() is None
     os.close(os.open(tmp_path / "run" / "pipe", os.O_WRONLY | os.O_NONBLOCK))
-    said = _ended(child)
+    message = _ended(child)
     assert child.returncode == 0
     stalled, noticed = _told(tmp_path)
     assert isinstance(stalled, Stalled) and isinstance(noticed, Noticed)
-    assert noticed.message.startswith("training continues after") and "training continues" in said
+    assert noticed.message.startswith("training continues after") and "training continues" in message
 
 
 def test_a_loop_stuck_in_native_code_is_ended_too(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     child = start("native")
-    said = _ended(child)
+    message = _ended(child)
     assert child.returncode == 3
     stalled = _told(tmp_path)[0]
     assert isinstance(stalled, Stalled) and stalled.what == "step"
     assert "the loop is at forward, in hang_in_forward (monitor/standstill.py:" in stalled.culprit
-    assert "hang_in_forward" in said
+    assert "hang_in_forward" in message
 
 
 def test_a_hang_after_updates_that_all_took_less_than_a_look_is_noticed_as_soon(
@@ -109,13 +109,13 @@ def test_a_run_that_is_asked_to_stop_while_an_update_hangs_is_ended(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     child = start("asked")
-    said = _ended(child)
+    message = _ended(child)
     assert child.returncode == 3
     (failed,) = _told(tmp_path)
     assert isinstance(failed, Failed) and failed.message.startswith(
         "asked to stop by SIGTERM, but there was no progress"
     )
-    assert failed.message in said and "hang_in_forward" in (tmp_path / "run" / "stacks-1.txt").read_text()
+    assert failed.message in message and "hang_in_forward" in (tmp_path / "run" / "stacks-1.txt").read_text()
 
 
 @pytest.mark.slow
@@ -145,10 +145,10 @@ def test_a_loop_that_can_still_raise_does_and_no_stuck_thread_keeps_the_process(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     child = start("raises")
-    said = _ended(child)
+    message = _ended(child)
     assert child.returncode == 3
     assert not [event for event in _told(tmp_path) if isinstance(event, Failed)]  # that is for whoever caught it
-    assert said.count("no progress for") == 2  # once as a notice, once as the error that was caught
+    assert message.count("no progress for") == 2  # once as a notice, once as the error that was caught
 
 
 @pytest.mark.slow
@@ -167,8 +167,8 @@ def test_native_code_that_keeps_the_lock_has_its_stacks_on_standard_error(
     start: Callable[[str], subprocess.Popen[str]],
 ) -> None:
     child = start("lock")
-    said = _ended(child)
-    assert "Timeout (" in said and " in hang_in_forward" in said
+    message = _ended(child)
+    assert "Timeout (" in message and " in hang_in_forward" in message
 
 
 def test_a_run_that_moves_is_left_alone(start: Callable[[str], subprocess.Popen[str]], tmp_path: Path) -> None:

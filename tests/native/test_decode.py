@@ -32,7 +32,7 @@ def part(data: bytes, box: Box, *, channels: Channels = 3, gap: int = 5, size: i
     height, row = max(box[3] - box[1], 0), max(box[2] - box[0], 0) * channels
     memory = np.full((height + 2, row + gap), 0xA5, np.uint8)
     source = np.frombuffer(data, np.uint8)
-    made = jpeg.decode(
+    pixels = jpeg.decode(
         memory.ctypes.data + row + gap,
         row + gap,
         source.ctypes.data,
@@ -43,7 +43,7 @@ def part(data: bytes, box: Box, *, channels: Channels = 3, gap: int = 5, size: i
     inner = memory[1:-1, :row].copy()
     memory[1:-1, :row] = 0xA5
     assert (memory == 0xA5).all(), "it wrote beside the part"
-    return inner.reshape(height, -1, channels) if made else None
+    return inner.reshape(height, -1, channels) if pixels else None
 
 
 def whole(data: bytes, channels: Channels = 3, *, strict: bool = True) -> Pixels:
@@ -66,18 +66,18 @@ def cropped(pixels: Pixels, box: Box) -> Pixels:
 
 def is_part_of(pixels: Pixels, data: bytes, box: Box, **options: Any) -> bool:
     """Whether a part can be had, and has these pixels."""
-    made = part(data, box, **options)
-    return made is not None and np.array_equal(made, cropped(pixels, box))
+    decoded = part(data, box, **options)
+    return decoded is not None and np.array_equal(decoded, cropped(pixels, box))
 
 
 def boxes(draw: random.Random, size: tuple[int, ...], n: int) -> list[Box]:
     """Some boxes, those of all sizes as likely as each other, and the whole image."""
     height, width = size[:2]
-    found: list[Box] = [(0, 0, width, height)]
+    boxes: list[Box] = [(0, 0, width, height)]
     for _ in range(n):
         left, top = draw.randrange(width), draw.randrange(height)
-        found.append((left, top, draw.randint(left + 1, width), draw.randint(top + 1, height)))
-    return found
+        boxes.append((left, top, draw.randint(left + 1, width), draw.randint(top + 1, height)))
+    return boxes
 
 
 def segment(marker: int, body: bytes) -> bytes:
@@ -143,7 +143,7 @@ def steps_of_two_bytes(data: bytes) -> bytes:
     """The same file, its steps told in two bytes each."""
     parts = data.split(b"\xff\xdb")
     tables = [segment(0xDB, bytes((0x10 | p[2],)) + b"".join(bytes((0, b)) for b in p[3:67]) + b"") for p in parts[1:]]
-    return parts[0] + b"".join(one + p[67:] for one, p in zip(tables, parts[1:], strict=True))
+    return parts[0] + b"".join(table + p[67:] for table, p in zip(tables, parts[1:], strict=True))
 
 
 def adobe(transform: int) -> bytes:
@@ -186,8 +186,8 @@ def several_scans() -> bytes:
     """Three colours one after the other, each of them the same."""
     grey = picture(60, 70, mode="L")
     frame, scan = grey.index(b"\xff\xc0"), grey.index(b"\xff\xda")
-    told = b"\x08\0\x3c\0\x46\x03" + b"".join(bytes((name, 0x11, 0)) for name in (1, 2, 3))
-    header = grey[:frame] + segment(0xC0, told) + grey[frame + 13 : scan]
+    frame_header = b"\x08\0\x3c\0\x46\x03" + b"".join(bytes((name, 0x11, 0)) for name in (1, 2, 3))
+    header = grey[:frame] + segment(0xC0, frame_header) + grey[frame + 13 : scan]
     scans = [segment(0xDA, bytes((1, name, 0, 0, 63, 0))) + grey[scan + 10 : -2] for name in (1, 2, 3)]
     return header + b"".join(scans) + b"\xff\xd9"
 
@@ -276,9 +276,9 @@ def test_a_file_cut_short_is_decoded_as_far_as_it_goes(share: float) -> None:
     expected = whole(data)
     with ThreadPoolExecutor(1) as fresh:  # whose memory has no rest of other files
         seen = list(fresh.map(lambda top: part(cut, (0, top, 120, top + 1)), range(160)))
-    told = [row for row in seen if row is not None]
-    assert 0 < len(told) < 160 * share + 32 and seen[len(told) :] == [None] * (160 - len(told))
-    assert np.array_equal(np.concatenate(told), expected[: len(told)])
+    rows = [row for row in seen if row is not None]
+    assert 0 < len(rows) < 160 * share + 32 and seen[len(rows) :] == [None] * (160 - len(rows))
+    assert np.array_equal(np.concatenate(rows), expected[: len(rows)])
     assert part(data, (0, 0, 120, 160)) is not None and part(cut, (0, 0, 120, 160)) is None
     assert all(part(data, (0, 0, 120, 20), size=size) is None for size in (0, 1, scan, scan + 14, len(data) - 1))
 
@@ -294,13 +294,13 @@ def test_hostile_bytes_never_make_another_picture(seed: int, num: int, case: tup
             del data[at : at + draw.randrange(1, 9)]
         else:
             data[at] = draw.choice([0, 0xFF, 0xD0, 0xD9, draw.randrange(256)])
-    made = part(bytes(data), box, channels=channels)
+    pixels = part(bytes(data), box, channels=channels)
     try:
-        expected = None if made is None else whole(bytes(data), channels, strict=False)
+        expected = None if pixels is None else whole(bytes(data), channels, strict=False)
     except ValueError:
         return
-    if made is not None and expected is not None:
-        assert np.array_equal(made, cropped(expected, box))
+    if pixels is not None and expected is not None:
+        assert np.array_equal(pixels, cropped(expected, box))
 
 
 def test_threads_do_not_disturb_each_other() -> None:
@@ -336,8 +336,8 @@ def test_of_odd_and_hostile_files_a_part_is_what_libjpeg_turbo_makes_of_it(data_
         data = path.read_bytes() if path.is_file() else b""
         size = jpeg_size(data)
         for box in boxes(random.Random(path.name), size, 5) if size and size[0] * size[1] < 2**21 else []:
-            if (made := part(data, box)) is not None:
-                assert np.array_equal(made, cropped(whatever(data), box)), path.name
+            if (pixels := part(data, box)) is not None:
+                assert np.array_equal(pixels, cropped(whatever(data), box)), path.name
                 had += 1
     assert had > 100
 

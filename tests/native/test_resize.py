@@ -27,8 +27,8 @@ def noise(height: int, width: int, seed: int) -> Pixels:
 
 def by_torch(source: Pixels, size: Size, *, cubic: bool = False) -> Pixels:
     kernel = torch._C._nn._upsample_bicubic2d_aa if cubic else torch._C._nn._upsample_bilinear2d_aa
-    made: Pixels = kernel(torch.from_numpy(source[None]).permute(0, 3, 1, 2), size, False)[0].permute(1, 2, 0).numpy()
-    return made
+    pixels: Pixels = kernel(torch.from_numpy(source[None]).permute(0, 3, 1, 2), size, False)[0].permute(1, 2, 0).numpy()
+    return pixels
 
 
 def resized(

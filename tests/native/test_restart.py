@@ -61,22 +61,22 @@ def test_pixels_stay_and_markers_stand_in_order(
     data = picture(
         height, width, mode=mode, quality=quality, optimize=optimize, restart_marker_blocks=blocks, **options
     )
-    made = jpeg.restart(data, interval)
-    assert made is not None
-    assert np.array_equal(decoded(made), decoded(data))
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(made))), np.asarray(Image.open(io.BytesIO(data))))
+    restarted = jpeg.restart(data, interval)
+    assert restarted is not None
+    assert np.array_equal(decoded(restarted), decoded(data))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(restarted))), np.asarray(Image.open(io.BytesIO(data))))
     across, down = {0: (8, 8), 1: (16, 8), 2: (16, 16)}[subsampling if mode == "RGB" else 0]
     num = -(-height // down) * -(-width // across)
-    told = [found[0] & 7 for found in MARKERS.findall(scan_of(made))]
-    assert told == [number % 8 for number in range(-(-num // interval) - 1)]
+    numbers = [word[0] & 7 for word in MARKERS.findall(scan_of(restarted))]
+    assert numbers == [number % 8 for number in range(-(-num // interval) - 1)]
 
 
 def test_every_segment_is_kept() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = picture(64, 48, quality=90, exif=exif, comment=b"hello", icc_profile=b"x" * 3000)
-    made = jpeg.restart(data, 2)
-    before, after = Image.open(io.BytesIO(data)), Image.open(io.BytesIO(made))
+    restarted = jpeg.restart(data, 2)
+    before, after = Image.open(io.BytesIO(data)), Image.open(io.BytesIO(restarted))
     assert after.getexif() == before.getexif() and after.info["icc_profile"] == before.info["icc_profile"]
     assert after.info["comment"] == b"hello"
 
@@ -132,19 +132,19 @@ def test_hostile_bytes_never_make_another_picture(seed: int, damages: int, inter
             del data[at : at + draw.randrange(1, 9)]
         else:
             data[at] = draw.choice([0, 0xFF, draw.randrange(256)])
-    made = jpeg.restart(bytes(data), interval)
+    restarted = jpeg.restart(bytes(data), interval)
     try:
         before = decoded(bytes(data))
     except ValueError:
         return
-    if made is not None:
-        assert np.array_equal(decoded(made), before)
+    if restarted is not None:
+        assert np.array_equal(decoded(restarted), before)
 
 
 def test_photographs_keep_their_pixels(extracted: Callable[[str], Path]) -> None:
     images = [path.read_bytes() for path in sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))]
-    made = [jpeg.restart(data, 4) for data in images]
-    assert len(images) == 200 and None not in made
-    for before, after in zip(images, made, strict=True):
+    restarts = [jpeg.restart(data, 4) for data in images]
+    assert len(images) == 200 and None not in restarts
+    for before, after in zip(images, restarts, strict=True):
         assert np.array_equal(decoded(before), decoded(after))
-    assert sum(map(len, made)) / sum(map(len, images)) < 1.03
+    assert sum(map(len, restarts)) / sum(map(len, images)) < 1.03

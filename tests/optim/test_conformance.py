@@ -229,7 +229,7 @@ def _net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def _updated(engine: Engine, name: str, own: Sequence[int], parts: int = 2) -> list[Tensor]:
+def _updated(engine: Engine, name: str, indices: Sequence[int], parts: int = 2) -> list[Tensor]:
     """Four updates of a net by the micro-batches ``own`` of ``parts``."""
     net = _net()
     call = engine.prepare(net)
@@ -237,22 +237,22 @@ def _updated(engine: Engine, name: str, own: Sequence[int], parts: int = 2) -> l
     draw = torch.Generator().manual_seed(7)
     for _ in range(4):
         images = torch.randn(8, 6, generator=draw).chunk(parts)
-        for k in own:
-            with engine.micro_batch(last=k == own[-1]):
+        for k in indices:
+            with engine.micro_batch(last=k == indices[-1]):
                 loss = call(images[k]).square().mean() * engine.world.size / parts
-                engine.backward(loss, last=k == own[-1])
+                engine.backward(loss, last=k == indices[-1])
         optimizer.step()
         optimizer.zero_grad()
     return [parameter.detach().clone() for parameter in net.parameters()]
 
 
 def _by_ranks(group: Group) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for compress in ("none", "fp16", "bf16", "2bit", "powersgd"):
         for name in NAMES:
             engine = Engine(CPU, group, compress=compress, threshold=0.05)
-            told[f"{compress} {name}"] = _updated(engine, name, [group.world.rank])
-    return told
+            document[f"{compress} {name}"] = _updated(engine, name, [group.world.rank])
+    return document
 
 
 def test_all_ranks_have_the_same_weights_and_those_of_one_process_that_accumulates() -> None:
@@ -272,5 +272,5 @@ def test_all_ranks_have_the_same_weights_and_those_of_one_process_that_accumulat
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_of_a_batch_make_the_update_of_the_whole(name: str) -> None:
     whole, parts = _updated(Engine(CPU), name, [0], 1), _updated(Engine(CPU), name, [0, 1, 2, 3], 4)
-    for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for this, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(this, other, rtol=1e-4, atol=1e-5)

@@ -174,15 +174,15 @@ class Golden:
 
     def by_ours(self, name: str, ours: Ours) -> Iterator[Weights]:
         case = self.cases[name]
-        given, first = constants(case), case["args"].get("begin_num_update", 0) + 1
-        scale, clip = given.get("rescale_grad", 1.0), given.get("clip_gradient")
+        options, first = constants(case), case["args"].get("begin_num_update", 0) + 1
+        scale, clip = options.get("rescale_grad", 1.0), options.get("clip_gradient")
         weights = {tensor: nn.Parameter(torch.from_numpy(value)) for tensor, value in self.initial(case).items()}
         groups = []
         for tensor, parameter in zip(case["tensors"], case["param_names"], strict=True):
             is_spared = parameter.endswith("_bias") or (case["optimizer"] == "lars" and parameter.endswith("_gamma"))
-            decay = 0.0 if is_spared else given.get("wd", 0.0)
+            decay = 0.0 if is_spared else options.get("wd", 0.0)
             groups.append({"params": [weights[tensor]], "weight_decay": decay})
-        optimizer = optim.build(ours.spec(given), groups, lr=0.1, device=torch.device("cpu"))
+        optimizer = optim.build(ours.spec(options), groups, lr=0.1, device=torch.device("cpu"))
         if isinstance(optimizer, mxnet.SGLD):
             drawn = {id(weights[tensor]): self.arrays[f"{name}/noise/{tensor}"] for tensor in case["tensors"]}
 

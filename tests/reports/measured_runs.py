@@ -96,15 +96,15 @@ class Attempt:
         wall = self.now - self.began
         yield self.feed(number)
         yield Accounted(step=number, images=number * BATCH, wall_seconds=wall, seconds=dict(self.seconds))
-        own, others = 1.72 + self.chance.gauss(0, 0.04), 0.05 + (0.2 if number % 300 > 250 else 0.0)
+        cores, others = 1.72 + self.chance.gauss(0, 0.04), 0.05 + (0.2 if number % 300 > 250 else 0.0)
         iowait = abs(self.chance.gauss(0.02, 0.01))
         yield MachineStats(
             seconds=span,
             cores=2,
             machine_cores=2,
-            cpu=own,
+            cpu=cores,
             others=others,
-            idle=max(0.0, 2 - own - others - iowait),
+            idle=max(0.0, 2 - cores - others - iowait),
             iowait=iowait,
             steal=0.0,
             pressure={"cpu": 0.12 + others, "memory": 0.0, "io": iowait / 2},
@@ -160,20 +160,20 @@ def line(event: Event, time: float, attempt: int = 1) -> str:
 def measured(folder: Path, name: str = "measured", *, steps: int = 1055, gpus: int = 0, began: float = 0.0) -> Run:
     """A run that ended well, begun ``began`` seconds since 1970 (0: so that it ends about now)."""
     run = Run.create(folder / name, recipe(epochs=steps / STEPS_PER_EPOCH))
-    told = Attempt(began or time.time() - 0.3 * steps, steps=steps, gpus=gpus)
+    attempt = Attempt(began or time.time() - 0.3 * steps, steps=steps, gpus=gpus)
     with (run.directory / "events.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(line(event, told.now) for event in told.events())
+        file.writelines(line(event, attempt.now) for event in attempt.events())
     return run
 
 
 def live(folder: Path, *, gpus: int, steps: int) -> None:
     """Write one as time goes by, holding its lock."""
     run = Run.create(folder, recipe(epochs=steps / STEPS_PER_EPOCH))
-    told = Attempt(time.time() - 5.2, steps=steps, gpus=gpus)
+    attempt = Attempt(time.time() - 5.2, steps=steps, gpus=gpus)
     with run.lock(), (run.directory / "events.jsonl").open("a", encoding="utf-8", buffering=1) as file:
-        for event in told.events():
-            time.sleep(max(0.0, told.now - time.time()))
-            file.write(line(event, told.now).replace("another-machine", __import__("platform").node()))
+        for event in attempt.events():
+            time.sleep(max(0.0, attempt.now - time.time()))
+            file.write(line(event, attempt.now).replace("another-machine", __import__("platform").node()))
 
 
 if __name__ == "__main__":
@@ -182,8 +182,8 @@ if __name__ == "__main__":
     parser.add_argument("--live", action="store_true")
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--steps", type=int, default=math.ceil(3 * NUM_TRAIN / BATCH))
-    given = parser.parse_args()
-    if given.live:
-        live(given.folder, gpus=given.gpus, steps=given.steps)
+    arguments = parser.parse_args()
+    if arguments.live:
+        live(arguments.folder, gpus=arguments.gpus, steps=arguments.steps)
     else:
-        measured(given.folder.parent, given.folder.name, gpus=given.gpus, steps=given.steps)
+        measured(arguments.folder.parent, arguments.folder.name, gpus=arguments.gpus, steps=arguments.steps)

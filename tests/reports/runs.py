@@ -141,12 +141,12 @@ class Clock:
         return self.now
 
 
-def write(run: Run, told: Iterable[Event], clock: Clock, *, end: bool = False) -> None:
+def write(run: Run, events: Iterable[Event], clock: Clock, *, end: bool = False) -> None:
     """One attempt of a run: its steps, evaluations and savings take the time that they tell; it may end well."""
     with pytest.MonkeyPatch.context() as patch, run.log() as log:
         patch.setattr(event_log, "time", SimpleNamespace(time=clock.time))
         began, images, last = clock.now, 0, 0
-        for event in told:
+        for event in events:
             clock.now += event.seconds if isinstance(event, Step | Evaluated | Saved) else 0.0
             images += event.n if isinstance(event, Step) else 0
             last = event.step if isinstance(event, Step) else last
@@ -159,8 +159,8 @@ def finished(folder: Path, name: str = "baseline", *, lr: float = 0.1, best: flo
     """A run that went through without a stop."""
     run = Run.create(folder / name, recipe(lr, epochs))
     total = math.ceil(epochs * STEPS_PER_EPOCH)
-    told = [started(steps=total), *course(0, total, total=total, best=best, seed=int(lr * 1000))]
-    write(run, told, Clock(), end=True)
+    starts = [started(steps=total), *course(0, total, total=total, best=best, seed=int(lr * 1000))]
+    write(run, starts, Clock(), end=True)
     return run
 
 

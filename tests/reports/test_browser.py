@@ -113,10 +113,10 @@ def test_hovering_tells_the_run_the_value_and_its_interval(browser: Browser, add
     assert dot is not None
     page.mouse.move(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2)
     page.wait_for_selector("#chart-top1 .hovertext")
-    told = page.locator("#chart-top1 .hovertext").first.text_content() or ""
-    assert NAME in told
-    assert "95 %:" in told
-    assert "step 704" in told
+    text_content = page.locator("#chart-top1 .hovertext").first.text_content() or ""
+    assert NAME in text_content
+    assert "95 %:" in text_content
+    assert "step 704" in text_content
 
 
 def test_nothing_but_the_pages_own_scripts_can_run(browser: Browser, address: str) -> None:

@@ -22,17 +22,17 @@ values = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=300)
 
 
 @given(values, st.integers(4, 60))
-def test_thinning_keeps_order_ends_and_extremes(told: list[float | None], limit: int) -> None:
-    kept = thin(told, limit)
+def test_thinning_keeps_order_ends_and_extremes(numbers: list[float | None], limit: int) -> None:
+    kept = thin(numbers, limit)
     assert kept == sorted(set(kept))
     assert len(kept) <= limit
-    known = [value for value in told if value is not None]
+    known = [value for value in numbers if value is not None]
     if known:
-        drawn = [told[i] for i in kept if told[i] is not None]
+        drawn = [numbers[i] for i in kept if numbers[i] is not None]
         assert max(known) in drawn
         assert min(known) in drawn
-    if told:
-        assert (kept[0], kept[-1]) == (0, len(told) - 1)
+    if numbers:
+        assert (kept[0], kept[-1]) == (0, len(numbers) - 1)
 
 
 def test_ten_thousand_log_lines_are_thinned_and_their_spike_is_drawn(tmp_path: Path) -> None:
@@ -45,13 +45,13 @@ def test_ten_thousand_log_lines_are_thinned_and_their_spike_is_drawn(tmp_path: P
 
 
 def test_the_curve_of_the_newest_attempt_is_drawn_over_its_own_time(tmp_path: Path) -> None:
-    told = read_history(restarted(tmp_path))
-    for figure in charts([told]):
+    history = read_history(restarted(tmp_path))
+    for figure in charts([history]):
         for trace in figure["traces"]:
             assert trace["step"] == sorted(trace["step"])
             assert trace["seconds"] == sorted(trace["seconds"])
             assert trace["epoch"] == sorted(trace["epoch"])
-    assert max(charts([told])[0]["traces"][0]["seconds"]) < 400, "the hour's pause is left out"
+    assert max(charts([history])[0]["traces"][0]["seconds"]) < 400, "the hour's pause is left out"
 
 
 def test_the_learning_rate_is_that_of_every_step_and_short_runs_have_a_training_point_an_epoch(tmp_path: Path) -> None:
@@ -59,19 +59,19 @@ def test_the_learning_rate_is_that_of_every_step_and_short_runs_have_a_training_
     rates = [0.01 * k for k in range(1, 11)] + [0.1] * 10
     means = [EpochTrained(step=10 * k, epoch=k, n=1280, loss=k, top1=0.5, images_per_second=1.0) for k in (1, 2)]
     write(run, [started(), *(step(k, lr=lr) for k, lr in enumerate(rates, 1)), *means, logged(20)], Clock())
-    told = {figure["id"]: figure["traces"] for figure in charts([Account.of(run).history])}
-    assert [round(rate, 6) for rate in told["lr"][0]["y"]] == [round(rate, 6) for rate in rates]
-    assert told["lr"][0]["step"] == list(range(1, 21))
-    assert (told["loss"][0]["step"], told["loss"][0]["y"]) == ([10, 20], [1, 2])
+    traces = {figure["id"]: figure["traces"] for figure in charts([Account.of(run).history])}
+    assert [round(rate, 6) for rate in traces["lr"][0]["y"]] == [round(rate, 6) for rate in rates]
+    assert traces["lr"][0]["step"] == list(range(1, 21))
+    assert (traces["loss"][0]["step"], traces["loss"][0]["y"]) == ([10, 20], [1, 2])
 
 
 def test_what_is_not_a_number_is_a_gap(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), logged(20), logged(40, loss=math.nan), logged(60, loss=math.inf), logged(80)], Clock())
-    told = charts([read_history(run)])
-    (train, _) = next(f for f in told if f["id"] == "loss")["traces"]
+    figure = charts([read_history(run)])
+    (train, _) = next(f for f in figure if f["id"] == "loss")["traces"]
     assert train["y"] == [1.5, None, None, 1.5]
-    json.dumps(told, allow_nan=False)
+    json.dumps(figure, allow_nan=False)
 
 
 def test_an_evaluation_carries_its_interval(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_figures_for_which_nothing_was_logged_are_left_out(tmp_path: Path) -> No
 
 
 def test_runs_keep_their_place_in_every_figure(tmp_path: Path) -> None:
-    told = [read_history(finished(tmp_path, "a")), read_history(finished(tmp_path, "b", lr=0.2))]
-    assert [{trace["run"] for trace in figure["traces"]} for figure in charts(told)] == [{0, 1}] * 5
+    histories = [read_history(finished(tmp_path, "a")), read_history(finished(tmp_path, "b", lr=0.2))]
+    assert [{trace["run"] for trace in figure["traces"]} for figure in charts(histories)] == [{0, 1}] * 5
 
 
 def test_many_runs_are_told_apart_by_colour_and_dash() -> None:
@@ -109,8 +109,8 @@ def rows_of(event: Event, before: FeedStats | None = None) -> list[dict[str, flo
     """The rows that an event adds, a second after its run began, by their columns."""
     history = RunHistory(recipe())
     history.take(replace(started(), time=BEGAN, attempt=1))
-    made = points(replace(event, time=BEGAN + 1.0), history, before)
-    return [dict(zip(COLUMNS[point.series.partition("-")[0]], point.row, strict=True)) for point in made]
+    rows = points(replace(event, time=BEGAN + 1.0), history, before)
+    return [dict(zip(COLUMNS[point.series.partition("-")[0]], point.row, strict=True)) for point in rows]
 
 
 def test_the_feed_is_told_between_two_words_of_it() -> None:
@@ -139,10 +139,10 @@ def test_the_stack_over_time_has_the_edges_of_its_slices_and_adds_up() -> None:
         Slice(began=100.0, ended=104.0, attempt=1, seconds={"startup": 3.0, "forward": 1.0}),
         Slice(began=900.0, ended=902.0, attempt=2, seconds={"input_decode": 0.5, "forward": 1.5}),
     ]
-    told = stacked(slices)
-    assert told["edges"] == [0.0, 4.0, 6.0], "the pause between attempts is not in it"
-    assert [one["name"] for one in told["buckets"]] == ["forward", "input_decode", "startup"]
-    assert [sum(one["shares"][k] for one in told["buckets"]) for k in range(2)] == [1.0, 1.0]
+    traces = stacked(slices)
+    assert traces["edges"] == [0.0, 4.0, 6.0], "the pause between attempts is not in it"
+    assert [bucket["name"] for bucket in traces["buckets"]] == ["forward", "input_decode", "startup"]
+    assert [sum(bucket["shares"][k] for bucket in traces["buckets"]) for k in range(2)] == [1.0, 1.0]
     assert stacked([]) == {"edges": [0.0], "buckets": []}
 
 

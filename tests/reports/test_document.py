@@ -23,7 +23,7 @@ def explained(text: str) -> list[str]:
 
 def test_every_field_is_explained() -> None:
     images, _, figures = TEXT.partition("## What the figures mean")
-    told = explained(figures)
+    document = explained(figures)
     there = [field.name for field in (*fields(Summary), *fields(Epoch))]
-    assert sorted(told) == sorted([*there, "per_epoch", "per_class", "ledger", *to_dict(NOTHING)])
+    assert sorted(document) == sorted([*there, "per_epoch", "per_class", "ledger", *to_dict(NOTHING)])
     assert explained(images) == list(ImageResult._fields)

@@ -19,9 +19,9 @@ def test_a_folder_stands_for_the_runs_in_it_and_says_what_it_left_out(tmp_path: 
     Run.create(tmp_path / "new", recipe())
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "recipe.json").write_text("{")
-    found = find([tmp_path])
-    assert [run.name for run in found.runs] == ["a", "b"]
-    assert [line.split(":")[0].rsplit("/")[-1] for line in found.left_out] == ["broken", "new"]
+    selection = find([tmp_path])
+    assert [run.name for run in selection.runs] == ["a", "b"]
+    assert [line.split(":")[0].rsplit("/")[-1] for line in selection.left_out] == ["broken", "new"]
 
 
 def test_repeats_are_found_in_the_folder_of_runs(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_runs_of_equal_names_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("nothing", "does not exist"),
         ("baselin", "Did you mean baseline?"),
@@ -50,19 +50,20 @@ def test_runs_of_equal_names_are_told_apart(tmp_path: Path) -> None:
         ("baseline/checkpoints", "is not a run"),
     ],
 )
-def test_what_is_no_run_is_refused_with_a_hint(tmp_path: Path, path: str, said: str) -> None:
+def test_what_is_no_run_is_refused_with_a_hint(tmp_path: Path, path: str, message: str) -> None:
     finished(tmp_path)
-    with pytest.raises(RunError, match=said.replace("?", r"\?")):
+    with pytest.raises(RunError, match=message.replace("?", r"\?")):
         find([tmp_path / path])
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("a.htm", "Did you mean .html?"), ("a", "ends in nothing"), ("a.pdf", "a report ends in .html")]
+    ("name", "message"),
+    [("a.htm", "Did you mean .html?"), ("a", "ends in nothing"), ("a.pdf", "a report ends in .html")],
 )
-def test_an_unknown_ending_is_refused(name: str, said: str) -> None:
-    with pytest.raises(InputError) as told:
+def test_an_unknown_ending_is_refused(name: str, message: str) -> None:
+    with pytest.raises(InputError) as raised:
         kind_of(Path(name))
-    assert said in str(told.value)
+    assert message in str(raised.value)
 
 
 def test_a_folder_is_no_output(tmp_path: Path) -> None:

@@ -36,10 +36,12 @@ def run(tmp_path: Path) -> Run:
     """A run whose exact match is highest where its mAP is not."""
     run, begun = Run.create(tmp_path / "labels", recipe()), started(steps=60)
     data = {**begun.data, "classes": list(LABELS), "multi_label": True, "train": "labels.rec"}
-    told = [event for event in course(0, 60, total=60) if not isinstance(event, Evaluated)]
+    events = [event for event in course(0, 60, total=60) if not isinstance(event, Evaluated)]
     scores = ((20, 0.61, 0.3), (40, 0.72, 0.2), (60, 0.65, 0.4))
-    told[-1:-1] = [replace(evaluated(step), mean_ap=mean_ap, top1=exact, top5=None) for step, mean_ap, exact in scores]
-    write(run, [replace(begun, data=data), *told], Clock(), end=True)
+    events[-1:-1] = [
+        replace(evaluated(step), mean_ap=mean_ap, top1=exact, top5=None) for step, mean_ap, exact in scores
+    ]
+    write(run, [replace(begun, data=data), *events], Clock(), end=True)
     lines = [",".join(("", "val.rec", str(n), true, "", "0", *map(str, p))) for n, (true, p) in enumerate(PREDICTIONS)]
     run.predictions.write_text("\n".join([",".join((*LABELS_HEAD, *LABELS)), *lines]) + "\n")
     return run
@@ -56,15 +58,15 @@ def test_the_best_evaluation_has_the_highest_map(run: Run) -> None:
 
 
 def test_each_label_is_told_with_its_average_precision_the_lowest_first(run: Run) -> None:
-    told = json.loads(to_json([Account.of(run)]))["runs"][0]
-    sun, sea, hat = told["per_class"]
+    figures = json.loads(to_json([Account.of(run)]))["runs"][0]
+    sun, sea, hat = figures["per_class"]
     # Ranked by "sea": right, wrong, right, wrong; by "sun": wrong, right, right, wrong.
     assert [row["label"] for row in (sun, sea, hat)] == ["sun", "sea", "hat"]
     assert (sea["n"], sea["predicted"], sea["right"]) == (2, 3, 2)
     assert sea["ap"] == pytest.approx((1 + 2 / 3) / 2) and sun["ap"] == pytest.approx(7 / 12)
     assert (sun["precision"], sun["recall"]) == (2 / 3, 1.0)
     assert hat["ap"] is None and hat["recall"] is None, "no image has it"
-    assert told["is_multi_label"] and told["per_epoch"][0]["val_mean_ap"] is not None
+    assert figures["is_multi_label"] and figures["per_epoch"][0]["val_mean_ap"] is not None
     text = markdown([Account.of(run)])
     assert "| best mAP | 72.00 % at epoch" in text and "top-1" not in text
     assert "| sun | 2 | 3 | 2 | 58.3 % | 66.7 % | 100.0 % | 80.0 % |" in text and "| hat |" not in text

@@ -29,14 +29,14 @@ EVIL = "<img src=x onerror=alert(1)>"
 @contextlib.contextmanager
 def serving(run: Run, port: int = 0, **more: Any) -> Iterator[int]:
     """The port of a server of the run's page."""
-    made = make_server(run, **more)
+    server = make_server(run, **more)
     with listening(port) as listener:
-        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             yield listener.getsockname()[1]
         finally:
-            made.should_exit = True
+            server.should_exit = True
             thread.join(10)
 
 
@@ -72,14 +72,14 @@ def events(port: int, path: str = "/events", **headers: str) -> Generator[Told, 
 
 def stream(port: int, count: int, path: str = "/events", **headers: str) -> list[Told]:
     """The first so many events."""
-    with contextlib.closing(events(port, path, **headers)) as told:
-        return list(itertools.islice(told, count))
+    with contextlib.closing(events(port, path, **headers)) as messages:
+        return list(itertools.islice(messages, count))
 
 
 def first(port: int, kind: str, **headers: str) -> Told:
     """The first event of a kind."""
-    with contextlib.closing(events(port, **headers)) as told:
-        return next(one for one in told if one.kind == kind)
+    with contextlib.closing(events(port, **headers)) as messages:
+        return next(message for message in messages if message.kind == kind)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_the_page_may_run_its_own_scripts_and_nothing_else(run: Run) -> None:
         page = asked(port).read().decode()
     assert not re.search(r"(src|href)=\"https?:", page), "works without a network"
     scripts = re.findall(r"<script([^>]*)>", page)
-    assert [one for one in scripts if "src=" not in one] == [' type="application/json" id="told"']
+    assert [script for script in scripts if "src=" not in script] == [' type="application/json" id="told"']
 
 
 def test_it_listens_on_this_machine_alone(run: Run) -> None:
@@ -132,25 +132,25 @@ def test_a_port_that_is_taken_is_told_in_a_line_and_without_a_wish_another_is_fo
             listening(port)
     with pytest.raises(InputError, match="--port is 70000"):
         listening(70000)
-    with listening() as one, listening() as other:
-        assert one.getsockname()[1] != other.getsockname()[1]
+    with listening() as first, listening() as other:
+        assert first.getsockname()[1] != other.getsockname()[1]
 
 
 def test_a_browser_is_sent_everything_once_and_then_what_is_new(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "growing", recipe())
-    told = Attempt(1_790_000_000.0, steps=1055)
-    lines = [line(event, told.now) for event in told.events()]
+    attempt = Attempt(1_790_000_000.0, steps=1055)
+    lines = [line(event, attempt.now) for event in attempt.events()]
     path = run.directory / "events.jsonl"
     path.write_text("".join(lines[:300]), encoding="utf-8")
     with serving(run) as port:
         everything = first(port, "all")
-        assert len(everything.data["train"]) == sum('"Logged"' in one for one in lines[:300])
+        assert len(everything.data["train"]) == sum('"Logged"' in line for line in lines[:300])
         with path.open("a", encoding="utf-8") as file:
             file.writelines(lines[300:500])
         more = first(port, "more", Last_Event_ID=everything.name)
-        assert len(more.data["train"]) == sum('"Logged"' in one for one in lines[300:500])
+        assert len(more.data["train"]) == sum('"Logged"' in line for line in lines[300:500])
         again = stream(port, 2, path=f"/events?after={more.name}")
-        assert {one.kind for one in again} == {"account", "state"}, "whoever has all points is sent none"
+        assert {message.kind for message in again} == {"account", "state"}, "whoever has all points is sent none"
         strange = stream(port, 1, Last_Event_ID="another.server.7")
         assert strange[0].kind == "all"
 
@@ -174,8 +174,8 @@ def test_steps_that_a_restart_took_back_leave_the_curves(tmp_path: Path) -> None
 def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "long", recipe())
     began = 1_790_000_000.0
-    told = [line(logged(number, loss=99.0 if number == 7777 else 1.0), began + number) for number in range(1, 12_000)]
-    (run.directory / "events.jsonl").write_text(line(started(), began) + "".join(told), encoding="utf-8")
+    lines = [line(logged(number, loss=99.0 if number == 7777 else 1.0), began + number) for number in range(1, 12_000)]
+    (run.directory / "events.jsonl").write_text(line(started(), began) + "".join(lines), encoding="utf-8")
     with serving(run) as port:
         sent = first(port, "all")
     rows = sent.data["train"]
@@ -187,11 +187,11 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes(tmp_path: Path) -> None:
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "later", recipe())
     with serving(run) as port:
-        told = {one.kind: one for one in stream(port, 3)}
-        assert told["state"].data["status"] == "waiting"
-        assert told["all"].data == {}
+        by_kind = {message.kind: message for message in stream(port, 3)}
+        assert by_kind["state"].data["status"] == "waiting"
+        assert by_kind["all"].data == {}
         measured(tmp_path, "later", steps=100)
-        assert first(port, "more", Last_Event_ID=told["all"].name).data["train"]
+        assert first(port, "more", Last_Event_ID=by_kind["all"].name).data["train"]
         assert first(port, "state").data["status"] == "finished"
         assert first(port, "account").data["verdict"]["sentence"]
 
@@ -203,11 +203,13 @@ def test_names_and_messages_are_data_and_never_markup(tmp_path: Path) -> None:
         file.write(line(Noticed(message=f"{EVIL}\r\n\r\nevent: state\ndata: 1"), 1_790_000_001.0))
     with serving(run) as port:
         page = asked(port).read().decode()
-        told = stream(port, 3)
+        messages = stream(port, 3)
     assert "<b>evil" not in page
     assert "&lt;b&gt;evil" in page
-    assert [one.kind for one in told] == ["all", "account", "state"], "a message cannot make events of its own"
-    assert any(EVIL in one["what"] for one in told[1].data["happened"])
+    assert [message.kind for message in messages] == ["all", "account", "state"], (
+        "a message cannot make events of its own"
+    )
+    assert any(EVIL in happening["what"] for happening in messages[1].data["happened"])
 
 
 def test_stopping_ends_the_streams_that_are_open(run: Run) -> None:

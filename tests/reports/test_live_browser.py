@@ -151,9 +151,9 @@ def test_hovering_over_the_ledger_tells_what_the_time_went_into(browser: Browser
 def test_no_name_and_no_message_is_ever_markup(browser: Browser, tmp_path: Path) -> None:
     run = Run.create(tmp_path / NAME, recipe())
     stalled = Stalled(step=20, what=EVIL, seconds=90.0, expected_seconds=0.2, culprit=EVIL, stacks="stacks.txt")
-    told = [started(), logged(20), stalled, Noticed(message=EVIL)]
+    starts = [started(), logged(20), stalled, Noticed(message=EVIL)]
     path = run.directory / "events.jsonl"
-    path.write_text("".join(line(event, BEGAN + i) for i, event in enumerate(told)), encoding="utf-8")
+    path.write_text("".join(line(event, BEGAN + i) for i, event in enumerate(starts)), encoding="utf-8")
     with serving(run) as port:
         page, complaints = opened(browser, port)
         page.wait_for_selector("#happened tr")

@@ -116,7 +116,7 @@ def test_without_its_data_the_page_says_so_and_shows_the_rest(
         (tmp_path / digits.name).unlink()
     section = mistakes_section(account)
     assert section["no_pictures"].startswith("The pictures are not shown: ") and message in section["no_pictures"]
-    assert len(section["classes"]) == 10 and not any(one["source"] for one in section["worst"])
+    assert len(section["classes"]) == 10 and not any(picture["source"] for picture in section["worst"])
     assert "<img" not in page([account])
 
 

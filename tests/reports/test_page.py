@@ -36,13 +36,13 @@ class Reader(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
+        values = dict(attrs)
         self._inside = tag
         self.addresses += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "action")]
         if tag == "script":
-            self.scripts.append((told.get("type") or "", ""))
-        if told.get("http-equiv") == "Content-Security-Policy":
-            self.policy = told["content"] or ""
+            self.scripts.append((values.get("type") or "", ""))
+        if values.get("http-equiv") == "Content-Security-Policy":
+            self.policy = values["content"] or ""
 
     def handle_endtag(self, tag: str) -> None:
         self._inside = ""
@@ -63,8 +63,8 @@ def digest(script: str) -> str:
 
 
 def data(reader: Reader) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(dict(reader.scripts)["application/json"])
-    return told
+    document: dict[str, Any] = json.loads(dict(reader.scripts)["application/json"])
+    return document
 
 
 def test_the_page_fetches_nothing(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_name_or_a_message_is_text_and_never_markup(tmp_path: Path) -> None:
 
 def test_one_run_shows_its_figures_restart_notice_and_checkpoints(tmp_path: Path) -> None:
     text = read(restarted(tmp_path)).visible
-    for said in (
+    for word in (
         "restarted",
         "1 (96 steps repeated)",
         "stopped without a message: killed, or the machine went down",
@@ -103,12 +103,12 @@ def test_one_run_shows_its_figures_restart_notice_and_checkpoints(tmp_path: Path
         "cifar10-train.rec",
         "272,474",
     ):
-        assert said in text, said
+        assert word in text, word
 
 
 def test_several_runs_show_in_what_their_recipes_differ(tmp_path: Path) -> None:
-    made = page([Account.of(finished(tmp_path)), Account.of(finished(tmp_path, "faster", lr=0.2))])
-    differing = re.findall(r'<tr class="differs"><th scope="row">(.*?)</th>\s*<td>(.*?)</td><td>(.*?)</td>', made)
+    html = page([Account.of(finished(tmp_path)), Account.of(finished(tmp_path, "faster", lr=0.2))])
+    differing = re.findall(r'<tr class="differs"><th scope="row">(.*?)</th>\s*<td>(.*?)</td><td>(.*?)</td>', html)
     assert differing == [("optim.lr", "0.1", "0.2")]
 
 
@@ -154,16 +154,16 @@ def test_a_long_run_stays_a_page_of_a_few_megabytes(tmp_path: Path) -> None:
 
 
 def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
-    told = [Account.of(finished(tmp_path))]
-    assert page(told, now=1e9) == page(told, now=1e9)
+    parts = [Account.of(finished(tmp_path))]
+    assert page(parts, now=1e9) == page(parts, now=1e9)
 
 
 def on(folder: Path, name: str, data: str, *, best: float, lr: float = 0.1, seed: int = 0) -> Account:
     """A run on another data set."""
     run = Run.create(folder / name, recipe(lr, seed=seed))
     begun = started()
-    told = [replace(begun, data={**begun.data, "train": data}), *course(0, 352, total=352, best=best, seed=seed)]
-    write(run, told, Clock(), end=True)
+    changes = [replace(begun, data={**begun.data, "train": data}), *course(0, 352, total=352, best=best, seed=seed)]
+    write(run, changes, Clock(), end=True)
     return Account.of(run)
 
 
@@ -212,7 +212,7 @@ def test_what_was_achieved_comes_first_then_the_time_then_the_machine(tmp_path: 
             "chart-rate",
             "Data and machine",
         ]
-        places = [text.index(one) for one in wanted]
+        places = [text.index(word) for word in wanted]
         assert places == sorted(places)
 
 

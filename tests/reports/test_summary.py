@@ -34,13 +34,13 @@ def test_wilson_agrees_with_published_values() -> None:
         (0, 20, 0.0, 0.1611),
         (1, 29, 0.0061, 0.1718),
     ):
-        told = wilson(k / n, n)
-        assert (round(told.low, 4), round(told.high, 4)) == (low, high)
+        interval = wilson(k / n, n)
+        assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
 
 @given(st.integers(1, 10**7).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_holds_the_share_and_stays_within_zero_and_one(told: tuple[int, int]) -> None:
-    right, n = told
+def test_wilson_holds_the_share_and_stays_within_zero_and_one(counts: tuple[int, int]) -> None:
+    right, n = counts
     interval = wilson(right / n, n)
     assert 0 <= interval.low <= right / n + 1e-12
     assert right / n - 1e-12 <= interval.high <= 1
@@ -56,11 +56,11 @@ def test_the_spread_of_repeats_is_students_interval(n: int) -> None:
     from scipy import stats
 
     values = [0.9 + 0.01 * math.sin(i) for i in range(n)]
-    told = spread(values)
-    assert told is not None
+    statistics = spread(values)
+    assert statistics is not None
     deviation = stats.tstd(values)
     low, high = stats.t.interval(0.95, n - 1, loc=stats.tmean(values), scale=deviation / math.sqrt(n))
-    figures = [told.mean, told.std, told.mean_95.low, told.mean_95.high]
+    figures = [statistics.mean, statistics.std, statistics.mean_95.low, statistics.mean_95.high]
     assert figures == pytest.approx([stats.tmean(values), deviation, low, high], abs=1e-12)
 
 
@@ -70,16 +70,16 @@ def test_of_one_value_or_of_those_that_are_not_finite_there_is_no_spread() -> No
 
 def test_runs_are_repeats_if_they_differ_in_the_seed_alone(tmp_path: Path) -> None:
     ends = []
-    for name, made in {
+    for name, value in {
         "a/seed-0": recipe(seed=0),
         "a/seed-1": recipe(seed=1),
         "a/seed-2": recipe(seed=2),
         "hotter": recipe(lr=0.2, seed=3),
     }.items():
-        run = Run.create(tmp_path / name, made)
-        best = 0.8 + 0.01 * made.seed
+        run = Run.create(tmp_path / name, value)
+        best = 0.8 + 0.01 * value.seed
         ends.append(run)
-        write(run, [started(), *map(step, range(1, 1056)), evaluated(1055, best)], Clock(), end=made.seed != 2)
+        write(run, [started(), *map(step, range(1, 1056)), evaluated(1055, best)], Clock(), end=value.seed != 2)
     (group,) = find_repeats([summarise(run) for run in ends])
     assert (group.name, group.seeds, group.finished) == ("a", (0, 1, 2), 2)
     assert group.last_top1 == spread([0.8, 0.81]), "what was not finished does not count"
@@ -90,22 +90,24 @@ def test_best_is_the_highest_top1_and_last_the_newest(tmp_path: Path) -> None:
     run = new(tmp_path)
     scores = [evaluated(10, 0.5), evaluated(20, math.nan), evaluated(30, 0.8), evaluated(40, 0.8), evaluated(50, 0.7)]
     write(run, [started(), *map(step, range(1, 51)), *scores], Clock())
-    told = summarise(run)
-    assert told.best is not None
-    assert told.last is not None
-    assert (told.best.step, told.best.top1, told.best.n) == (30, 0.8, 5000)
-    assert told.best.top1_95 == wilson(0.8, 5000)
-    assert told.last.step == 50
+    summary = summarise(run)
+    assert summary.best is not None
+    assert summary.last is not None
+    assert (summary.best.step, summary.best.top1, summary.best.n) == (30, 0.8, 5000)
+    assert summary.best.top1_95 == wilson(0.8, 5000)
+    assert summary.last.step == 50
 
 
 def test_steady_rate_is_that_of_the_ledger_and_overall_rate_counts_everything(tmp_path: Path) -> None:
     run = new(tmp_path)
     lines = [replace(logged(10 * i), images_per_second=rate) for i, rate in enumerate((100.0, 500.0, 510.0), 1)]
     write(run, [started(), *(step(i, seconds=0.5) for i in range(1, 31)), *lines, evaluated(30)], Clock(), end=True)
-    told = summarise(run)
-    assert told.images_per_second == pytest.approx(BATCH / 0.5) == read_history(run).ledger().steady_images_per_second
-    assert told.seconds == pytest.approx(30 * 0.5 + 2.0)
-    assert told.images_per_second_overall == pytest.approx(30 * BATCH / 17.0)
+    summary = summarise(run)
+    assert (
+        summary.images_per_second == pytest.approx(BATCH / 0.5) == read_history(run).ledger().steady_images_per_second
+    )
+    assert summary.seconds == pytest.approx(30 * 0.5 + 2.0)
+    assert summary.images_per_second_overall == pytest.approx(30 * BATCH / 17.0)
 
 
 def test_wait_share_is_weighted_by_time(tmp_path: Path) -> None:
@@ -121,9 +123,9 @@ def test_wait_share_is_weighted_by_time(tmp_path: Path) -> None:
 def test_a_run_without_validation_has_no_score(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(num_val=0), *map(step, range(1, 21)), logged(20)], Clock(), end=True)
-    told = summarise(run)
-    assert (told.best, told.last, told.num_val) == (None, None, 0)
-    assert told.train_top1 == 0.5
+    summary = summarise(run)
+    assert (summary.best, summary.last, summary.num_val) == (None, None, 0)
+    assert summary.train_top1 == 0.5
 
 
 def test_losses_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
@@ -134,17 +136,17 @@ def test_losses_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
 
 
 def test_restarts_and_repeated_steps_are_told(tmp_path: Path) -> None:
-    told = summarise(restarted(tmp_path))
-    assert (told.status, told.attempts, told.restarts, told.repeated_steps) == ("finished", 2, 1, 96)
-    assert told.notices == ("checkpoint step-00000800 is corrupt: passed over",)
-    assert told.began == BEGAN
+    summary = summarise(restarted(tmp_path))
+    assert (summary.status, summary.attempts, summary.restarts, summary.repeated_steps) == ("finished", 2, 1, 96)
+    assert summary.notices == ("checkpoint step-00000800 is corrupt: passed over",)
+    assert summary.began == BEGAN
 
 
 def test_a_failed_run_says_why_and_at_which_step(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(), *map(step, range(1, 8)), Failed(error="StorageError", message="the disk is full")], Clock())
-    told = summarise(run)
-    assert (told.status, told.why) == ("failed", "StorageError at step 7: the disk is full")
+    summary = summarise(run)
+    assert (summary.status, summary.why) == ("failed", "StorageError at step 7: the disk is full")
 
 
 def test_a_stopped_run_says_how(tmp_path: Path) -> None:
@@ -181,9 +183,9 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
     gone.wait()
     run = new(tmp_path)
     here(run, gone.pid)
-    told = summarise(run)
-    assert told.status == "interrupted"
-    assert told.why.startswith("killed (last event: step 1)")
+    summary = summarise(run)
+    assert summary.status == "interrupted"
+    assert summary.why.startswith("killed (last event: step 1)")
 
 
 def test_a_killed_process_that_its_parent_has_not_waited_for_is_not_running(tmp_path: Path) -> None:
@@ -246,10 +248,10 @@ def test_an_epochs_training_figures_are_its_own_and_not_those_of_a_later_log_lin
 
 def test_every_evaluation_at_the_end_of_an_epoch_is_in_its_row(tmp_path: Path) -> None:
     run = finished(tmp_path, epochs=4)
-    told = read_history(run)
-    rows = epochs(told)
+    history = read_history(run)
+    rows = epochs(history)
     assert [row.epoch for row in rows] == [1, 2, 3, 4]
-    assert [row.val_top1 for row in rows] == [score.top1 for score in told.evaluated]
+    assert [row.val_top1 for row in rows] == [score.top1 for score in history.evaluated]
 
 
 def test_an_epoch_that_was_only_begun_has_a_row(tmp_path: Path) -> None:

@@ -42,17 +42,17 @@ def test_epochs_without_an_evaluation_have_empty_cells(tmp_path: Path) -> None:
 def test_json_is_strict_and_holds_summary_and_epochs(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), *map(step, range(1, 21)), logged(20, loss=math.nan)], Clock())
-    told = json.loads(to_json(accounts(run)), parse_constant=pytest.fail)
-    assert told["runs"][0]["train_loss"] is None
-    assert told["runs"][0]["not_finite"] == 1
-    assert told["runs"][0]["per_epoch"][0]["train_top1"] == 0.5
-    assert told["runs"][0]["machine"]["isa"] == "avx2"
+    document = json.loads(to_json(accounts(run)), parse_constant=pytest.fail)
+    assert document["runs"][0]["train_loss"] is None
+    assert document["runs"][0]["not_finite"] == 1
+    assert document["runs"][0]["per_epoch"][0]["train_top1"] == 0.5
+    assert document["runs"][0]["machine"]["isa"] == "avx2"
 
 
 def test_json_of_a_summary_alone_has_no_epochs(tmp_path: Path) -> None:
-    told = json.loads(to_json([summarise(finished(tmp_path))]))
-    assert told["runs"][0]["best"]["top1_95"]["low"] < told["runs"][0]["best"]["top1"]
-    assert "per_epoch" not in told["runs"][0]
+    document = json.loads(to_json([summarise(finished(tmp_path))]))
+    assert document["runs"][0]["best"]["top1_95"]["low"] < document["runs"][0]["best"]["top1"]
+    assert "per_epoch" not in document["runs"][0]
 
 
 def test_markdown_has_a_column_for_each_run_and_a_row_for_each_epoch(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_means_of_repeats_are_told_in_every_format(tmp_path: Path) -> None:
     for seed, top1 in enumerate((0.90, 0.92, 0.91)):
         runs.append(Run.create(tmp_path / "a" / f"seed-{seed}", recipe(seed=seed)))
         write(runs[-1], [started(), *map(step, range(1, 1056)), evaluated(1055, top1)], Clock(), end=True)
-    told = "91.00 % ± 1.00 (88.52 to 93.48)"  # t(0.975, 2) = 4.302653, of any table
+    text = "91.00 % ± 1.00 (88.52 to 93.48)"  # t(0.975, 2) = 4.302653, of any table
     head, best, last, *_ = to_text([summarise(run) for run in runs]).partition("\n\n")[2].splitlines()
     assert head == "a: 3 seeds, mean ± standard deviation (95 % interval of the mean)"
-    assert best.split(maxsplit=2) == ["best", "top-1", told] and last.split(maxsplit=2) == ["last", "top-1", told]
-    assert f"| a: 3 seeds | {told} | {told} |" in markdown(accounts(*runs))
+    assert best.split(maxsplit=2) == ["best", "top-1", text] and last.split(maxsplit=2) == ["last", "top-1", text]
+    assert f"| a: 3 seeds | {text} | {text} |" in markdown(accounts(*runs))
     (group,) = json.loads(to_json(accounts(*runs)))["repeats"]
     assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
 

@@ -61,10 +61,10 @@ def test_a_bar_is_as_wide_as_its_shares_and_leaves_out_what_cannot_be_seen() -> 
 
 def test_rows_are_those_that_any_run_has_something_in() -> None:
     other = Ledger(wall_seconds=1.0, away_seconds=0.0, seconds=empty() | {"lost": 1.0}, steps=0, images=0)
-    told = {row["label"]: row["cells"] for row in rows([TOLD, other])}
-    assert told["forward pass"] == [("1 min 40 s", "50.0 %"), (NONE, NONE)]
-    assert told["lost to restarts"] == [(NONE, NONE), ("1.00 s", "100.0 %")]
-    assert not {"evaluation", "other"} & set(told), "nothing, and next to nothing"
+    cells = {row["label"]: row["cells"] for row in rows([TOLD, other])}
+    assert cells["forward pass"] == [("1 min 40 s", "50.0 %"), (NONE, NONE)]
+    assert cells["lost to restarts"] == [(NONE, NONE), ("1.00 s", "100.0 %")]
+    assert not {"evaluation", "other"} & set(cells), "nothing, and next to nothing"
 
 
 def test_the_largest_shares_are_said_in_a_sentence() -> None:
@@ -81,28 +81,28 @@ def test_a_share_that_rounds_to_nothing_is_there() -> None:
 
 
 def test_json_has_every_bucket_and_both_rates(tmp_path: Path) -> None:
-    told = json.loads(to_json([Account.of(restarted(tmp_path))]))["runs"][0]
-    held = told["ledger"]
+    run = json.loads(to_json([Account.of(restarted(tmp_path))]))["runs"][0]
+    held = run["ledger"]
     assert list(held["seconds"]) == list(held["shares"]) == list(BUCKETS)
-    assert sum(held["seconds"].values()) == pytest.approx(held["wall_seconds"]) == pytest.approx(told["seconds"])
-    assert held["images_per_second"] == told["images_per_second_overall"] < held["steady_images_per_second"]
+    assert sum(held["seconds"].values()) == pytest.approx(held["wall_seconds"]) == pytest.approx(run["seconds"])
+    assert held["images_per_second"] == run["images_per_second_overall"] < held["steady_images_per_second"]
     assert held["away_seconds"] == pytest.approx(3600)
     assert to_dict(TOLD)["shares"]["forward"] == 0.5
 
 
 def test_what_a_restart_lost_is_in_every_report(tmp_path: Path) -> None:
-    told = Account.of(restarted(tmp_path))
-    assert told.ledger.seconds["lost"] == pytest.approx(96 * 0.25, rel=0.02)
-    assert any(line.startswith("| lost to restarts | 24.") for line in markdown([told]).splitlines())
-    assert "lost to restarts" in page([told])
+    parts = Account.of(restarted(tmp_path))
+    assert parts.ledger.seconds["lost"] == pytest.approx(96 * 0.25, rel=0.02)
+    assert any(line.startswith("| lost to restarts | 24.") for line in markdown([parts]).splitlines())
+    assert "lost to restarts" in page([parts])
 
 
 def test_a_run_that_only_began_has_a_page_without_seconds(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started()], Clock())
-    told = Account.of(run)
-    assert told.summary.images_per_second_overall is None
-    assert "Where the time went" in page([told])
+    parts = Account.of(run)
+    assert parts.summary.images_per_second_overall is None
+    assert "Where the time went" in page([parts])
 
 
 def test_overall_counts_images_once_and_the_time_of_both(tmp_path: Path) -> None:
@@ -115,20 +115,20 @@ def test_overall_counts_images_once_and_the_time_of_both(tmp_path: Path) -> None
 def test_the_wall_time_begins_with_the_process(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     begun = started()
-    told = type(begun)(**{**vars(begun), "startup": {"process": 3.0, "model": 1.0}})
-    write(run, [told, *map(step, range(1, 41))], Clock())
+    began = type(begun)(**{**vars(begun), "startup": {"process": 3.0, "model": 1.0}})
+    write(run, [began, *map(step, range(1, 41))], Clock())
     assert Account.of(run).summary.seconds == pytest.approx(4.0 + 40 * 0.25)
 
 
 def test_no_bucket_is_left_out_and_none_is_taken_for_another() -> None:
     assert set(BUCKETS_SHOWN) == set(BUCKETS)
     assert (
-        len({one.label for one in BUCKETS_SHOWN.values()})
-        == len({one.colour for one in BUCKETS_SHOWN.values()})
+        len({value.label for value in BUCKETS_SHOWN.values()})
+        == len({value.colour for value in BUCKETS_SHOWN.values()})
         == len(BUCKETS)
     )
-    assert all(re.fullmatch("#[0-9a-f]{6}", one.colour) for one in BUCKETS_SHOWN.values())
-    assert max(len(one.label) for one in BUCKETS_SHOWN.values()) <= 24, "room on a terminal of 60 columns"
+    assert all(re.fullmatch("#[0-9a-f]{6}", value.colour) for value in BUCKETS_SHOWN.values())
+    assert max(len(value.label) for value in BUCKETS_SHOWN.values()) <= 24, "room on a terminal of 60 columns"
 
 
 def test_the_largest_come_first_and_empty_ones_not_at_all() -> None:

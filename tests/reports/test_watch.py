@@ -22,10 +22,10 @@ from steadytrain.reports.watch import Watch, snapshot
 from steadytrain.run import Run
 
 
-def at_times(run: Run, told: Sequence[tuple[float, Event]], attempt: int = 1) -> Run:
+def at_times(run: Run, sequence: Sequence[tuple[float, Event]], attempt: int = 1) -> Run:
     """Write more events of a run, each at its time."""
     with (run.directory / "events.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(line(event, when, attempt) for when, event in told)
+        file.writelines(line(event, when, attempt) for when, event in sequence)
     return run
 
 
@@ -34,13 +34,13 @@ def test_what_is_watched_is_what_a_report_would_tell(tmp_path: Path) -> None:
     watched = Watch(run)
     assert watched.read()
     assert not watched.read(), "nothing came since"
-    told = snapshot(watched)
-    assert told.ledger == ledger(run)
-    assert told.signs.status == "finished"
-    assert (told.step, told.steps) == (1055, 1055)
-    assert told.best is not None
-    assert told.best.top1 == max(event.top1 for event in read_history(run).evaluated)
-    assert told.seconds == pytest.approx(told.ledger.wall_seconds, rel=0.01), "one wall time, start-up included"
+    moment = snapshot(watched)
+    assert moment.ledger == ledger(run)
+    assert moment.signs.status == "finished"
+    assert (moment.step, moment.steps) == (1055, 1055)
+    assert moment.best is not None
+    assert moment.best.top1 == max(event.top1 for event in read_history(run).evaluated)
+    assert moment.seconds == pytest.approx(moment.ledger.wall_seconds, rel=0.01), "one wall time, start-up included"
 
 
 def test_followed_piece_by_piece_it_comes_to_the_same(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_log_that_is_replaced_is_told_anew(tmp_path: Path) -> None:
     watched.read()
     assert watched.generation > generation
     assert snapshot(watched).step == 100
-    assert len([one for one in watched.points if one.series == "train"]) == 5
+    assert len([point for point in watched.points if point.series == "train"]) == 5
 
 
 def test_after_a_restart_the_steps_taken_back_are_gone_and_the_pause_is_not_counted(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_after_a_restart_the_steps_taken_back_are_gone_and_the_pause_is_not_coun
     at_times(run, [(BEGAN + 9000, started(100)), (BEGAN + 9020, logged(120))], attempt=2)
     watched.read()
     assert watched.generation == generation + 1
-    assert [one.row[2] for one in watched.points if one.series == "train"] == [20, 40, 60, 80, 100, 120]
+    assert [point.row[2] for point in watched.points if point.series == "train"] == [20, 40, 60, 80, 100, 120]
     assert watched.history.elapsed() == pytest.approx(220)
     assert watched.history.away_seconds == pytest.approx(8800)
 
@@ -118,15 +118,15 @@ def test_a_standstill_is_over_with_the_next_update(tmp_path: Path) -> None:
 def test_signs_of_life(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "a", recipe())
     moment = time.time()
-    here = replace(started(), machine={"host": platform.node()})
+    changed = replace(started(), machine={"host": platform.node()})
     assert signs(run, RunHistory(run.recipe), moment).status == "waiting"
-    told = RunHistory(run.recipe)
-    told.take(replace(here, time=moment, attempt=1))
-    assert signs(run, told, moment).status == "interrupted", "nobody holds it"
+    run_history = RunHistory(run.recipe)
+    run_history.take(replace(changed, time=moment, attempt=1))
+    assert signs(run, run_history, moment).status == "interrupted", "nobody holds it"
     with run.lock():
-        seen = signs(run, told, moment + 5)
+        seen = signs(run, run_history, moment + 5)
         assert (seen.status, seen.process, seen.silent) == ("running", os.getpid(), False)
-        assert signs(run, told, moment + 90).silent
+        assert signs(run, run_history, moment + 90).silent
     elsewhere = RunHistory(run.recipe)
     elsewhere.take(replace(started(), time=moment - 100, attempt=1))
     assert signs(run, elsewhere, moment).host == "another-machine"
@@ -134,30 +134,32 @@ def test_signs_of_life(tmp_path: Path) -> None:
 
 
 def test_the_time_left_counts_evaluations_and_checkpoints_to_come(tmp_path: Path) -> None:
-    told = RunHistory(recipe())
-    for event in (started(steps=1055), *(one for one in course(0, 352, total=1055) if one.kind != "Saved")):
-        told.take(replace(event, time=BEGAN, attempt=1))
-    pace = seconds_per_step(told)
+    run_history = RunHistory(recipe())
+    for event in (started(steps=1055), *(event for event in course(0, 352, total=1055) if event.kind != "Saved")):
+        run_history.take(replace(event, time=BEGAN, attempt=1))
+    pace = seconds_per_step(run_history)
     assert pace is not None
     assert pace == pytest.approx(0.25, rel=0.1)
-    assert remaining_seconds(told) == pytest.approx((1055 - 352) * pace + 2 * 2.0)
+    assert remaining_seconds(run_history) == pytest.approx((1055 - 352) * pace + 2 * 2.0)
 
 
 def test_before_the_first_evaluation_its_time_is_guessed(tmp_path: Path) -> None:
-    told = RunHistory(recipe())
-    assert remaining_after(told, [started(steps=1055)]) is None
-    left = remaining_after(told, [step(20), logged(20, rate=128.0)])
+    run_history = RunHistory(recipe())
+    assert remaining_after(run_history, [started(steps=1055)]) is None
+    left = remaining_after(run_history, [step(20), logged(20, rate=128.0)])
     steps_alone = 1035 * 1.0
     assert left is not None
     assert left == pytest.approx(steps_alone + 3 * 5000 / 128 / 3, rel=0.01)
-    assert remaining_after(told, [replace(evaluated(352), seconds=100.0)]) == pytest.approx(steps_alone + 200, rel=0.01)
+    assert remaining_after(run_history, [replace(evaluated(352), seconds=100.0)]) == pytest.approx(
+        steps_alone + 200, rel=0.01
+    )
 
 
-def remaining_after(told: RunHistory, events: Sequence[Event]) -> float | None:
+def remaining_after(run_history: RunHistory, events: Sequence[Event]) -> float | None:
     """The time left after more events."""
     for event in events:
-        told.take(replace(event, time=BEGAN, attempt=1))
-    return remaining_seconds(told)
+        run_history.take(replace(event, time=BEGAN, attempt=1))
+    return remaining_seconds(run_history)
 
 
 def test_as_json_it_is_a_document_of_finite_numbers(tmp_path: Path) -> None:
@@ -166,10 +168,10 @@ def test_as_json_it_is_a_document_of_finite_numbers(tmp_path: Path) -> None:
     )
     watched = Watch(run)
     watched.read()
-    told = snapshot(watched, price=parse_price("1")).to_dict()
-    assert told["format"] == "steadytrain-watch"
-    assert told["train_loss"] is None
-    assert told["causes"]
+    document = snapshot(watched, price=parse_price("1")).to_dict()
+    assert document["format"] == "steadytrain-watch"
+    assert document["train_loss"] is None
+    assert document["causes"]
 
 
 def test_events_that_were_edited_by_hand_end_nothing(tmp_path: Path) -> None:

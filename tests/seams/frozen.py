@@ -74,12 +74,12 @@ def first_difference(frozen: Any, value: Any, where: str) -> str | None:
             return f"{where}: keys {gone} are gone"
         if new := sorted(value.keys() - frozen.keys()):
             return f"{where}: keys {new} are new"
-        found = (first_difference(frozen[key], value[key], f"{where}.{key}") for key in frozen)
-        return next((difference for difference in found if difference), None)
+        differences = (first_difference(frozen[key], value[key], f"{where}.{key}") for key in frozen)
+        return next((difference for difference in differences if difference), None)
     if isinstance(frozen, list) and isinstance(value, list) and len(frozen) == len(value):
         pairs = enumerate(zip(frozen, value, strict=True))
-        found = (first_difference(one, other, f"{where}[{at}]") for at, (one, other) in pairs)
-        return next((difference for difference in found if difference), None)
+        differences = (first_difference(item, other, f"{where}[{at}]") for at, (item, other) in pairs)
+        return next((difference for difference in differences if difference), None)
     return None if frozen == value and type(frozen) is type(value) else f"{where}: was {frozen!r}, is {value!r}"
 
 
@@ -108,10 +108,10 @@ def shape(document: Any, loose: Collection[str] = (), open_keys: Collection[str]
 def types(value: Any, open_keys: Collection[str] = ()) -> Any:
     """The types of a value: of a list, of its items merged; None may be anything."""
     if isinstance(value, Mapping):
-        return {key: ANY if key in open_keys else types(one, open_keys) for key, one in value.items()}
+        return {key: ANY if key in open_keys else types(inner, open_keys) for key, inner in value.items()}
     if isinstance(value, list):
         kinds: list[Any] = []
-        for kind in (types(one, open_keys) for one in value):
+        for kind in (types(inner, open_keys) for inner in value):
             kinds += [] if kind in kinds else [kind]
         return [merged(kinds)] if kinds else ANY
     if value is None:

@@ -50,11 +50,11 @@ def marks(folders: Path) -> Iterator[Any]:
 def stream(batches: Iterable[Any]) -> str:
     """The digest of all samples, in order, whatever the size of the batches."""
     whole = list(batches)
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in ("images", "labels", "ids", "positions"):
         joined = np.concatenate([getattr(batch, part) for batch in whole])
-        told.update(f"{part} {joined.dtype} {joined.shape}".encode() + joined.tobytes())
-    return told.hexdigest()[:16]
+        digest.update(f"{part} {joined.dtype} {joined.shape}".encode() + joined.tobytes())
+    return digest.hexdigest()[:16]
 
 
 @pytest.mark.parametrize("name", CROPS)
@@ -112,8 +112,8 @@ def test_images_that_are_not_packed_give_the_batches_of_their_pack(folders: Path
     with Unpacked.open(folders / "photos") as source:
         upright = np.array([number for number in range(len(source)) if "turned" not in source.name(number)])
         frozen("batches/unpacked", stream(ImageLoader(source, LARGE, **options)))
-        own = stream(ImageLoader(source, LARGE, ids=upright, **options))
-    assert own == stream(ImageLoader(photos, LARGE, ids=upright, **options))
+        messages = stream(ImageLoader(source, LARGE, ids=upright, **options))
+    assert messages == stream(ImageLoader(photos, LARGE, ids=upright, **options))
 
 
 def test_a_dataset_for_pytorch_gives_the_same_tensors_and_goes_on(marks: Any, frozen: Frozen) -> None:
@@ -138,8 +138,8 @@ def test_what_cannot_be_decoded_is_told_and_replaced(folders: Path, tmp_path: Pa
     jpeg = content.index(b"\xff\xd8\xff")
     (tmp_path / "photos.rec").write_bytes(content[: jpeg + 4] + b"\0" * 600 + content[jpeg + 604 :])
     (tmp_path / "photos.idx").write_bytes((folders / "photos.idx").read_bytes())
-    told: list[Any] = []
+    values: list[Any] = []
     with st.Records.open(tmp_path / "photos.rec") as records:
-        loader = ImageLoader(records, LARGE, batch_size=8, stop=64, seed=2, threads=1, on_bad=told.append)
+        loader = ImageLoader(records, LARGE, batch_size=8, stop=64, seed=2, threads=1, on_bad=values.append)
         frozen("batches/damaged", stream(loader))
-    frozen("batches/damaged said", sorted({bad.id for bad in told}))
+    frozen("batches/damaged said", sorted({bad.id for bad in values}))

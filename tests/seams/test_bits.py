@@ -73,8 +73,8 @@ def weights(run: Path, name: str = "model.safetensors") -> str:
 def losses(run: Path) -> list[list[object]]:
     """Step and loss of each line that tells one; of steps that were repeated, the last."""
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    told = [line for line in lines if line["kind"] in ("Logged", "Evaluated")]
-    last = {(line["step"], line["kind"] == "Evaluated"): line["loss"] for line in told}
+    rows = [line for line in lines if line["kind"] in ("Logged", "Evaluated")]
+    last = {(line["step"], line["kind"] == "Evaluated"): line["loss"] for line in rows}
     return [[step, is_evaluation, loss.hex()] for (step, is_evaluation), loss in sorted(last.items())]
 
 
@@ -157,8 +157,8 @@ def test_two_ranks_make_what_one_process_makes_that_accumulates(
 ) -> None:
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     words = ["train", "--recipe", tmp_path / "recipe.json", "--run", tmp_path / "ranks", "--procs", 2, "--json"]
-    (told,) = steady_process(*words).document["runs"]
-    assert (told["status"], told["steps_done"]) == ("finished", 12)
+    (run,) = steady_process(*words).document["runs"]
+    assert (run["status"], run["steps_done"]) == ("finished", 12)
     alone = trained(recipe, tmp_path / "alone", **{"optim.accumulate": 2})
     assert _learned(tmp_path / "ranks") == _learned(alone)
     frozen.bits("bits/two ranks", bits(tmp_path / "ranks"))
@@ -171,8 +171,8 @@ def test_two_ranks_make_what_one_process_makes_that_accumulates(
 def _learned(run: Path) -> dict[str, str]:
     """Digests of parameters; the statistics of batch norms are the first rank's own."""
     tensors = load_file(run / "model.safetensors")
-    own = ("running_mean", "running_var", "num_batches_tracked")
-    return {name: digest(value.numpy().tobytes()) for name, value in tensors.items() if not name.endswith(own)}
+    of_norms = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: digest(value.numpy().tobytes()) for name, value in tensors.items() if not name.endswith(of_norms)}
 
 
 def test_an_evaluation_counts_every_image(plain: Path, pack: Path, frozen: Frozen) -> None:
@@ -184,11 +184,11 @@ def test_an_evaluation_counts_every_image(plain: Path, pack: Path, frozen: Froze
 def test_predictions_are_those_of_the_evaluation(plain: Path, pack: Path, frozen: Frozen) -> None:
     files = sorted((pack.parent / "marks").rglob("*.png"))
     model = st.restore(plain, which="best", device="cpu")
-    told: list[Any] = list(st.predict(model, files, top=2))
-    right = sum(one.classes[0] == one.path.parent.name for one in told)
+    values: list[Any] = list(st.predict(model, files, top=2))
+    right = sum(value.classes[0] == value.path.parent.name for value in values)
     evaluation = st.evaluate(plain, pack, which="best")
     assert sum(evaluation.right) == right and evaluation.n == len(files)
-    frozen.bits("bits/predict", [[list(one.classes), [p.hex() for p in one.probabilities]] for one in told[:9]])
+    frozen.bits("bits/predict", [[list(value.classes), [p.hex() for p in value.probabilities]] for value in values[:9]])
 
 
 def test_the_command_line_trains_the_same_bits(recipe: st.Recipe, pack: Path, plain: Path, tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def document(*words: object, code: int | None = 0) -> Any:
     return steady(*words, "--json", code=code).document
 
 
-def measured(told: Any, *more: str) -> Any:
+def measured(value: Any, *more: str) -> Any:
     """The shape of a document in which these keys, and the usual ones, are measured."""
-    return shape(told, loose=MEASURED | set(more), open_keys=OPEN)
+    return shape(value, loose=MEASURED | set(more), open_keys=OPEN)
 
 
 def test_pack_and_its_estimate(frozen: Frozen) -> None:
@@ -120,11 +120,11 @@ def test_check_of_records_and_of_a_folder(frozen: Frozen) -> None:
 
 def test_train_evaluate_and_predict(frozen: Frozen) -> None:
     frozen("documents/train", measured(json.loads(Path("train.json").read_text())))
-    told = document("evaluate", "run", "--device", "cpu", "--threads", 1)
+    result = document("evaluate", "run", "--device", "cpu", "--threads", 1)
     scores = ("precision", "recall", "f1", "macro_precision", "macro_recall", "macro_f1", "ece", "confidence")
-    frozen("documents/evaluate", measured(told, *scores, "calibration"))
-    told = document("predict", "run", "marks/class0/0000.png", "gone.png", "--device", "cpu", code=1)
-    frozen("documents/predict", measured(told, "classes"))
+    frozen("documents/evaluate", measured(result, *scores, "calibration"))
+    result = document("predict", "run", "marks/class0/0000.png", "gone.png", "--device", "cpu", code=1)
+    frozen("documents/predict", measured(result, "classes"))
 
 
 def test_the_fields_of_events(frozen: Frozen) -> None:
@@ -140,14 +140,14 @@ def test_the_fields_of_events(frozen: Frozen) -> None:
 def test_report_diagnose_and_watch(frozen: Frozen) -> None:
     frozen("documents/report", measured(document("report", "run")))
     frozen("documents/diagnose", measured(document("diagnose", "run")))
-    told = document("watch", "run", "--price", 3.6, "--seconds", 0)
-    frozen("documents/watch", measured(told))
+    result = document("watch", "run", "--price", 3.6, "--seconds", 0)
+    frozen("documents/watch", measured(result))
 
 
 def test_watch_of_a_foreign_command(frozen: Frozen) -> None:
     script = "import time; end = time.time() + 1.5\nwhile time.time() < end: sum(range(1000))"
-    told = steady_process("watch", "--json", "--", sys.executable, "-c", script).document
-    frozen("documents/watch --", types(told, OPEN | {"causes", "not_measurable"}))
+    document = steady_process("watch", "--json", "--", sys.executable, "-c", script).document
+    frozen("documents/watch --", types(document, OPEN | {"causes", "not_measurable"}))
 
 
 def test_models(frozen: Frozen) -> None:
@@ -156,15 +156,15 @@ def test_models(frozen: Frozen) -> None:
 
 
 def test_feed(frozen: Frozen) -> None:
-    told = document("feed", "photos", "--size", 24, "--batch-size", 8, "--threads", 1, "--seconds", 0.3)
-    frozen("documents/feed", types(told))
+    result = document("feed", "photos", "--size", 24, "--batch-size", 8, "--threads", 1, "--seconds", 0.3)
+    frozen("documents/feed", types(result))
 
 
 def test_bench(frozen: Frozen) -> None:
     words = ["--model", "mlp", "--size", 8, "--channels", 1, "--classes", 5, "--device", "cpu", "--threads", 1]
-    told = document("bench", "train", *words, "--seconds", 0.05, "--batch-size", 8)
-    frozen("documents/bench", types(told))
-    (row,) = told["rows"]
+    result = document("bench", "train", *words, "--seconds", 0.05, "--batch-size", 8)
+    frozen("documents/bench", types(result))
+    (row,) = result["rows"]
     frozen("documents/bench row", [row[key] for key in ("model", "batch_size", "precision", "layout", "compile")])
 
 
@@ -172,16 +172,16 @@ def test_bandwidth(frozen: Frozen, capfd: pytest.CaptureFixture[str]) -> None:
     """Two real ranks, of which the first prints the document."""
     steady("bandwidth", "--model", "resnet20", "--procs", 2, "--seconds", 0.2, "--backend", "gloo", "--json")
     output = capfd.readouterr()
-    told = json.loads(output.out)
-    frozen("documents/bandwidth", types(told))
-    assert (told["model"], told["procs"], len(told["hosts"])) == ("resnet20", 2, 1)
-    (gloo,) = told["backends"]
+    document = json.loads(output.out)
+    frozen("documents/bandwidth", types(document))
+    assert (document["model"], document["procs"], len(document["hosts"])) == ("resnet20", 2, 1)
+    (gloo,) = document["backends"]
     assert gloo["backend"] == "gloo" and gloo["latency_seconds"] > 0
     ways = {way["way"]: way for way in gloo["ways"]}
     assert list(ways) == ["tensors", "buckets", "fp16", "bf16", "2bit"]
-    assert ways["tensors"]["exchanges"] == told["tensors"] > ways["buckets"]["exchanges"]
+    assert ways["tensors"]["exchanges"] == document["tensors"] > ways["buckets"]["exchanges"]
     for way in ways.values():
-        assert way["bytes"] == 4 * told["parameters"] and way["rounds"] >= 3
+        assert way["bytes"] == 4 * document["parameters"] and way["rounds"] >= 3
         # MXNet's figure: 2 (n - 1) / n of the bytes; for two ranks that is the bytes themselves
         assert way["gigabytes_per_second"] == pytest.approx(way["bytes"] / way["seconds"] / 1e9)
         assert way["bytes_per_second"] == pytest.approx(2 * way["bytes"] / way["seconds"])
@@ -192,10 +192,10 @@ def test_bandwidth(frozen: Frozen, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_and_its_comparison(frozen: Frozen, tmp_path: Path) -> None:
-    told = document("doctor", code=None)
-    frozen("documents/doctor", types(told, OPEN))
-    frozen("documents/doctor package", types(told["packages"]["torch"]))
-    Path("other.json").write_text(json.dumps(told))
+    result = document("doctor", code=None)
+    frozen("documents/doctor", types(result, OPEN))
+    frozen("documents/doctor package", types(result["packages"]["torch"]))
+    Path("other.json").write_text(json.dumps(result))
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')\n")
     folders = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     compared = steady_process("doctor", "--against", "other.json", "--json", code=1, PYTHONPATH=folders).document

@@ -115,10 +115,10 @@ def test_a_mistake_is_one_line_and_an_exit_code(name: str, mistakes: Path, work:
     shutil.copytree(mistakes, work, dirs_exist_ok=True)
     before = _files(work)
     answer = steady(*ERRORS[name], code=None)
-    said = [line for line in answer.err.splitlines() if line.startswith("steady: ")]
+    lines = [line for line in answer.err.splitlines() if line.startswith("steady: ")]
     assert answer.code in (1, 2) and "Traceback" not in answer.err
-    assert len(said) == 1 or answer.out, answer
-    frozen(f"errors/{name}", {"code": answer.code, "line": (said or answer.out.splitlines())[0]})
+    assert len(lines) == 1 or answer.out, answer
+    frozen(f"errors/{name}", {"code": answer.code, "line": (lines or answer.out.splitlines())[0]})
     assert _files(work) == before, "nothing was written"
 
 

@@ -25,7 +25,7 @@ WORDS = ["--model", "mlp", "--set", "model.options.hidden=8", "--epochs", 2000, 
 WORDS += ["--device", "cpu", "--threads", 1, "--precision", "fp32"]
 SET = ["optim.ema=0.9", "every.save_steps=50", "every.log_steps=10", "parallel.compute_threads=1", "data.pad=1"]
 SET += ["data.holdout=0.2", "every.evaluate_epochs=250", "every.keep=1"]
-WORDS += [word for one in SET for word in ("--set", one)]
+WORDS += [word for setting in SET for word in ("--set", setting)]
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def _ends(rows: list[Any]) -> list[Any]:
 
 def test_its_report(old: Path, frozen: Frozen) -> None:
     document = steady("report", old, "--json").document
-    (told,) = document["runs"]
-    frozen("old run/report", {**told, "per_epoch": _ends(told["per_epoch"])})
+    (run,) = document["runs"]
+    frozen("old run/report", {**run, "per_epoch": _ends(run["per_epoch"])})
     steady("report", old, "-o", "report.csv")
     frozen("old run/report.csv", _ends(Path("report.csv").read_text().splitlines()))
     frozen("old run/report.md", _ends(steady("report", old, "-o", "-").out.splitlines()))
@@ -84,8 +84,8 @@ def test_its_diagnosis_and_ledger(old: Path, frozen: Frozen) -> None:
     frozen("old run/diagnose", steady("diagnose", old, "--json").document)
     frozen("old run/diagnose text", steady("diagnose", old).out.splitlines())
     ledger: Any = st.ledger(st.Run.open(old))
-    told = steady("diagnose", old, "--json").document["ledger"]
-    assert dict(ledger.seconds) == told["seconds"] and ledger.wall_seconds == told["wall_seconds"]
+    figures = steady("diagnose", old, "--json").document["ledger"]
+    assert dict(ledger.seconds) == figures["seconds"] and ledger.wall_seconds == figures["wall_seconds"]
 
 
 def test_its_watch_page(old: Path, frozen: Frozen) -> None:
@@ -101,9 +101,9 @@ def test_its_best_weights_are_evaluated(old: Path, frozen: Frozen) -> None:
 
 def test_the_same_command_finishes_it(old: Path, frozen: Frozen) -> None:
     answer = steady("train", "marks.rec", "--run", old, *WORDS, "--json")
-    (told,) = answer.document["runs"]
-    assert (told["status"], told["steps_done"], told["attempts"]) == ("finished", 396, 3)
-    frozen.bits("old run/last loss", told["last"]["loss"])
+    (run,) = answer.document["runs"]
+    assert (run["status"], run["steps_done"], run["attempts"]) == ("finished", 396, 3)
+    frozen.bits("old run/last loss", run["last"]["loss"])
     content = (old / "model.safetensors").read_bytes()
     frozen.bits("old run/weights", digest(content[8 + int.from_bytes(content[:8], "little") :]))
     assert "resumed step=300" in answer.err

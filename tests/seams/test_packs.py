@@ -162,9 +162,9 @@ def test_a_pack_that_was_interrupted_goes_on_to_the_same_bytes(
     with pytest.raises(KeyboardInterrupt):
         st.pack("marks", "out/a", workers=1, progress=interrupt)
     assert [name for name in _packed(work) if name.startswith(".")], "hidden work to go on from"
-    said: list[str] = []
-    st.pack("marks", "out/a", workers=1, say=said.append)
-    assert any(line.startswith("continuing after ") for line in said)
+    messages: list[str] = []
+    st.pack("marks", "out/a", workers=1, say=messages.append)
+    assert any(line.startswith("continuing after ") for line in messages)
     resumed = _packed(work)
     st.pack("marks", "out/a", workers=2, force=True)
     assert _packed(work) == resumed

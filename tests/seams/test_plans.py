@@ -45,11 +45,11 @@ def _without_places(text: str, work: Path) -> str:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_plan_of_each_launcher(name: str, machines: Path, frozen: Frozen) -> None:
-    said = steady("launch", *PLANS[name], "-o", "out", "--dry-run", *TRAIN)
-    assert "hf_secret" not in said.out
-    frozen(f"plans/{name}", _without_places(said.out, machines).splitlines())
+    output = steady("launch", *PLANS[name], "-o", "out", "--dry-run", *TRAIN)
+    assert "hf_secret" not in output.out
+    frozen(f"plans/{name}", _without_places(output.out, machines).splitlines())
     written = {path.name: _without_places(path.read_text(), machines) for path in sorted(Path().glob("out/*"))}
-    assert all(text.strip() in _without_places(said.out, machines) for text in written.values())
+    assert all(text.strip() in _without_places(output.out, machines) for text in written.values())
     frozen(f"plans/{name} files", sorted(written))
 
 
@@ -62,9 +62,9 @@ def test_the_plan_as_json(name: str, machines: Path, frozen: Frozen) -> None:
 def _masked(value: Any, work: Path) -> Any:
     """Long programs that are sent to other machines are the product's own: only that there are any is kept."""
     if isinstance(value, dict):
-        return {key: _masked(one, work) for key, one in value.items()}
+        return {key: _masked(inner, work) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_masked(one, work) for one in value]
+        return [_masked(inner, work) for inner in value]
     if isinstance(value, str):
         return "<program>" if "import " in value else _without_places(value, work)
     return value

@@ -138,8 +138,8 @@ def test_a_link_is_fitted_exactly_to_what_follows_the_law() -> None:
     truth = on(0.0003, 2e8)
     for n in (2, 3, 16):
         points = [(size, truth.all_reduce_seconds(size, n)) for size in (4.0, 1e8)]
-        found = fit_link(points[0], points[1], n, name="here")
-        assert found.latency_seconds == pytest.approx(0.0003) and found.bytes_per_second == pytest.approx(2e8)
+        link = fit_link(points[0], points[1], n, name="here")
+        assert link.latency_seconds == pytest.approx(0.0003) and link.bytes_per_second == pytest.approx(2e8)
 
 
 def test_named_links_are_no_faster_than_their_wires() -> None:
@@ -178,8 +178,8 @@ def test_another_link_is_refused_with_what_there_is(text: str) -> None:
         parse_link(text)
 
 
-def predictions(most: int, cluster: Cluster, **given: object) -> list[Prediction]:
-    return [predict(DEVICE, n, cluster, **given) for n in range(1, most + 1)]  # type: ignore[arg-type]
+def predictions(most: int, cluster: Cluster, **value: object) -> list[Prediction]:
+    return [predict(DEVICE, n, cluster, **value) for n in range(1, most + 1)]  # type: ignore[arg-type]
 
 
 def test_where_nothing_is_lost_all_devices_are_recommended() -> None:

@@ -43,7 +43,7 @@ def test_what_is_appended_meanwhile_is_not_read_and_that_is_told(path: Path) -> 
 
     report = examine_records(path, workers=0, progress=once(grow)).report
     assert (report.num_images, report.bytes) == (300, len(LONG.data))
-    assert [one.kind for one in report.findings.of("changing")] == ["changing"]
+    assert [finding.kind for finding in report.findings.of("changing")] == ["changing"]
     assert not report.findings.counts["cut-short"]
     assert not report.is_usable
 
@@ -74,4 +74,4 @@ def test_salvage_of_a_file_that_was_cut_since_leaves_nothing_behind(path: Path) 
     os.truncate(path, 100_000)
     with pytest.raises(DataError, match="while it is read"):
         salvage(examined, path.with_name("out.rec"), workers=2)
-    assert [one.name for one in path.parent.iterdir()] == ["a.rec"]
+    assert [file.name for file in path.parent.iterdir()] == ["a.rec"]

@@ -92,11 +92,11 @@ def _packed_tar(folder: Path) -> Path:
 
 def _shards(folder: Path) -> Path:
     for number, name in enumerate(("cat", "dog")):
-        files = [(one, data) for one, data in images().items() if one.startswith(name)]
+        files = [(file_name, data) for file_name, data in images().items() if file_name.startswith(name)]
         members = [
             member
-            for n, (one, data) in enumerate(files)
-            for member in ((f"{name}{n:03d}.{one[-3:]}", data), (f"{name}{n:03d}.cls", str(number).encode()))
+            for n, (file_name, data) in enumerate(files)
+            for member in ((f"{name}{n:03d}.{file_name[-3:]}", data), (f"{name}{n:03d}.cls", str(number).encode()))
         ]
         write_tar(folder / f"s-{number}.tar", members)
     return folder / "s-{0,1}.tar"
@@ -137,20 +137,20 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 
 def _bad(report: Report) -> list[str]:
     kinds = ("no-image", "damaged-image", "truncated-image", "unusable-image", "unreadable")
-    return sorted(one.name or "" for kind in kinds for one in report.findings.of(kind))
+    return sorted(finding.name or "" for kind in kinds for finding in report.findings.of(kind))
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_the_images_that_are_found_bad_are_those_that_packing_leaves_out(tmp_path: Path, kind: str) -> None:
     source = SOURCES[kind](tmp_path / "data")
-    said: list[str] = []
+    messages: list[str] = []
     report = examine_source(str(source), workers=0)
-    packed = pack(str(source), tmp_path / "out", max_bad=20, say=said.append)
-    assert _bad(report) == sorted(one.name for _, card in packed for one in card.rejected)
+    packed = pack(str(source), tmp_path / "out", max_bad=20, say=messages.append)
+    assert _bad(report) == sorted(rejected.name for _, card in packed for rejected in card.rejected)
     assert len(_bad(report)) == {"idx": 0, "records": 3, "list": 6}.get(kind, 5)
     assert report.num_sound == sum(card.num_images for _, card in packed)
     assert tuple(report.classes) == packed[0].card.classes
-    assert set(report.remarks) <= set(said)
+    assert set(report.remarks) <= set(messages)
 
 
 @pytest.mark.parametrize("num_bad", [5, 6])
@@ -170,7 +170,7 @@ REFUSED: dict[str, dict[str, bytes]] = {
     "one class": {"cat/1.png": encoded(1), "cat/2.png": encoded(2)},
     "no class": {"1.png": encoded(1), "2.png": encoded(2)},
     "no image": {"cat/notes.txt": b"x"},
-    "both train and Train": {f"{name}/{one}/1.png": encoded(1) for name in ("train", "Train") for one in "ab"},
+    "both train and Train": {f"{name}/{label}/1.png": encoded(1) for name in ("train", "Train") for label in "ab"},
     "archives beside folders": {"a.tar": b"", "cat/1.png": encoded(1), "dog/1.png": encoded(2)},
 }
 
@@ -181,5 +181,5 @@ def test_what_packing_refuses_is_refused_by_check_in_the_same_words(tmp_path: Pa
     with pytest.raises(DataError) as caught:
         pack(source, tmp_path / "out")
     report = examine_source(source, workers=0)
-    assert [one.detail for one in report.findings.of("refused")] == [str(caught.value)]
+    assert [finding.detail for finding in report.findings.of("refused")] == [str(caught.value)]
     assert not report.is_usable

@@ -79,17 +79,17 @@ FILES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_named_for_what_it_is(name: str) -> None:
-    told = recognise(FILES[name][:LOOK_AT], len(FILES[name]))
-    assert told is not None
-    assert told.name == name
-    assert told.advice
+    file_type = recognise(FILES[name][:LOOK_AT], len(FILES[name]))
+    assert file_type is not None
+    assert file_type.name == name
+    assert file_type.advice
 
 
 def test_weights_of_mxnet_are_named(data_folder: Path) -> None:
     data = (data_folder / "mxnet-rec" / "im2rec" / "named-v2.params").read_bytes()
-    told = recognise(data, len(data))
-    assert told is not None
-    assert told.name == "MXNet arrays (.params, .nd)"
+    file_type = recognise(data, len(data))
+    assert file_type is not None
+    assert file_type.name == "MXNet arrays (.params, .nd)"
 
 
 def test_a_record_file_and_what_nobody_knows_are_not_named() -> None:
@@ -99,8 +99,8 @@ def test_a_record_file_and_what_nobody_knows_are_not_named() -> None:
 
 @given(st.binary(max_size=80))
 def test_anything_can_be_looked_at(data: bytes) -> None:
-    told = recognise(data, len(data))
-    assert told is None or told.name
+    file_type = recognise(data, len(data))
+    assert file_type is None or file_type.name
 
 
 @pytest.mark.parametrize(("size", "shape"), [(150528, (224, 224, 3)), (28 * 28, (28, 28, 1)), (0, None), (3, None)])

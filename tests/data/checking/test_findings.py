@@ -17,8 +17,8 @@ def test_the_page_tells_of_every_kind_as_it_is() -> None:
     assert [(name, severity, title) for name, severity, title, _ in rows] == [
         (name, kind.severity, kind.title) for name, kind in KINDS.items()
     ]
-    told = {name: then for name, _, _, then in rows}
-    assert told == {
+    times = {name: then for name, _, _, then in rows}
+    assert times == {
         name: f"{kind.then}; of a source: {kind.packed}" if kind.packed else kind.then for name, kind in KINDS.items()
     }
 
@@ -31,17 +31,17 @@ def test_what_becomes_of_it_is_a_few_plain_words(name: str) -> None:
 
 
 def test_errors_come_first_and_every_one_is_counted() -> None:
-    found = Findings(most=2)
+    findings = Findings(most=2)
     for record in range(5):
-        found.add("duplicate", record=record)
-        found.add("leak", record=record)
-    found.add("no-image", "an HTML page", offset=8, record=1, id=7)
-    assert [(kind, count, len(kept)) for kind, count, kept in found.by_kind()] == [
+        findings.add("duplicate", record=record)
+        findings.add("leak", record=record)
+    findings.add("no-image", "an HTML page", offset=8, record=1, id=7)
+    assert [(kind, count, len(kept)) for kind, count, kept in findings.by_kind()] == [
         ("no-image", 1, 1),
         ("leak", 5, 2),
         ("duplicate", 5, 2),
     ]
-    assert [found.num(severity) for severity in SEVERITIES] == [1, 5, 5]
+    assert [findings.num(severity) for severity in SEVERITIES] == [1, 5, 5]
 
 
 def test_a_finding_holds_what_is_known_and_no_more() -> None:
@@ -55,10 +55,10 @@ def test_a_finding_holds_what_is_known_and_no_more() -> None:
 
 def test_notes_alone_are_fine_and_warnings_are_usable() -> None:
     def report(*kinds: str) -> Report:
-        found = Findings()
+        findings = Findings()
         for kind in kinds:
-            found.add(kind)
-        return Report(path="a", what="b", findings=found)
+            findings.add(kind)
+        return Report(path="a", what="b", findings=findings)
 
     assert (report("cmyk").is_fine, report("cmyk").is_usable) == (True, True)
     assert (report("leak").is_fine, report("leak").is_usable) == (False, True)

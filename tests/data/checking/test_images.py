@@ -66,16 +66,16 @@ ODD = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_cannot_be_used_is_told_with_its_reason(name: str) -> None:
-    data, kind, told = FAULTS[name]
+    data, kind, fault = FAULTS[name]
     seen = look_at(data)
-    assert (seen.fault, seen.detail[: len(told)]) == (kind, told)
+    assert (seen.fault, seen.detail[: len(fault)]) == (kind, fault)
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_odd_is_told_and_sound_all_the_same(kind: str) -> None:
     seen = look_at(ODD[kind])
     assert not seen.fault
-    assert kind in [told for told, _ in seen.odd]
+    assert kind in [finding for finding, _ in seen.odd]
 
 
 def test_an_ordinary_image_is_not_odd_and_measured_upright() -> None:

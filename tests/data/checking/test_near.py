@@ -81,7 +81,9 @@ def test_near_names_leaks_conflicts_and_duplicates_of_sources_and_records(
         _copy(photo, side=side, quality=80, mirrored=mirrored).save(folder / path, quality=80)
     report = examine_source(folder, near=True, workers=0)
     assert {
-        kind: [(one.name, one.detail) for one in kept] for kind, _, kept in report.findings.by_kind() if "near" in kind
+        kind: [(finding.name, finding.detail) for finding in kept]
+        for kind, _, kept in report.findings.by_kind()
+        if "near" in kind
     } == {
         "near-conflict": [("train/dog/other.jpg", "dog, like train/cat/2.png of cat")],
         "near-leak": [("val/cat/leak.jpg", "like train/cat/0.png, mirrored")],
@@ -94,8 +96,8 @@ def test_near_names_leaks_conflicts_and_duplicates_of_sources_and_records(
     ]
     assert not {"near-leak", "near-duplicate"} & set(examine_source(folder, workers=0).findings.counts)
     packed = pack(folder, tmp_path / "out", workers=1)
-    found = examine_records(packed[0].path, others=[packed[1].path], near=True, workers=0).report.findings
-    assert [found.counts[kind] for kind in ("near-conflict", "near-leak", "near-duplicate")] == [1, 1, 1]
-    assert found.of("near-leak")[0].detail.endswith("of out-val.rec (val/cat/leak.jpg), mirrored")
+    findings = examine_records(packed[0].path, others=[packed[1].path], near=True, workers=0).report.findings
+    assert [findings.counts[kind] for kind in ("near-conflict", "near-leak", "near-duplicate")] == [1, 1, 1]
+    assert findings.of("near-leak")[0].detail.endswith("of out-val.rec (val/cat/leak.jpg), mirrored")
     assert main(["check", str(tmp_path), "--near", "--no-decode"]) == 2
     assert "--near compares images" in capsys.readouterr().err

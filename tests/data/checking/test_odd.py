@@ -59,7 +59,7 @@ def test_a_folder_of_all_of_them_is_packed_and_every_reason_given(tmp_path: Path
     (card,) = json.loads(done.stdout)
     listed = [(number, odd) for number, (_, odd) in enumerate(ROWS) if odd.what != "a folder"]
     refused = {f"odd/{n:03d}.jpg": odd.becomes for n, odd in listed if odd.becomes.startswith("left out")}
-    assert {one["name"]: f"left out: {one['reason']}" for one in card["rejected"]} == refused
+    assert {rejected["name"]: f"left out: {rejected['reason']}" for rejected in card["rejected"]} == refused
     assert card["counts"] == [len(listed) - len(refused), 80]
     with Records.open(tmp_path / "set.rec") as records:
         for number in range(len(records)):
@@ -68,14 +68,14 @@ def test_a_folder_of_all_of_them_is_packed_and_every_reason_given(tmp_path: Path
 
 @pytest.mark.parametrize("name", REAL)
 def test_other_projects_test_files_become_what_the_page_says(data_folder: Path, name: str) -> None:
-    found = Counter(
+    counts = Counter(
         re.sub(r" of \d+ x \d+$", "", outcome(pack_file(str(path), Settings())))
         for path in (data_folder / "odd-images" / name).iterdir()
         if path.is_file()
     )
-    assert found == REAL[name]
+    assert counts == REAL[name]
 
 
 def test_no_real_file_is_left_out_of_the_page(data_folder: Path) -> None:
     files = [path for path in (data_folder / "odd-images").rglob("*") if path.is_file()]
-    assert len(files) == sum(sum(told.values()) for told in REAL.values())
+    assert len(files) == sum(sum(value.values()) for value in REAL.values())

@@ -46,12 +46,17 @@ def _examine(path: Path, data: bytes, **options: object) -> Examined:
 
 def _errors(examined: Examined) -> list[Place]:
     """Kind, byte and record of every error."""
-    found = examined.report.findings.by_kind()
-    return [(one.kind, one.offset, one.record) for _, _, kept in found for one in kept if one.severity == "error"]
+    kinds = examined.report.findings.by_kind()
+    return [
+        (finding.kind, finding.offset, finding.record)
+        for _, _, kept in kinds
+        for finding in kept
+        if finding.severity == "error"
+    ]
 
 
 def _told(examined: Examined, kind: str) -> list[str]:
-    return [one.detail for one in examined.report.findings.of(kind)]
+    return [finding.detail for finding in examined.report.findings.of(kind)]
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +118,13 @@ DAMAGE: dict[str, tuple[Callable[[Original], bytes], list[str], str]] = {
 def test_damage_is_told_by_kind_byte_and_record_and_costs_one_record(
     photos: Original, tmp_path: Path, name: str
 ) -> None:
-    change, kinds, told = DAMAGE[name]
+    change, kinds, where = DAMAGE[name]
     examined = _examine(tmp_path / "a.rec", change(photos))
     errors = _errors(examined)
     assert {kind for kind, _, _ in errors} <= {*kinds, "no-image"}
     assert kinds[0] in {kind for kind, _, _ in errors}
     assert {offset for _, offset, _ in errors} == {photos.offsets[7]}
-    assert any(told in detail for detail in _told(examined, kinds[0]))
+    assert any(where in detail for detail in _told(examined, kinds[0]))
     assert examined.report.num_sound == 39
     assert not examined.report.is_usable
 
@@ -136,7 +141,9 @@ def test_a_record_shorter_than_its_header_and_an_empty_one(photos: Original, tmp
 def test_padding_that_is_not_zero_is_a_warning(photos: Original, tmp_path: Path) -> None:
     number = next(n for n in range(40) if photos.framed(n)[-1:] == b"\0" and _length(photos, n) % 4)
     examined = _examine(tmp_path / "a.rec", photos.with_bytes(photos.offsets[number + 1] - 1, b"\1"))
-    assert [(one.kind, one.record) for one in examined.report.findings.of("padding")] == [("padding", number)]
+    assert [(finding.kind, finding.record) for finding in examined.report.findings.of("padding")] == [
+        ("padding", number)
+    ]
     assert examined.report.is_usable
     assert not examined.report.is_fine
 
@@ -174,8 +181,8 @@ def test_labels_that_do_not_go_with_the_others(tmp_path: Path) -> None:
     labels: list[float | list[float]] = [0, 1, 0, 1, [0, 1, 1], math.inf, 0.5, -1, [1.0]]
     original = made_of(*(labelled(label, PNGS[n], id=n) for n, label in enumerate(labels)))
     examined = _examine(tmp_path / "a.rec", original.data)
-    told = [(kind, record) for kind, _, record in _errors(examined)]
-    assert told == [("label-not-finite", 5), ("label-not-class", 6), ("label-not-class", 7), ("label-width", 4)]
+    rows = [(kind, record) for kind, _, record in _errors(examined)]
+    assert rows == [("label-not-finite", 5), ("label-not-class", 6), ("label-not-class", 7), ("label-width", 4)]
     assert examined.sound.tolist() == [n not in (4, 5, 6, 7) for n in range(9)]
 
 
@@ -199,7 +206,7 @@ def test_labels_of_other_kinds_are_named(tmp_path: Path, labels: list[float | li
 def test_ids_that_stand_twice_are_told(tmp_path: Path) -> None:
     original = made_of(*(labelled(n % 2, PNGS[n], id=n % 5) for n in range(7)))
     examined = _examine(tmp_path / "a.rec", original.data)
-    assert [(one.record, one.id, one.detail) for one in examined.report.findings.of("same-id")] == [
+    assert [(finding.record, finding.id, finding.detail) for finding in examined.report.findings.of("same-id")] == [
         (5, 0, "as record 0"),
         (6, 1, "as record 1"),
     ]
@@ -211,11 +218,14 @@ def test_ids_that_stand_twice_are_told(tmp_path: Path) -> None:
 def test_the_same_image_under_two_labels_is_a_warning_and_under_one_a_note(tmp_path: Path) -> None:
     images = [0, 1, 2, 1, 0, 3]
     original = made_of(*(labelled(n % 2, PNGS[image], id=n) for n, image in enumerate(images)))
-    found = _examine(tmp_path / "a.rec", original.data).report.findings
-    assert [(one.record, one.detail) for one in found.of("duplicate")] == [(4, "as record 0"), (3, "as record 1")]
+    findings = _examine(tmp_path / "a.rec", original.data).report.findings
+    assert [(finding.record, finding.detail) for finding in findings.of("duplicate")] == [
+        (4, "as record 0"),
+        (3, "as record 1"),
+    ]
     original = made_of(*(labelled(n // 2, PNGS[image], id=n) for n, image in enumerate(images)))
-    found = _examine(tmp_path / "b.rec", original.data).report.findings
-    assert [(one.record, one.detail) for one in found.of("conflicting-labels")] == [
+    findings = _examine(tmp_path / "b.rec", original.data).report.findings
+    assert [(finding.record, finding.detail) for finding in findings.of("conflicting-labels")] == [
         (0, "record 0 0, record 4 2"),
         (1, "record 1 0, record 3 1"),
     ]
@@ -226,9 +236,9 @@ def test_images_that_are_in_two_files_of_a_split_are_told(tmp_path: Path) -> Non
         return made_of(*(labelled(label, PNGS[image], id=n) for n, (image, label) in enumerate(images))).data
 
     first = _examine(tmp_path / "a.rec", file((0, 0), (1, 1), (2, 1), (1, 1)))
-    found = _examine(tmp_path / "b.rec", file((4, 0), (1, 1), (5, 1), (2, 0)), before=[first]).report.findings
-    assert [(one.record, one.detail) for one in found.of("duplicate")] == [(1, "as record 1 of a.rec")]
-    assert [(one.record, one.detail) for one in found.of("conflicting-labels")] == [
+    findings = _examine(tmp_path / "b.rec", file((4, 0), (1, 1), (5, 1), (2, 0)), before=[first]).report.findings
+    assert [(finding.record, finding.detail) for finding in findings.of("duplicate")] == [(1, "as record 1 of a.rec")]
+    assert [(finding.record, finding.detail) for finding in findings.of("conflicting-labels")] == [
         (3, "record 3 0, record 2 of a.rec 1")
     ]
 
@@ -238,7 +248,7 @@ def test_images_that_train_and_validate_are_told(tmp_path: Path) -> None:
     val.write_bytes(made_of(*(labelled(0, PNGS[n]) for n in (9, 2, 3))).data)
     train = made_of(*(labelled(n % 2, PNGS[n], id=n) for n in range(5)))
     examined = _examine(tmp_path / "train.rec", train.data, others=[val])
-    assert [(one.record, one.detail) for one in examined.report.findings.of("leak")] == [
+    assert [(finding.record, finding.detail) for finding in examined.report.findings.of("leak")] == [
         (2, "record 1 of val.rec"),
         (3, "record 2 of val.rec, under another label"),
     ]
@@ -251,11 +261,11 @@ def test_odd_images_are_told_by_the_rule_that_covers_them(tmp_path: Path) -> Non
     exif[0x0112] = 6
     picture(1).save(turned, "JPEG", exif=exif)
     images = [_png(1, "RGBA"), _png(2, "P"), _png(3, "1"), turned.getvalue()]
-    found = _examine(
+    findings = _examine(
         tmp_path / "a.rec", made_of(*(labelled(n, i, id=n) for n, i in enumerate(images))).data
     ).report.findings
-    told = {kind: found.of(kind)[0].record for kind in ("transparency", "palette", "one-bit", "lies-on-its-side")}
-    assert told == {"transparency": 0, "palette": 1, "one-bit": 2, "lies-on-its-side": 3}
+    records = {kind: findings.of(kind)[0].record for kind in ("transparency", "palette", "one-bit", "lies-on-its-side")}
+    assert records == {"transparency": 0, "palette": 1, "one-bit": 2, "lies-on-its-side": 3}
 
 
 # Files of other kinds.
@@ -290,8 +300,8 @@ def test_records_that_hold_no_images_are_named_as_a_whole(folder: Path) -> None:
 def test_bare_pixels_in_records_are_guessed_by_their_number(tmp_path: Path) -> None:
     original = made_of(*(labelled(n % 2, bytes([n] * 3072), id=n) for n in range(1, 4)))
     guess = "3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3"
-    told = _told(_examine(tmp_path / "a.rec", original.data), "not-images")
-    assert told == [f"none of 3 records holds an image (the first: {guess})"]
+    document = _told(_examine(tmp_path / "a.rec", original.data), "not-images")
+    assert document == [f"none of 3 records holds an image (the first: {guess})"]
 
 
 @pytest.mark.parametrize("with_header", [False, True])
@@ -302,9 +312,9 @@ def test_records_of_texts_are_refused_in_one_sentence(tmp_path: Path, text: str,
         for number in range(16):
             writer.write(pack_header(number % 2, id=number) * with_header + text.encode(), number)
     report = examine_records(path, workers=0).report
-    errors = [one for _, _, kept in report.findings.by_kind() for one in kept if one.severity == "error"]
+    errors = [finding for _, _, kept in report.findings.by_kind() for finding in kept if finding.severity == "error"]
     sentence = "none of 16 records holds an image (the first: text)"
-    assert [(one.kind, one.detail) for one in errors] == [("not-images", sentence)]
+    assert [(error.kind, error.detail) for error in errors] == [("not-images", sentence)]
     assert [do for do, _ in report.remedies] == [PACK_IMAGES]
     for refuse in (lambda: open_records(path), lambda: pack(path, tmp_path / "b")):
         with pytest.raises(DataError) as refused:
@@ -363,9 +373,9 @@ INDEXES: dict[str, tuple[Callable[[list[str]], list[str]], dict[str, int]]] = {
 
 @pytest.mark.parametrize("name", INDEXES)
 def test_a_wrong_index_is_told(packed: Path, name: str) -> None:
-    change, told = INDEXES[name]
+    change, index = INDEXES[name]
     examined = _with_index(packed, change)
-    assert dict(examined.report.findings.counts) == told
+    assert dict(examined.report.findings.counts) == index
     assert examined.has_good_index is (name == "keys by number")
 
 
@@ -408,10 +418,10 @@ def test_a_damaged_card_is_told_and_another_json_is_none(packed: Path) -> None:
 def test_every_kind_that_is_found_is_in_the_table(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "im2rec" / "odd.rec", tmp_path / "odd.rec")
     report = examine_records(tmp_path / "odd.rec", workers=0, most=2).report
-    told = report.to_dict()
-    assert set(told["counts"]) <= set(KINDS)
-    assert told["counts"]["not-images"] == 1
-    assert told["errors"] == sum(n for kind, n in told["counts"].items() if KINDS[kind].severity == "error")
+    document = report.to_dict()
+    assert set(document["counts"]) <= set(KINDS)
+    assert document["counts"]["not-images"] == 1
+    assert document["errors"] == sum(n for kind, n in document["counts"].items() if KINDS[kind].severity == "error")
 
 
 def test_a_header_that_holds_the_magic_is_read(tmp_path: Path) -> None:
@@ -431,7 +441,9 @@ def test_a_list_is_held_against_the_records(folder: Path, tmp_path: Path) -> Non
         listed.write_text(text)
         by_kind = examine_records(path, workers=0, decode=False).report.findings.by_kind()
         return {
-            kind: [(one.record, one.name, one.detail) for one in kept] for kind, _, kept in by_kind if "list" in kind
+            kind: [(finding.record, finding.name, finding.detail) for finding in kept]
+            for kind, _, kept in by_kind
+            if "list" in kind
         }
 
     names = [line.split("\t")[2].strip() for line in lines]
@@ -463,9 +475,12 @@ def test_findings_name_the_files_of_records(tmp_path: Path) -> None:
 def test_gaps_in_the_numbers_of_classes_are_named(tmp_path: Path) -> None:
     original = made_of(*(labelled((1, 3)[n % 2], png, id=n) for n, png in enumerate(PNGS)))
     findings = _examine(tmp_path / "a.rec", original.data).report.findings
-    assert [(one.name, one.detail) for one in findings.of("unused-class")] == [("0", "label 0"), ("2", "label 2")]
-    said: list[str] = []
-    open_data(Data(train=tmp_path / "a.rec"), seed=0, say=said.append).close()
-    assert said[0] == "2 classes (0, 2) have no training images: the model cannot learn to name them"
+    assert [(finding.name, finding.detail) for finding in findings.of("unused-class")] == [
+        ("0", "label 0"),
+        ("2", "label 2"),
+    ]
+    messages: list[str] = []
+    open_data(Data(train=tmp_path / "a.rec"), seed=0, say=messages.append).close()
+    assert messages[0] == "2 classes (0, 2) have no training images: the model cannot learn to name them"
     shard = _examine(tmp_path / "a-00000-of-00002.rec", original.data).report.findings
     assert not shard.counts["unused-class"]

@@ -116,6 +116,6 @@ def test_an_index_that_cannot_be_read_is_told_and_the_records_are_looked_at(tmp_
     path.with_suffix(".idx").unlink()
     path.with_suffix(".idx").mkdir()
     report = examine_records(path, workers=0).report
-    assert [one.detail for one in report.findings.of("index-unreadable")] == ["is a directory"]
+    assert [finding.detail for finding in report.findings.of("index-unreadable")] == ["is a directory"]
     assert report.num_sound == 24
     shutil.rmtree(path.with_suffix(".idx"))

@@ -121,7 +121,7 @@ def test_salvage_keeps_every_sound_record_byte_for_byte_and_says_what_was_lost(c
     keys = [line.split("\t")[0] for line in cifar.with_suffix(".idx").read_text().splitlines()]
     written = [line.split("\t")[0] for line in done.path.with_suffix(".idx").read_text().splitlines()]
     assert written == [keys[n] for n in numbers]
-    assert [one.name for one in done.lost] == [
+    assert [piece.name for piece in done.lost] == [
         f"byte {original.offsets[119]:,} (id {keys[119]})",
         f"byte {original.offsets[3]:,} (id {keys[3]})",
         f"record 49 (id {keys[50]})",
@@ -203,10 +203,10 @@ def test_mxnet_reads_what_was_salvaged(cifar: Path, mxnet_python: str, tmp_path:
     original = read_original(cifar)
     done = _salvage(original.without(original.offsets[60] + 50, original.offsets[60] + 57), tmp_path)
     variables = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
-    told = subprocess.run(
+    process = subprocess.run(
         [mxnet_python, "-c", READ, str(done.path)], env=variables, capture_output=True, text=True, check=True
     )
-    records, labels = json.loads(told.stdout.split("TOLD")[1])
+    records, labels = json.loads(process.stdout.split("TOLD")[1])
     with Records.open(done.path) as ours:
         assert [record[:1] + record[2:] for record in records] == [
             [id_, label, id_] for id_, label in zip(ours.record_ids.tolist(), ours.labels.tolist(), strict=True)

@@ -39,12 +39,12 @@ def _examine(source: Path, **options: object) -> Report:
 
 def _found(report: Report) -> dict[str, list[str | None]]:
     """Names by kind."""
-    return {kind: [one.name for one in kept] for kind, _, kept in report.findings.by_kind()}
+    return {kind: [finding.name for finding in kept] for kind, _, kept in report.findings.by_kind()}
 
 
 def _only(report: Report, kind: str) -> Finding:
-    [one] = report.findings.of(kind)
-    return one
+    [finding] = report.findings.of(kind)
+    return finding
 
 
 def test_a_clean_folder_is_fine_and_told(folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_files_that_cannot_be_used_are_told_with_their_reason(folder: Path) -> N
         "unreadable": ["cat/nowhere.png"],
     }
     assert _only(report, "unreadable").detail == "a broken link"
-    assert [one.detail for one in report.findings.of("no-image")] == ["empty: 0 bytes", "an HTML page", "text"]
+    assert [finding.detail for finding in report.findings.of("no-image")] == ["empty: 0 bytes", "an HTML page", "text"]
     assert report.num_sound == 24
     # Packing leaves out the same ones.
     [(_, card)] = pack(folder, folder.parent / "out")
@@ -149,7 +149,10 @@ def test_the_same_image_twice_is_told_by_class_and_split(tmp_path: Path) -> None
         "duplicate": ["train/cat/again.png", "train/dog/other.png"],
     }
     assert _only(report, "conflicting-labels").detail == "cat: train/cat/0000.png, dog: train/dog/other.png"
-    assert [one.detail for one in report.findings.of("leak")] == ["as train/cat/0001.png", "as train/dog/0013.png"]
+    assert [finding.detail for finding in report.findings.of("leak")] == [
+        "as train/cat/0001.png",
+        "as train/dog/0013.png",
+    ]
     assert (report.what, report.facts) == ("a folder of train and val", ("train: 26 images", "val: 26 images"))
 
 
@@ -186,14 +189,14 @@ def test_names_that_other_systems_take_for_one_are_told(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "told"),
+    ("classes", "text"),
     [({"cat": 3}, "only one class, cat"), ({".": 3}, "have no classes"), ({"a/b": 3, "a/c": 3}, "only one class, a")],
 )
-def test_what_packing_refuses_is_looked_at_all_the_same(tmp_path: Path, classes: dict[str, int], told: str) -> None:
+def test_what_packing_refuses_is_looked_at_all_the_same(tmp_path: Path, classes: dict[str, int], text: str) -> None:
     folder = write_folder(tmp_path / "data", classes)
     (folder / next(iter(classes)) / "bad.png").write_bytes(b"")
     report = _examine(folder)
-    assert told in _only(report, "refused").detail
+    assert text in _only(report, "refused").detail
     assert report.findings.counts["no-image"] == 1
     assert report.num_images == sum(classes.values()) + 1
 
@@ -211,8 +214,8 @@ def test_images_in_no_class_inside_an_archive_are_looked_at(tmp_path: Path, name
     assert (report.num_images, report.num_sound) == (2, 1)
     assert "no classes" in _only(report, "refused").detail
     assert report.findings.counts["refused"] == 1 and not report.is_fine
-    told = [one.name for kind, _, kept in report.findings.by_kind() for one in kept if kind != "refused"]
-    assert told == ["2.png"]
+    names = [finding.name for kind, _, kept in report.findings.by_kind() for finding in kept if kind != "refused"]
+    assert names == ["2.png"]
 
 
 def test_an_empty_folder_ends_well(tmp_path: Path) -> None:
@@ -239,9 +242,9 @@ def test_label_vectors_are_told_before_packing_and_after(folder: Path, tmp_path:
     (tmp_path / "a.lst").write_text("\n".join(lines))
     report = _examine(tmp_path / "a.lst", root=folder)
     [(path, _)] = pack(tmp_path / "a.lst", tmp_path / "out", root=folder)
-    for one, what in ((report, "images"), (examine_records(path, workers=0).report, "records")):
-        assert _only(one, "label-vectors").detail == f"2 labels for each image, not all 0 or 1 in 12 {what}"
-        assert (one.is_usable, one.classes) == (True, {})
+    for examined, what in ((report, "images"), (examine_records(path, workers=0).report, "records")):
+        assert _only(examined, "label-vectors").detail == f"2 labels for each image, not all 0 or 1 in 12 {what}"
+        assert (examined.is_usable, examined.classes) == (True, {})
 
 
 def test_several_labels_are_counted_and_are_no_finding(folder: Path, tmp_path: Path) -> None:
@@ -309,7 +312,7 @@ def test_an_archive_is_looked_at_without_unpacking_it(folder: Path, tmp_path: Pa
         tar.add(folder, "data")
     report = _examine(tmp_path / "a.tar")
     assert (report.what, report.num_images) == ("a tar archive", 25)
-    assert [one.detail for one in report.findings.of("no-image")] == ["an HTML page"]
+    assert [finding.detail for finding in report.findings.of("no-image")] == ["an HTML page"]
     assert report.classes == {"cat": 13, "dog": 12}
 
 

@@ -51,16 +51,16 @@ class Server:
 @contextmanager
 def serve(files: Mapping[str, bytes], *, context: ssl.SSLContext | None = None) -> Iterator[Server]:
     """Serve files by name until the block ends; with a ``context`` by TLS."""
-    told = Server("", dict(files))
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(lambda: told))
+    server = Server("", dict(files))
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(lambda: server))
     httpd.daemon_threads = False
-    told.address = f"http{'s' if context else ''}://127.0.0.1:{httpd.server_address[1]}"
+    server.address = f"http{'s' if context else ''}://127.0.0.1:{httpd.server_address[1]}"
     if context:
         httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield told
+        yield server
     finally:
         httpd.shutdown()
         httpd.server_close()

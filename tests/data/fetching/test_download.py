@@ -35,11 +35,11 @@ def remote(data: bytes = DATA, **values: object) -> RemoteFile:
 
 def fetch(server: Server, folder: Path, file: RemoteFile | None = None, *more: str) -> tuple[bytes, list[str]]:
     """The bytes that came, and what was said."""
-    said: list[str] = []
+    messages: list[str] = []
     mirrors = [server.address, *more]
-    path = download(file or remote(), folder, mirrors=mirrors, patience=QUICK, say=said.append)
+    path = download(file or remote(), folder, mirrors=mirrors, patience=QUICK, say=messages.append)
     assert sorted(p.name for p in folder.iterdir()) == ["a.bin"]
-    return path.read_bytes(), said
+    return path.read_bytes(), messages
 
 
 def test_a_file_that_is_there_and_right_is_not_asked_for_again(server: Server, tmp_path: Path) -> None:
@@ -53,11 +53,11 @@ def test_a_file_that_is_there_and_right_is_not_asked_for_again(server: Server, t
 
 def test_a_cut_connection_goes_on_where_it_ended(server: Server, tmp_path: Path) -> None:
     server.faults = [Fault(cut=100_000), Fault(cut=50_000)]
-    data, said = fetch(server, tmp_path)
+    data, messages = fetch(server, tmp_path)
     assert data == DATA
     assert server.ranges == ["", "bytes=100000-", "bytes=150000-"]
     assert [headers.get("If-Range") for _, headers in server.asked] == [None, '"1"', '"1"']
-    assert "the connection ended after 100.0 kB of 300.0 kB" in said[0]
+    assert "the connection ended after 100.0 kB of 300.0 kB" in messages[0]
 
 
 def test_many_cuts_that_each_bring_something_are_no_reason_to_give_up(server: Server, tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_pieces_of_two_files_are_noticed_and_fetched_again(server: Server, tmp_p
         fetch(server, tmp_path, remote(OTHER))
     server.files["a.bin"], server.every = OTHER, Fault()
     server.faults = [Fault(ignores_if_range=True)]
-    data, said = fetch(server, tmp_path, remote(OTHER))
-    assert data == OTHER and "from the beginning" in said[-1]
+    data, messages = fetch(server, tmp_path, remote(OTHER))
+    assert data == OTHER and "from the beginning" in messages[-1]
 
 
 def test_a_busy_server_is_given_the_time_that_it_asks_for(
@@ -97,9 +97,9 @@ def test_a_busy_server_is_given_the_time_that_it_asks_for(
     waited: list[float] = []
     monkeypatch.setattr("steadytrain.data.fetching.download.time.sleep", waited.append)
     server.faults = [Fault(status=503, headers={"Retry-After": "7"}), Fault(status=500)]
-    data, said = fetch(server, tmp_path)
+    data, messages = fetch(server, tmp_path)
     assert data == DATA and waited[0] >= 7 > waited[1]
-    assert "HTTP 503; going on in 7" in said[0]
+    assert "HTTP 503; going on in 7" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_another_place_is_tried_where_one_cannot_give_it(
 ) -> None:
     server.every = fault
     with serve({"a.bin": DATA}) as second:
-        data, said = fetch(server, tmp_path, None, second.address)
+        data, messages = fetch(server, tmp_path, None, second.address)
     assert data == DATA
-    assert any(reason in line and "the next place is tried" in line for line in said)
+    assert any(reason in line and "the next place is tried" in line for line in messages)
 
 
 def test_a_redirect_to_another_server_of_this_machine_is_refused_unless_it_is_a_mirror(
@@ -141,8 +141,8 @@ def test_a_redirect_to_another_server_of_this_machine_is_refused_unless_it_is_a_
 
 def test_wrong_bytes_are_thrown_away_and_every_place_has_its_reason(server: Server, tmp_path: Path) -> None:
     with serve({"a.bin": OTHER}) as wrong:
-        data, said = fetch(wrong, tmp_path, None, server.address)
-        assert data == DATA and "other bytes than it should (md5 " in said[0]
+        data, messages = fetch(wrong, tmp_path, None, server.address)
+        assert data == DATA and "other bytes than it should (md5 " in messages[0]
     (tmp_path / "a.bin").unlink()
     server.files["a.bin"], server.faults = OTHER, [Fault(), Fault(status=404)]
     with pytest.raises(FailedError, match=r"other bytes .*; .*HTTP 404.*run the same command again"):
@@ -159,8 +159,8 @@ def test_a_file_far_longer_than_it_should_be_is_refused(server: Server, tmp_path
 def test_a_crawling_connection_is_opened_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOW_SECONDS", 0.1)
     server.faults = [Fault(drip=0.02)]
-    data, said = fetch(server, tmp_path)
-    assert data == DATA and "fewer than 1.0 kB a second" in said[0]
+    data, messages = fetch(server, tmp_path)
+    assert data == DATA and "fewer than 1.0 kB a second" in messages[0]
 
 
 def test_no_room_is_said_before_anything_is_fetched(server: Server, tmp_path: Path) -> None:

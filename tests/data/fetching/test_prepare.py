@@ -214,20 +214,20 @@ def small(name: str, files: Files) -> DataSet:
 def test_each_layout_is_packed_with_its_known_split(tmp_path: Path, name: str) -> None:
     make, counts, num_classes = CASES[name]
     files = make()
-    said: list[str] = []
+    messages: list[str] = []
     with serve(files) as server:
         packed = fetch(
-            name, tmp_path, mirrors=[server.address], workers=1, say=said.append, data_set=small(name, files)
+            name, tmp_path, mirrors=[server.address], workers=1, say=messages.append, data_set=small(name, files)
         )
         asked = len(server.asked)
         assert {f.path.name: f.card.num_images for f in packed} == {f"{name}-{s}.rec": n for s, n in counts.items()}
         assert len(packed[0].card.classes) == num_classes
         assert not [
-            line for line in said if "left out" in line and "clutter" not in line.lower() and "BACK" not in line
+            line for line in messages if "left out" in line and "clutter" not in line.lower() and "BACK" not in line
         ]
-        again = fetch(name, tmp_path, mirrors=[server.address], say=said.append, data_set=small(name, files))
+        again = fetch(name, tmp_path, mirrors=[server.address], say=messages.append, data_set=small(name, files))
     assert (len(server.asked), [f.path for f in again]) == (asked, [f.path for f in packed])
-    assert "nothing to do" in said[-1]
+    assert "nothing to do" in messages[-1]
 
 
 def test_images_and_labels_of_arrays_are_those_of_the_arrays(tmp_path: Path) -> None:
@@ -246,17 +246,17 @@ def test_images_and_labels_of_arrays_are_those_of_the_arrays(tmp_path: Path) -> 
 
 
 def test_clutter_is_left_out_aloud_and_kept_when_asked_for(tmp_path: Path) -> None:
-    files, said = caltech256(), list[str]()
+    files, messages = caltech256(), list[str]()
     with serve(files) as server:
         options = {
             "mirrors": [server.address],
             "workers": 1,
-            "say": said.append,
+            "say": messages.append,
             "data_set": small("caltech256", files),
         }
         train, _ = fetch("caltech256", tmp_path / "a", **options)  # type: ignore[arg-type]
         assert "257.clutter" not in train.card.classes and train.card.counts == (60, 60)
-        assert any("left out: 257.clutter, 827 images of none of the 256 classes" in line for line in said)
+        assert any("left out: 257.clutter, 827 images of none of the 256 classes" in line for line in messages)
         train, _ = fetch("caltech256", tmp_path / "b", clutter=True, **options)  # type: ignore[arg-type]
     assert "257.clutter" in train.card.classes
     with pytest.raises(InputError, match="--clutter goes with caltech101 and caltech256"):
@@ -264,7 +264,7 @@ def test_clutter_is_left_out_aloud_and_kept_when_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"../../evil.txt": b"x"}, "holds no .*trainval.txt"),
         (
@@ -273,10 +273,10 @@ def test_clutter_is_left_out_aloud_and_kept_when_asked_for(tmp_path: Path) -> No
         ),
     ],
 )
-def test_names_in_an_archive_are_never_paths(tmp_path: Path, files: Files, said: str) -> None:
-    made = {"images.tar.gz": pets()["images.tar.gz"], "annotations.tar.gz": tar(files)}
-    with serve(made) as server, pytest.raises((DataError, FailedError), match=said):
-        fetch("pets", tmp_path / "in", mirrors=[server.address], workers=1, data_set=small("pets", made))
+def test_names_in_an_archive_are_never_paths(tmp_path: Path, files: Files, message: str) -> None:
+    values = {"images.tar.gz": pets()["images.tar.gz"], "annotations.tar.gz": tar(files)}
+    with serve(values) as server, pytest.raises((DataError, FailedError), match=message):
+        fetch("pets", tmp_path / "in", mirrors=[server.address], workers=1, data_set=small("pets", values))
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
     assert not list(tmp_path.glob("in/*.rec"))
 
@@ -345,7 +345,7 @@ def test_the_list_names_every_data_set(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["cifar11"], "there is no data set cifar11 to fetch. Did you mean cifar10"),
         (["cifar10", "--from", "x"], "--from goes with imagenet alone"),
@@ -356,12 +356,12 @@ def test_the_list_names_every_data_set(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_errors_are_one_line_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["fetch", *argv]) == 2
     *_, last = capsys.readouterr().err.splitlines()
-    assert last.startswith("steady: ") and said in last
+    assert last.startswith("steady: ") and message in last
 
 
 def test_imagenet_names_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,12 +27,12 @@ def main(data: str, place: Any, batches: str, waits: str) -> None:
             records, CUT, batch_size=40, seed=3, stop=40 * world * int(batches), shard=(rank, world), place=place
         ) as feed,
     ):
-        made = iter(feed)
-        taken = [next(made)]
+        stream = iter(feed)
+        taken = [next(stream)]
         if waits == str(rank):
             print("waiting", flush=True)
             time.sleep(100)
-        taken += made
+        taken += stream
         np.save(f"{data}.{rank}.npy", np.concatenate([batch.images for batch in taken]))
         ids = np.concatenate([batch.ids for batch in taken]).tolist()
         Path(f"{data}.{rank}.json").write_text(json.dumps({"ids": ids, **vars(feed.stats())}))
@@ -45,5 +45,7 @@ def main(data: str, place: Any, batches: str, waits: str) -> None:
 def _pss() -> int:
     """Bytes of common memory that this process maps, each page divided by those who do."""
     maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    found = [re.search(r"^Pss: +(\d+) kB", one, re.MULTILINE) for one in maps if os.environ["STEADYTRAIN_SHM"] in one]
-    return 1024 * sum(int(one[1]) for one in found if one)
+    matches = [
+        re.search(r"^Pss: +(\d+) kB", line, re.MULTILINE) for line in maps if os.environ["STEADYTRAIN_SHM"] in line
+    ]
+    return 1024 * sum(int(match[1]) for match in matches if match)

@@ -147,7 +147,7 @@ def test_a_bad_image_of_a_batch_that_was_dropped_is_named_with_the_next_iteratio
     del batches
     assert met == []
     list(feed)
-    assert [one.id for one in met] == [bad]
+    assert [fault.id for fault in met] == [bad]
 
 
 @BOTH

@@ -64,19 +64,19 @@ def test_a_loader_gives_the_feeds_batches_epoch_after_epoch() -> None:
 
 def test_a_loop_that_is_left_goes_on_and_so_does_a_saved_state() -> None:
     whole = list(dataset(steps=9))
-    made = dataset(steps=5)
+    data_set = dataset(steps=5)
     first: Pairs = []
-    for pair in made:
+    for pair in data_set:
         first.append(pair)
         if len(first) == 2:
             break
     again = dataset(steps=7)
     list(again)
-    again.load_state_dict(made.state_dict())
-    assert made.state_dict() == {"position": 8}
+    again.load_state_dict(data_set.state_dict())
+    assert data_set.state_dict() == {"position": 8}
     assert same(first + list(again), whole)
-    made.close()
-    assert same(first + list(made), whole[:7])
+    data_set.close()
+    assert same(first + list(data_set), whole[:7])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -91,29 +91,29 @@ def test_a_loop_that_is_interrupted_goes_on(error: type[BaseException]) -> None:
             return super().image(number)
 
     source = Failing(small_pngs(22).images)
-    made = ImageLoaderDataset(source, CUT, batch_size=4, seed=3, threads=1, depth=1, keep_bytes=0, steps=9)
+    data_set = ImageLoaderDataset(source, CUT, batch_size=4, seed=3, threads=1, depth=1, keep_bytes=0, steps=9)
     taken: Pairs = []
     with pytest.raises(error if error is KeyboardInterrupt else FeedError):
-        for pair in made:
+        for pair in data_set:
             taken.append(pair)
             if len(taken) == 3:
                 source.raises = True
-    rest = iter(made)
+    rest = iter(data_set)
     assert same(taken + [next(rest) for _ in range(9 - len(taken))], list(dataset(steps=9)))
 
 
 def test_an_evaluation_takes_each_image_once_every_time() -> None:
-    made = dataset(train=False)
+    data_set = dataset(train=False)
     for _ in range(2):
-        labels = torch.cat([labels for _, labels in DataLoader(made, batch_size=None)])
+        labels = torch.cat([labels for _, labels in DataLoader(data_set, batch_size=None)])
         assert labels.tolist() == list(range(22))
-    assert len(made) == 6
+    assert len(data_set) == 6
 
 
 def test_an_evaluation_may_begin_later() -> None:
-    made = dataset(train=False, start=9)
+    data_set = dataset(train=False, start=9)
     for _ in range(2):
-        assert torch.cat([labels for _, labels in made]).tolist() == list(range(9, 22))
+        assert torch.cat([labels for _, labels in data_set]).tolist() == list(range(9, 22))
 
 
 WORKERS = """
@@ -136,8 +136,8 @@ for start in ("fork", "spawn"):
 
 
 def test_workers_are_refused_with_the_remedy() -> None:
-    told = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, check=True, cwd=PROJECT)
-    assert told.stdout.count("use DataLoader(dataset, batch_size=None, num_workers=0)") == 2
+    process = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert process.stdout.count("use DataLoader(dataset, batch_size=None, num_workers=0)") == 2
 
 
 def test_no_steps_are_refused() -> None:
@@ -161,10 +161,10 @@ def rank(number: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)
     with pytest.raises(InputError, match=f"this is process {number} of 2"):
         next(iter(early))
-    made = dataset(24)
-    labels = torch.cat([labels for _, labels in made])
+    data_set = dataset(24)
+    labels = torch.cat([labels for _, labels in data_set])
     evaluated = torch.cat([labels for _, labels in dataset(21, train=False)])
-    torch.save({"train": labels, "val": evaluated, "position": made.position}, f"{folder}/{number}.pt")
+    torch.save({"train": labels, "val": evaluated, "position": data_set.position}, f"{folder}/{number}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -172,8 +172,8 @@ def rank(number: int, folder: str) -> None:
 def test_two_processes_see_each_sample_once(tmp_path: Path) -> None:
     scripts = [f"from tests.data.loader.test_dataset import rank; rank({n}, {str(tmp_path)!r})" for n in range(2)]
     ranks = [subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT) for script in scripts]
-    assert [one.wait(100) for one in ranks] == [0, 0]
-    told = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2)]
-    assert [one["position"] for one in told] == [24, 24]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    loads = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2)]
+    assert [load["position"] for load in loads] == [24, 24]
     for part, n in (("train", 24), ("val", 21)):
-        assert sorted(torch.cat([one[part] for one in told]).tolist()) == list(range(n))
+        assert sorted(torch.cat([one[part] for one in loads]).tolist()) == list(range(n))

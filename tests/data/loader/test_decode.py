@@ -32,9 +32,9 @@ Box = tuple[int, int, int, int]
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def psnr(one: Pixels, other: Pixels) -> float:
+def psnr(pixels: Pixels, other: Pixels) -> float:
     """Peak signal to noise ratio in dB; infinite where nothing differs."""
-    error = float(np.mean((one.astype(np.float64) - other) ** 2))
+    error = float(np.mean((pixels.astype(np.float64) - other) ** 2))
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
@@ -126,7 +126,7 @@ def test_cuts_of_photographs_are_close_to_pillow(
     """Random boxes of 500 pixel photographs: as they are at 224 pixels, shrunk while decoding at 24, 48 and 96."""
     paths = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::3]
     sizes = np.array([probe(path.read_bytes()).size for path in paths])
-    found: dict[int, list[float]] = {shrink: [] for shrink in (1, 2, 4, 8)}
+    qualities: dict[int, list[float]] = {shrink: [] for shrink in (1, 2, 4, 8)}
     for target in (224, 96, 48, 24):
         cut = Crop(kind="resized-crop", size=target, interpolation=interpolation)
         plan = cut.plan(sizes, uniforms(target, np.arange(len(paths)), cut.num_draws))
@@ -134,8 +134,8 @@ def test_cuts_of_photographs_are_close_to_pillow(
             left, top, right, bottom = plan.boxes[row].tolist()
             got = cut_of(path.read_bytes(), cut, (left, top, right, bottom), shrink=int(plan.shrinks[row]))
             expected = reference(Image.open(path), cut, (left, top, right, bottom))
-            found[int(plan.shrinks[row])].append(psnr(got, expected))
-    for shrink, values in found.items():
+            qualities[int(plan.shrinks[row])].append(psnr(got, expected))
+    for shrink, values in qualities.items():
         print(f"{interpolation}, shrunk {shrink}: n={len(values)}, {min(values):.1f} dB, {np.median(values):.1f} dB")
         assert len(values) > 10
         assert min(values) >= (PSNR if shrink == 1 else SHRUNK_PSNR)
@@ -161,9 +161,9 @@ def test_evaluation_is_torchvisions_resize_and_centre_crop(
 def test_padding_is_zero_and_mirrors_with_the_image() -> None:
     source = np.full((8, 8, 3), 200, np.uint8)
     cut = Crop(kind="pad-crop", size=8, pad=4)
-    one = np.ones(2, np.int64)
+    pair = np.ones(2, np.int64)
     plan = Plan(
-        np.array([[0, 0, 8, 8]] * 2), np.full((2, 2), 8), np.array([[-2, -3]] * 2), np.array([False, True]), one
+        np.array([[0, 0, 8, 8]] * 2), np.full((2, 2), 8), np.array([[-2, -3]] * 2), np.array([False, True]), pair
     )
     for row, columns in enumerate([slice(3, 8), slice(0, 5)]):
         out = np.full((8, 8, 3), 99, np.uint8)

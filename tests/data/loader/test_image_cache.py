@@ -115,7 +115,7 @@ def test_bad_images_are_replaced_by_the_same_ones_where_the_rest_is_kept() -> No
         bad: list[BadImage] = []
         feed = ImageLoader(Pictures(images), LARGE_CUTS[0], batch_size=7, stop=70, keep_bytes=budget, on_bad=bad.append)
         runs.append(everything(feed))
-        assert sorted(one.id for one in bad) == [3, 4, 9]
+        assert sorted(fault.id for fault in bad) == [3, 4, 9]
     assert feed._worker.cache.full
     assert np.array_equal(runs[0][0], runs[1][0]) and np.array_equal(runs[0][1], runs[1][1])
 
@@ -255,13 +255,13 @@ def test_a_second_evaluation_takes_its_images_from_the_device_and_counts_exactly
 def test_bad_images_are_replaced_there_too() -> None:
     images = list(small_pngs(20).images)
     images[3] = images[4] = b"nothing"
-    runs, told = list[list[Batch]](), list[list[int]]()
+    runs, faults = list[list[Batch]](), list[list[int]]()
     for device in (None, HERE):
         bad: list[BadImage] = []
         feed = ImageLoader(Pictures(images), CUT, batch_size=5, stop=200, device=device, on_bad=bad.append)
         runs.append(list(feed))
-        told.append(sorted(one.id for one in bad))
-    assert told == [[3, 4], [3, 4]] and isinstance(runs[1][-1], ResidentBatch)
+        faults.append(sorted(fault.id for fault in bad))
+    assert faults == [[3, 4], [3, 4]] and isinstance(runs[1][-1], ResidentBatch)
     for host, there in zip(*runs, strict=True):
         assert np.array_equal(host.ids, there.ids) and np.array_equal(host.images, images_of(there))
 
@@ -276,8 +276,8 @@ def test_a_loop_of_ones_own_gets_tensors_on_the_device() -> None:
         assert images.equal(others) and labels.equal(other_labels)
         assert images.is_contiguous(memory_format=torch.channels_last)
     assert ours._loader.stats().device_bytes
-    for made in (ours, theirs):
-        made.close()
+    for value in (ours, theirs):
+        value.close()
 
 
 def test_tensors_of_a_kept_batch_stay_as_they_are() -> None:
@@ -339,10 +339,10 @@ def test_a_gather_on_the_device_needs_nothing_of_the_host() -> None:
 
 
 def test_what_several_processes_keep_together_goes_to_the_device_of_each() -> None:
-    source, given = small_pngs(35), dict[str, Any](batch_size=7, seed=5, stop=1400)
-    feeds = [ImageLoader(source, CUT, **given, shard=(i, 2), launch="a test", device=HERE) for i in range(2)]
+    source, options = small_pngs(35), dict[str, Any](batch_size=7, seed=5, stop=1400)
+    feeds = [ImageLoader(source, CUT, **options, shard=(i, 2), launch="a test", device=HERE) for i in range(2)]
     batches = [batch for pair in zip(*feeds, strict=True) for batch in pair]
-    images, ids, _ = everything(ImageLoader(source, CUT, **given, keep_bytes=0))
+    images, ids, _ = everything(ImageLoader(source, CUT, **options, keep_bytes=0))
     assert np.array_equal(np.concatenate([images_of(batch) for batch in batches]), images)
     assert np.array_equal(np.concatenate([batch.ids for batch in batches]), ids)
     assert all(feed.stats().device_bytes == feed.stats().shared_bytes == 35 * 768 for feed in feeds)

@@ -96,9 +96,9 @@ def test_repeats_show_each_image_in_a_row_with_other_cuts(
 
 
 def test_seeds_give_other_orders_and_other_cuts() -> None:
-    one, other = (everything(ImageLoader(JPEGS, LARGE, batch_size=30, stop=30, seed=seed)) for seed in (0, 1))
-    assert one[1].tolist() != other[1].tolist()
-    by_id = one[0][np.argsort(one[1])], other[0][np.argsort(other[1])]
+    first, other = (everything(ImageLoader(JPEGS, LARGE, batch_size=30, stop=30, seed=seed)) for seed in (0, 1))
+    assert first[1].tolist() != other[1].tolist()
+    by_id = first[0][np.argsort(first[1])], other[0][np.argsort(other[1])]
     assert all(not np.array_equal(a, b) for a, b in zip(*by_id, strict=True))
 
 
@@ -135,9 +135,9 @@ def test_labels_follow_the_ids() -> None:
 
 def test_real_record_files(tmp_path: Path, data_folder: Path) -> None:
     with write_records(tmp_path / "own.rec", JPEGS) as records:
-        own = everything(ImageLoader(records, LARGE, batch_size=15, stop=60, seed=2))
+        batches = everything(ImageLoader(records, LARGE, batch_size=15, stop=60, seed=2))
         memory = everything(ImageLoader(JPEGS, LARGE, batch_size=15, stop=60, seed=2))
-        assert same(own, memory)
+        assert same(batches, memory)
     with Records.open(data_folder / "mxnet-rec/im2rec/photos40.rec") as photos:
         images, ids, _ = everything(
             ImageLoader(photos, Crop(kind="none", size=96, crop=0.875), batch_size=16, train=False)
@@ -315,9 +315,9 @@ feed.close()
 def test_a_forked_process_is_told_to_iterate_anew(tmp_path: Path) -> None:
     write_records(tmp_path / "a.rec", JPEGS).close()
     command = [sys.executable, "-c", FORK, str(tmp_path / "a.rec")]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (
-        told.stdout
+        process.stdout
         == "the iteration started in the process that this one was forked from: iterate over the loader again in"
         " this process 8\n"
     )
@@ -454,12 +454,12 @@ SMALL_CUTS = [
     ids=["stream", "shard", "share", "blocks"],
 )
 def test_they_are_the_same_as_one_by_one(cut: Crop, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    data, given = small_pngs(40), {"batch_size": 10, "seed": 3, "stop": 900} | more
-    together = everything(ImageLoader(data, cut, threads=2, **given))
+    data, options = small_pngs(40), {"batch_size": 10, "seed": 3, "stop": 900} | more
+    together = everything(ImageLoader(data, cut, threads=2, **options))
     with monkeypatch.context() as patched:
         patched.setattr(batch_worker, "MOST_BATCHES", 1)
-        assert same(together, everything(ImageLoader(data, cut, threads=2, **given))), "kept"
-    assert same(together, everything(ImageLoader(data, cut, threads=2, keep_bytes=0, **given))), "decoded each time"
+        assert same(together, everything(ImageLoader(data, cut, threads=2, **options))), "kept"
+    assert same(together, everything(ImageLoader(data, cut, threads=2, keep_bytes=0, **options))), "decoded each time"
 
 
 def test_an_evaluation_has_its_short_last_batch() -> None:
@@ -483,9 +483,9 @@ def test_when_all_images_are_kept_the_threads_end_and_only_small_batches_are_mad
     for thread in [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]:
         thread.join(10.0)
         assert not thread.is_alive()
-    told = small.stats()
-    assert told.by_loop and told.depth == MOST_BATCHES
-    assert told.starved == starved, "what is made when it is wanted is ready"
+    stats = small.stats()
+    assert stats.by_loop and stats.depth == MOST_BATCHES
+    assert stats.starved == starved, "what is made when it is wanted is ready"
     assert small._worker.batches_per_job(10) == MOST_BATCHES
     assert small._worker.batches_per_job(2**20) == 1
     small.close()
@@ -493,9 +493,9 @@ def test_when_all_images_are_kept_the_threads_end_and_only_small_batches_are_mad
 
 def test_batches_on_a_device_are_made_together_as_well() -> None:
     data = small_pngs(40)
-    given: dict[str, Any] = {"batch_size": 10, "seed": 3, "stop": 900}
-    on_device = ImageLoader(data, SMALL_CUTS[0], threads=2, device=torch.device("cpu"), **given)
-    usual = ImageLoader(data, SMALL_CUTS[0], threads=2, keep_bytes=0, **given)
+    options: dict[str, Any] = {"batch_size": 10, "seed": 3, "stop": 900}
+    on_device = ImageLoader(data, SMALL_CUTS[0], threads=2, device=torch.device("cpu"), **options)
+    usual = ImageLoader(data, SMALL_CUTS[0], threads=2, keep_bytes=0, **options)
     assert same(everything(on_device), everything(usual))
     assert on_device._worker.batches_per_job(2**20) == MOST_BATCHES and on_device.stats().device_bytes > 0
 
@@ -503,9 +503,9 @@ def test_batches_on_a_device_are_made_together_as_well() -> None:
 def test_a_damaged_image_is_replaced_in_every_pass() -> None:
     data = small_pngs(40)
     data.images[7] = b"no image"
-    given: dict[str, Any] = {"batch_size": 10, "seed": 3, "stop": 400, "on_bad": lambda bad: None}
-    together = everything(ImageLoader(data, SMALL_CUTS[0], threads=1, **given))
-    assert same(together, everything(ImageLoader(data, SMALL_CUTS[0], threads=1, keep_bytes=0, **given)))
+    document: dict[str, Any] = {"batch_size": 10, "seed": 3, "stop": 400, "on_bad": lambda bad: None}
+    together = everything(ImageLoader(data, SMALL_CUTS[0], threads=1, **document))
+    assert same(together, everything(ImageLoader(data, SMALL_CUTS[0], threads=1, keep_bytes=0, **document)))
     assert 7 not in np.unique(together[1])
 
 
@@ -549,8 +549,8 @@ def test_unequal_shares_of_each_batch_make_the_whole(cuts: tuple[int, ...], bloc
 class Queue:
     """Tells numbers of batches a few at a time, the last ones only to who waits; notes what was delivered."""
 
-    def __init__(self, *told: list[int]) -> None:
-        self.told, self.seen = list(told), list[int]()
+    def __init__(self, *numbers: list[int]) -> None:
+        self.told, self.seen = list(numbers), list[int]()
 
     def next_batches(self) -> list[int]:
         return self.told.pop(0) if len(self.told) > 2 else []
@@ -563,16 +563,16 @@ class Queue:
 
 
 @pytest.mark.parametrize("keep_bytes", [0, None])
-@pytest.mark.parametrize("told", [([3, 0], [5], [4, 1], [2]), ([0],), ([5], [], [0, 1], [4]), ()])
+@pytest.mark.parametrize("sizes", [([3, 0], [5], [4, 1], [2]), ([0],), ([5], [], [0, 1], [4]), ()])
 def test_batches_that_a_queue_names_are_those_of_the_stream(
-    told: tuple[list[int], ...], keep_bytes: int | None
+    sizes: tuple[list[int], ...], keep_bytes: int | None
 ) -> None:
     source = small_pngs(23)
     whole = list(ImageLoader(source, CUT, batch_size=8, seed=3, stop=48))
-    queue = Queue(*told)
+    queue = Queue(*sizes)
     with ImageLoader(source, CUT, batch_size=8, seed=3, stop=48, queue=queue, keep_bytes=keep_bytes) as loader:
         batches = list(loader)
-    assert queue.seen == [number for numbers in told for number in numbers]
+    assert queue.seen == [number for numbers in sizes for number in numbers]
     for number, batch in zip(queue.seen, batches, strict=True):
         assert np.array_equal(batch.images, whole[number].images)
         assert np.array_equal(batch.positions, whole[number].positions)
@@ -647,32 +647,34 @@ def test_auto_decides_once_before_the_first_batch_and_changes_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _always(monkeypatch)
-    told: list[Placement] = []
+    placements: list[Placement] = []
     with write_records(tmp_path / "a.rec", small_pngs(30)) as records:
         expected = everything(ImageLoader(records, SMALL, batch_size=8, stop=80, seed=3))
-        with ImageLoader(records, SMALL, batch_size=8, stop=80, seed=3, place="auto", on_placed=told.append) as loader:
+        with ImageLoader(
+            records, SMALL, batch_size=8, stop=80, seed=3, place="auto", on_placed=placements.append
+        ) as loader:
             for _ in range(2):
                 assert same(expected, everything(loader))
             assert loader.place == "process" and len(loader._children) == 1
-    assert told == [Placement("process", "a test")]
+    assert placements == [Placement("process", "a test")]
 
 
 def test_auto_stays_with_threads_where_a_process_cannot_have_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     _always(monkeypatch)
-    told: list[Placement] = []
+    placements: list[Placement] = []
     source = small_pngs(30)
     source.cannot = lambda: None  # type: ignore[attr-defined]
-    with ImageLoader(source, SMALL, batch_size=4, stop=80, place="auto", on_placed=told.append) as loader:
+    with ImageLoader(source, SMALL, batch_size=4, stop=80, place="auto", on_placed=placements.append) as loader:
         assert len(list(loader)) == 20
-    assert told[0].place == "threads" and "cannot be pickled" in told[0].reason
+    assert placements[0].place == "threads" and "cannot be pickled" in placements[0].reason
 
 
 def test_what_is_short_or_an_evaluation_is_not_told_of() -> None:
-    told: list[Placement] = []
-    given: dict[str, Any] = {"batch_size": 4, "place": "auto", "on_placed": told.append}
-    list(ImageLoader(small_pngs(30), SMALL, stop=400, **given))
-    list(ImageLoader(small_pngs(30), SMALL, train=False, **given))
-    assert told == []
+    placements: list[Placement] = []
+    options: dict[str, Any] = {"batch_size": 4, "place": "auto", "on_placed": placements.append}
+    list(ImageLoader(small_pngs(30), SMALL, stop=400, **options))
+    list(ImageLoader(small_pngs(30), SMALL, train=False, **options))
+    assert placements == []
 
 
 @pytest.mark.parametrize("keep_bytes", [0, None])

@@ -46,7 +46,7 @@ def top(data: Pixels, rows: int, shrink: int = 1) -> Pixels | None:
 def test_the_first_rows_of_photographs_are_those_of_a_full_decode(
     extracted: Callable[[str], Path], shrink: int
 ) -> None:
-    found = 0
+    num_found = 0
     for path in sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::10]:
         data = bytes_of(path.read_bytes())
         before, whole = data.copy(), full(data, shrink)
@@ -55,9 +55,9 @@ def test_the_first_rows_of_photographs_are_those_of_a_full_decode(
             needed = -(-rows // shrink)
             assert got is not None and len(got) < len(whole)
             assert np.array_equal(got[:needed], whole[:needed]), (path.name, rows)
-            found += 1
+            num_found += 1
         assert np.array_equal(data, before), "the bytes are as they were"
-    assert found == 120
+    assert num_found == 120
 
 
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])

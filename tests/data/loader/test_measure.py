@@ -10,11 +10,11 @@ from steadytrain.data.loader import Crop, ImageLoader, measure
 
 def test_the_first_pass_is_told_apart_where_images_are_kept() -> None:
     feed = ImageLoader(small_pngs(60), Crop(kind="pad-crop", size=16), batch_size=10, threads=2)
-    told = measure(feed, seconds=0.05)
-    assert told.first_pass is not None and told.first_pass.images >= 60
-    assert told.first_pass.decode_share > 0
-    assert told.steady.seconds >= 0.05 and told.steady.images > 0
-    assert told.steady.decode_share == told.steady.bytes_per_second == 0
+    measured = measure(feed, seconds=0.05)
+    assert measured.first_pass is not None and measured.first_pass.images >= 60
+    assert measured.first_pass.decode_share > 0
+    assert measured.steady.seconds >= 0.05 and measured.steady.images > 0
+    assert measured.steady.decode_share == measured.steady.bytes_per_second == 0
 
 
 def test_a_first_pass_that_may_have_been_made_before_it_is_measured_is_not_told() -> None:
@@ -24,9 +24,9 @@ def test_a_first_pass_that_may_have_been_made_before_it_is_measured_is_not_told(
 
 def test_large_images_have_one_steady_state() -> None:
     feed = ImageLoader(mixed_jpegs(30), Crop(kind="resized-crop", size=32), batch_size=10, threads=1, keep_bytes=0)
-    told = measure(feed, seconds=0.1)
-    steady = told.steady
-    assert told.first_pass is None and told.first_batch_seconds > 0
+    measured = measure(feed, seconds=0.1)
+    steady = measured.steady
+    assert measured.first_pass is None and measured.first_batch_seconds > 0
     assert steady.images_per_second == pytest.approx(steady.images / steady.seconds)
     assert steady.decode_share > steady.read_share > 0
     assert (
@@ -38,9 +38,9 @@ def test_large_images_have_one_steady_state() -> None:
 
 def test_large_images_that_fit_are_measured_before_and_after_they_are_kept() -> None:
     feed = ImageLoader(mixed_jpegs(30), Crop(kind="resized-crop", size=64), batch_size=5, threads=1)
-    told = measure(feed, seconds=1.0)
-    assert told.first_pass is not None and told.first_pass.bytes_per_second > 0
-    assert told.steady.bytes_per_second == 0 and feed.stats().kept_bytes > 0
+    measured = measure(feed, seconds=1.0)
+    assert measured.first_pass is not None and measured.first_pass.bytes_per_second > 0
+    assert measured.steady.bytes_per_second == 0 and feed.stats().kept_bytes > 0
 
 
 def test_an_evaluation_is_repeated_as_long_as_is_measured() -> None:

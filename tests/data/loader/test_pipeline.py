@@ -327,10 +327,10 @@ def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
     first = [next(ahead) for _ in range(20)]
     together[0] = 8
     assert first + list(ahead) == list(range(50))
-    here = threading.current_thread().name
-    by_threads = {number for number, _, name in at if name != here}
-    assert by_threads and by_threads.isdisjoint({number for number, _, name in at if name == here})
-    begun = sorted({(number, count) for number, count, name in at if name == here})
+    local = threading.current_thread().name
+    by_threads = {number for number, _, name in at if name != local}
+    assert by_threads and by_threads.isdisjoint({number for number, _, name in at if name == local})
+    begun = sorted({(number, count) for number, count, name in at if name == local})
     assert all(number + count == following for (number, count), (following, _) in pairwise(begun))
     assert {count for _, count in begun[1:-1]} <= {8} and sum(begun[-1]) == 50
     assert ahead.is_made_by_consumer and ahead.depth == 8

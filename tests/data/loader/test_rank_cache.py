@@ -36,8 +36,8 @@ TORCHRUN = {"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_PORT": "29500", 
 
 
 def test_a_launch_is_known_by_what_started_it() -> None:
-    told = find_local_ranks(None, TORCHRUN)
-    assert told is not None and (told.count, told.rank) == (4, 1)
+    local_ranks = find_local_ranks(None, TORCHRUN)
+    assert local_ranks is not None and (local_ranks.count, local_ranks.rank) == (4, 1)
     mpi = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_NAMESPACE": "prterun-1"}
     assert find_local_ranks(None, mpi) == LocalRanks("PMIX_NAMESPACE=prterun-1", 2, 0)
     mpich = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "MASTER_ADDR": "node-7"}
@@ -64,10 +64,10 @@ def test_who_is_alone_shares_nothing(launch: str | None, variables: dict[str, st
 
 @pytest.mark.parametrize("changed", ["MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "GROUP_RANK"])
 def test_another_launch_restart_or_agent_has_memory_of_its_own(changed: str) -> None:
-    told, other = find_local_ranks(None, TORCHRUN), find_local_ranks(None, TORCHRUN | {changed: "3"})
-    assert told is not None and other is not None
-    one = RankMemory(told, "images", MB)
-    one.memory[:] = 1
+    local_ranks, other = find_local_ranks(None, TORCHRUN), find_local_ranks(None, TORCHRUN | {changed: "3"})
+    assert local_ranks is not None and other is not None
+    rank_memory = RankMemory(local_ranks, "images", MB)
+    rank_memory.memory[:] = 1
     assert not RankMemory(other, "images", MB).memory.any()
 
 
@@ -88,17 +88,17 @@ def test_all_have_one_memory_which_loses_its_name_when_all_have_come(folder: Pat
     "other", [(FIRST, "others", MB), (FIRST, "images", 2 * MB), (LocalRanks("a launch", 3, 0), "images", MB)], ids=str
 )
 def test_what_differs_in_anything_is_another_memory(other: tuple[LocalRanks, str, int]) -> None:
-    one = RankMemory(FIRST, "images", MB)
-    one.memory[:] = 1
+    rank_memory = RankMemory(FIRST, "images", MB)
+    rank_memory.memory[:] = 1
     assert not RankMemory(*other).memory.any()
 
 
 def test_the_last_to_leave_removes_what_not_all_came_to(folder: Path) -> None:
     three = [RankMemory(LocalRanks("a launch", 4, rank), "images", MB) for rank in range(3)]
     unknown = RankMemory(LocalRanks("another"), "images", MB)
-    for one in range(3):
+    for number in range(3):
         assert len(names(folder)) == 2
-        three[one]._end()
+        three[number]._end()
     assert len(names(folder)) == 1
     del unknown
     assert names(folder) == []

@@ -36,11 +36,11 @@ class Disk:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Stretches:
     """What the system is asked for, instead of asking it; stretches of 100 images, no gaps joined."""
-    told: Stretches = []
-    monkeypatch.setattr(readahead, "_ask", told.extend)
+    stretches: Stretches = []
+    monkeypatch.setattr(readahead, "_ask", stretches.extend)
     monkeypatch.setattr(readahead, "AHEAD_BYTES", 100_000)
     monkeypatch.setattr(readahead, "GAP_BYTES", 0)
-    return told
+    return stretches
 
 
 def images(stretches: Stretches) -> list[int]:
@@ -50,34 +50,38 @@ def images(stretches: Stretches) -> list[int]:
 @pytest.mark.parametrize("blocks", [None, BlockShuffle(size=10, window=6)])
 def test_what_a_batch_needs_was_asked_for_before_it_was_begun(asked: Stretches, blocks: BlockShuffle | None) -> None:
     order = GlobalOrder(1000, 5) if blocks is None else BlockOrder(1000, 5, blocks)
-    made = Readahead(Disk(), np.arange(1000), order, stop=None, select_own=lambda positions: positions)
+    readahead = Readahead(Disk(), np.arange(1000), order, stop=None, select_own=lambda positions: positions)
     for first in range(40, 1040, 20):
         before = set(images(asked))
-        made.reach(first, first + 20)
+        readahead.reach(first, first + 20)
         needed = set(order.ids(np.arange(first, first + 20)).tolist())
         assert needed <= (set(images(asked)) if first == 40 else before)
 
 
 def test_data_that_fit_into_memory_are_asked_for_once(asked: Stretches) -> None:
-    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=None, select_own=lambda positions: positions)
+    readahead = Readahead(
+        Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=None, select_own=lambda positions: positions
+    )
     for first in range(0, 3000, 20):
-        made.reach(first, first + 20)
+        readahead.reach(first, first + 20)
     assert sorted(images(asked)) == list(range(1000))
 
 
 def test_larger_data_are_asked_for_in_every_epoch(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "memory_bytes", lambda: 1_000_000)
-    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=3000, select_own=lambda positions: positions)
+    readahead = Readahead(
+        Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=3000, select_own=lambda positions: positions
+    )
     for first in range(0, 3000, 20):
-        made.reach(first, first + 20)
+        readahead.reach(first, first + 20)
     assert sorted(images(asked)) == sorted(list(range(1000)) * 3)
 
 
 def test_blocks_are_read_in_long_runs_and_little_is_on_its_way(asked: Stretches) -> None:
     order = BlockOrder(1200, 5, BlockShuffle(size=20, window=6))
-    made = Readahead(Disk(), np.arange(1200), order, stop=None, select_own=lambda positions: positions)
+    readahead = Readahead(Disk(), np.arange(1200), order, stop=None, select_own=lambda positions: positions)
     for first in range(0, 1200, 20):
-        made.reach(first, first + 20)
+        readahead.reach(first, first + 20)
         # Never more than a window ahead of the one that is read.
         assert len(images(asked)) <= min(1200, (first // 120 + 1) * 120 + 120)
     lengths = [(end - first) // 1000 for _, first, end in asked]
@@ -87,14 +91,14 @@ def test_blocks_are_read_in_long_runs_and_little_is_on_its_way(asked: Stretches)
 
 def test_each_shard_asks_for_its_own(asked: Stretches, tmp_path: Path) -> None:
     with write_records(tmp_path / "a.rec", mixed_jpegs(30)) as records:
-        told = records.extents(np.arange(30))
+        places = records.extents(np.arange(30))
         for shard in range(3):
             asked.clear()
             feed = ImageLoader(
                 records, Crop(kind="none", size=32), batch_size=2, stop=30, shard=(shard, 3), threads=1, keep_bytes=0
             )
             seen = everything(feed)[1]
-            wanted = sum(int(size) for size in told.size[seen])
+            wanted = sum(int(size) for size in places.size[seen])
             assert sum(end - first for _, first, end in asked) == wanted
 
 

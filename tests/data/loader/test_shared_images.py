@@ -45,8 +45,8 @@ def left(folder: Path) -> list[str]:
 
 
 def two(source: Pictures, cut: Crop, *, stop: int = 140, **options: Any) -> list[ImageLoader]:
-    given = {"batch_size": 7, "seed": 5, "stop": stop, "threads": 2, "launch": "two of a test", **options}
-    return [ImageLoader(source, cut, **{**given, "shard": (i, 2)}) for i in range(2)]
+    values = {"batch_size": 7, "seed": 5, "stop": stop, "threads": 2, "launch": "two of a test", **options}
+    return [ImageLoader(source, cut, **{**values, "shard": (i, 2)}) for i in range(2)]
 
 
 def in_turn(feeds: list[ImageLoader]) -> tuple[Any, Any]:
@@ -81,24 +81,24 @@ def test_large_images_are_decoded_by_one_and_used_by_both(name: str, cut: Crop) 
 def test_bad_images_are_replaced_alike_and_both_are_told() -> None:
     images = list(small_pngs(35).images)
     images[3] = images[4] = b"nothing"
-    told = list[list[BadImage]]([[], []])
+    faults = list[list[BadImage]]([[], []])
     feeds = two(Pictures(images), CUTS[0], stop=560)
-    for feed, bad in zip(feeds, told, strict=True):
+    for feed, bad in zip(feeds, faults, strict=True):
         feed.on_bad = bad.append
-    found = in_turn(feeds)
+    answers = in_turn(feeds)
     alone = everything(ImageLoader(Pictures(images), CUTS[0], batch_size=7, seed=5, stop=560, on_bad=lambda bad: None))
-    assert np.array_equal(found[0], alone[0]) and np.array_equal(found[1], alone[1])
-    assert [sorted((one.id, one.instead) for one in bad) for bad in told] == [[(3, 5), (4, 5)]] * 2
+    assert np.array_equal(answers[0], alone[0]) and np.array_equal(answers[1], alone[1])
+    assert [sorted((fault.id, fault.instead) for fault in bad) for bad in faults] == [[(3, 5), (4, 5)]] * 2
 
 
 def test_who_finds_all_images_decoded_is_told_of_bad_ones_all_the_same() -> None:
     images = list(small_pngs(35).images)
     images[3] = images[4] = b"nothing"
     for feed in two(Pictures(images), CUTS[0], stop=560):
-        told = list[BadImage]()
-        feed.on_bad = told.append
+        messages = list[BadImage]()
+        feed.on_bad = messages.append
         list(feed)
-        assert sorted((bad.id, bad.instead) for bad in told) == [(3, 5), (4, 5)]
+        assert sorted((bad.id, bad.instead) for bad in messages) == [(3, 5), (4, 5)]
 
 
 @pytest.mark.parametrize(
@@ -135,32 +135,32 @@ def test_where_memory_is_small_each_keeps_its_own_and_says_so(
 
 
 def start(data: Path, rank: int, world: int, *, place: str, waits: int = -1) -> subprocess.Popen[str]:
-    told = {"WORLD_SIZE": world, "RANK": rank, "LOCAL_WORLD_SIZE": world, "LOCAL_RANK": rank}
-    env = os.environ | {name: str(value) for name, value in told.items()} | {"MASTER_PORT": str(os.getpid())}
+    values = {"WORLD_SIZE": world, "RANK": rank, "LOCAL_WORLD_SIZE": world, "LOCAL_RANK": rank}
+    env = os.environ | {name: str(value) for name, value in values.items()} | {"MASTER_PORT": str(os.getpid())}
     call = f"from tests.data.loader.sharing import main; main({str(data)!r}, {place!r}, '45', '{waits}')"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", call], cwd=PROJECT, env=env, stdin=pipe, stdout=pipe, text=True)
 
 
-def said(one: subprocess.Popen[str]) -> str:
-    assert one.stdout is not None
-    return one.stdout.readline()
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
-def had(one: subprocess.Popen[str], data: Path, rank: int) -> dict[str, Any]:
+def had(process: subprocess.Popen[str], data: Path, rank: int) -> dict[str, Any]:
     """What a process that has taken all its batches told."""
-    assert said(one) == "done\n"
+    assert said(process) == "done\n"
     return told_by(data, rank)
 
 
 def told_by(data: Path, rank: int) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(Path(f"{data}.{rank}.json").read_text())
-    return told
+    document: dict[str, Any] = json.loads(Path(f"{data}.{rank}.json").read_text())
+    return document
 
 
-def ended(one: subprocess.Popen[str]) -> subprocess.Popen[str]:
-    one.communicate()
-    return one
+def ended(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    process.communicate()
+    return process
 
 
 @pytest.fixture(scope="module")
@@ -170,32 +170,32 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def require_the_same(data: Path, told: dict[int, dict[str, Any]], world: int) -> None:
+def require_the_same(data: Path, answers: dict[int, dict[str, Any]], world: int) -> None:
     """What each process had is what it would have had alone."""
     with Records.open(data) as records:
-        for rank, one in told.items():
+        for rank, answer in answers.items():
             shard = (rank, world)
             alone = everything(
                 ImageLoader(records, CUT, batch_size=40, seed=3, stop=40 * world * 45, shard=shard, launch="")
             )
-            assert one["ids"] == alone[1].tolist()
+            assert answer["ids"] == alone[1].tolist()
             assert np.array_equal(np.load(f"{data}.{rank}.npy"), alone[0])
 
 
 @pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
 def test_three_processes_have_one_copy_and_the_batches_of_the_unshared_feed(data: Path, place: str) -> None:
     running = [start(data, rank, 3, place=place) for rank in range(3)]
-    told = {rank: had(one, data, rank) for rank, one in enumerate(running)}
-    for one in running:
-        assert one.stdin is not None
-        one.stdin.write("\n")
-        one.stdin.flush()
-    in_memory = sum(int(said(one)) for one in running)
-    assert [ended(one).returncode for one in running] == [0, 0, 0]
+    shares = {rank: had(child, data, rank) for rank, child in enumerate(running)}
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    in_memory = sum(int(said(child)) for child in running)
+    assert [ended(child).returncode for child in running] == [0, 0, 0]
     # Whoever is far ahead of the others ends before they have decoded their part of the first pass.
-    assert all(one["kept_bytes"] == one["shared_bytes"] > 0.7 * PIXEL_BYTES for one in told.values())
+    assert all(share["kept_bytes"] == share["shared_bytes"] > 0.7 * PIXEL_BYTES for share in shares.values())
     assert place == "process" or PIXEL_BYTES <= in_memory < 1.05 * PIXEL_BYTES
-    require_the_same(data, told, 3)
+    require_the_same(data, shares, 3)
 
 
 @pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
@@ -203,31 +203,31 @@ def test_one_that_is_killed_disturbs_nobody_and_leaves_nothing(data: Path, place
     running = [start(data, rank, 3, place=place, waits=2) for rank in range(3)]
     assert said(running[2]) == "waiting\n"
     running[2].send_signal(signal.SIGKILL)
-    told = {rank: had(running[rank], data, rank) for rank in range(2)}
-    assert [ended(one).returncode for one in running] == [0, 0, -signal.SIGKILL]
-    require_the_same(data, told, 3)
+    shares = {rank: had(running[rank], data, rank) for rank in range(2)}
+    assert [ended(process).returncode for process in running] == [0, 0, -signal.SIGKILL]
+    require_the_same(data, shares, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
 def test_one_that_is_left_alone_works_and_takes_its_memory_with_it(data: Path, folder: Path, place: str) -> None:
-    one = start(data, 1, 2, place=place)
-    told = had(one, data, 1)
-    assert told["shared_bytes"] and left(folder)  # the other may still come
-    assert ended(one).returncode == 0
-    require_the_same(data, {1: told}, 2)
+    process = start(data, 1, 2, place=place)
+    shared = had(process, data, 1)
+    assert shared["shared_bytes"] and left(folder)  # the other may still come
+    assert ended(process).returncode == 0
+    require_the_same(data, {1: shared}, 2)
 
 
 @pytest.mark.slow
 def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path, folder: Path) -> None:
     running = [start(data, rank, 2, place="threads", waits=rank) for rank in range(2)]
-    for one in running:
-        assert said(one) == "waiting\n"
+    for process in running:
+        assert said(process) == "waiting\n"
     while left(folder):  # a batch may be had before the last of them has come
         time.sleep(0.01)
-    for one in running:
-        one.kill()
-        ended(one)
+    for process in running:
+        process.kill()
+        ended(process)
 
 
 @pytest.mark.slow
@@ -240,6 +240,6 @@ def test_torchruns_processes_share_and_a_restart_with_fewer_begins_anew(data: Pa
         subprocess.run(
             [sys.executable, *agent], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True
         )
-        told = [told_by(data, rank) for rank in range(world)]
-        assert all(one["kept_bytes"] == one["shared_bytes"] > 0.7 * PIXEL_BYTES for one in told)
-        assert [len(one["ids"]) for one in told] == [40 * 45] * world
+        results = [told_by(data, rank) for rank in range(world)]
+        assert all(result["kept_bytes"] == result["shared_bytes"] > 0.7 * PIXEL_BYTES for result in results)
+        assert [len(result["ids"]) for result in results] == [40 * 45] * world

@@ -61,22 +61,22 @@ def gone(process: psutil.Process, seconds: float = 5.0) -> bool:
 @pytest.mark.parametrize(("kind", "cut"), [("pngs", SMALL), ("jpegs", LARGE)])
 def test_a_process_gives_the_same_bytes_as_threads(kind: str, cut: Crop, request: pytest.FixtureRequest) -> None:
     source = request.getfixturevalue(kind)
-    here = everything(ImageLoader(source, cut, batch_size=20, stop=120, seed=3, threads=2))
+    batches = everything(ImageLoader(source, cut, batch_size=20, stop=120, seed=3, threads=2))
     with ImageLoader(source, cut, batch_size=8, stop=120, seed=3, threads=3, place="process") as feed:
-        assert same(here, everything(feed))
+        assert same(batches, everything(feed))
         assert feed.stats().images == 120 and feed.keeps == (kind == "pngs")
     with ImageLoader(source, cut, batch_size=8, start=40, stop=120, seed=3, threads=1, place="process") as feed:
-        assert same(here, everything(feed), skip=40)
+        assert same(batches, everything(feed), skip=40)
 
 
 def test_evaluations_are_the_same_and_share_one_process(jpegs: Records) -> None:
-    here = everything(ImageLoader(jpegs, LARGE, batch_size=7, train=False, threads=2))
+    batches = everything(ImageLoader(jpegs, LARGE, batch_size=7, train=False, threads=2))
     with ImageLoader(jpegs, LARGE, batch_size=7, train=False, threads=2, place="process") as feed:
         runs, processes = [], set()
         for _ in range(3):
             runs.append(everything(feed))
             processes.add(child_of(feed).pid)
-        assert all(same(here, run) for run in runs) and len(processes) == 1
+        assert all(same(batches, run) for run in runs) and len(processes) == 1
 
 
 def test_record_files_are_opened_anew_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +85,11 @@ def test_record_files_are_opened_anew_there(tmp_path: Path, monkeypatch: pytest.
     with Records.open("own.rec") as records:
         monkeypatch.chdir("/")
         ids = np.array([4, 9, 2, 25])
-        here = ImageLoader(records, LARGE, batch_size=2, ids=ids, stop=12)
+        image_loader = ImageLoader(records, LARGE, batch_size=2, ids=ids, stop=12)
         with ImageLoader(records, LARGE, batch_size=2, ids=ids, stop=12, place="process") as there:
-            assert same(everything(here), everything(there))
+            assert same(everything(image_loader), everything(there))
             labels = [batch.labels for batch in there]
-            assert all(np.array_equal(a, b.labels) for a, b in zip(labels, here, strict=True))
+            assert all(np.array_equal(a, b.labels) for a, b in zip(labels, image_loader, strict=True))
 
 
 def test_label_vectors_follow_the_ids(tmp_path: Path) -> None:
@@ -177,12 +177,12 @@ def test_no_more_is_made_ahead_than_there_is_room_for(jpegs: Records) -> None:
 def test_bad_images_are_replaced_and_told_as_by_threads(tmp_path: Path) -> None:
     images = mixed_jpegs(30).images
     damaged = write_records(tmp_path / "damaged.rec", Pictures([*images[:7], b"no image", *images[8:]]))
-    told: dict[str, list[BadImage]] = {"threads": [], "process": []}
+    faults: dict[str, list[BadImage]] = {"threads": [], "process": []}
     runs = []
-    for place, bad in told.items():
+    for place, bad in faults.items():
         with ImageLoader(damaged, LARGE, batch_size=10, stop=90, place=place, on_bad=bad.append) as feed:  # type: ignore[arg-type]
             runs.append(everything(feed))
-    assert same(*runs) and told["threads"] == told["process"] and len(told["process"]) == 1
+    assert same(*runs) and faults["threads"] == faults["process"] and len(faults["process"]) == 1
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -214,10 +214,10 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT
     ).stdout
-    assert told.startswith("FeedError the loader process cannot open the data") and "use place='threads'" in told
+    assert output.startswith("FeedError the loader process cannot open the data") and "use place='threads'" in output
 
 
 def test_more_shared_memory_than_the_machine_has_is_refused_with_the_remedy(pngs: Records) -> None:
@@ -280,21 +280,21 @@ def test_the_process_ends_with_the_iteration(how: str, jpegs: Records) -> None:
 
 def test_closing_wakes_whoever_waits(jpegs: Records) -> None:
     feed = ImageLoader(jpegs, LARGE, batch_size=2000, threads=1, place="process")
-    batches, told = iter(feed), list[str]()
+    batches, errors = iter(feed), list[str]()
     child_of(feed).suspend()  # so that no batch comes
 
     def wait() -> None:
         try:
             next(batches)
         except FeedError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.3)
     feed.close()
     waiting.join(5)
-    assert told == ["the data loader was closed while it was being read: iterate over it again"]
+    assert errors == ["the data loader was closed while it was being read: iterate over it again"]
 
 
 def test_the_process_of_a_killed_parent_ends() -> None:
@@ -316,8 +316,8 @@ time.sleep(60)
         forked = [one for one in psutil.Process(parent.pid).children() if one.pid != child.pid]
         parent.kill()
         assert gone(child)
-        for one in forked:
-            one.kill()
+        for process in forked:
+            process.kill()
 
 
 def test_a_forked_process_is_told_and_leaves_the_child_alone(pngs: Records) -> None:

@@ -47,12 +47,12 @@ def test_an_odd_image_is_what_packing_without_loss_makes_of_it(tmp_path: Path, g
         return
     channels = packed.channels if isinstance(packed, Packed) else 3
     with Unpacked.open(photos) as unpacked:
-        found = decoded(unpacked, 0, channels)
+        image = decoded(unpacked, 0, channels)
     if isinstance(packed, Packed):
-        assert found is not None
-        assert np.array_equal(found, pixels(probe(packed.data), 3 if channels == 3 else 1, Scratch()))
+        assert image is not None
+        assert np.array_equal(image, pixels(probe(packed.data), 3 if channels == 3 else 1, Scratch()))
     else:
-        assert found is None or odd.becomes == FILLED_IN
+        assert image is None or odd.becomes == FILLED_IN
 
 
 @pytest.fixture
@@ -91,10 +91,10 @@ def test_a_bad_image_is_replaced_and_named_by_its_file(photos: Path) -> None:
     with Unpacked.open(photos) as unpacked:
         feed = ImageLoader(unpacked, Crop(kind="none", size=32), batch_size=6, stop=18, on_bad=bad.append)
         seen = everything(feed)[1]
-        reasons = {one.what: one.reason for one in bad}
+        reasons = {fault.what: fault.reason for fault in bad}
         assert set(reasons) == {f"image 0 of {photos} (cat/0.jpg)", f"image 12 of {photos} (dog/1.jpg)"}
         assert reasons[f"image 0 of {photos} (cat/0.jpg)"] == "a broken link"
-        assert not {one.id for one in bad} & set(seen.tolist())
+        assert not {fault.id for fault in bad} & set(seen.tolist())
         evaluation = ImageLoader(unpacked, Crop(kind="none", size=32), batch_size=6, train=False)
         with pytest.raises(FeedError, match=r"image 0 of .* \(cat/0\.jpg\) cannot be decoded \(a broken link\)"):
             list(evaluation)

@@ -36,16 +36,16 @@ def test_every_card_comes_back_from_json(classes: list[tuple[str, int]], rejecte
         classes=tuple(name for name, _ in classes),
         counts=tuple(count for _, count in classes),
         num_images=sum(count for _, count in classes),
-        rejected=tuple(Rejected(*one) for one in rejected),
+        rejected=tuple(Rejected(*file) for file in rejected),
     )
     assert Card.from_json(card.to_json()) == card
 
 
 def test_what_a_program_finds_in_it() -> None:
-    told = json.loads(CARD.to_json())
-    assert told["kind"] == "steadytrain.card"
-    assert told["classes"] == ["été", "dog"]
-    assert told["rejected"] == [{"name": "dog/a.jpg", "reason": "cut short"}]
+    document = json.loads(CARD.to_json())
+    assert document["kind"] == "steadytrain.card"
+    assert document["classes"] == ["été", "dog"]
+    assert document["rejected"] == [{"name": "dog/a.jpg", "reason": "cut short"}]
 
 
 @pytest.mark.parametrize(

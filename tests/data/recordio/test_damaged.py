@@ -91,11 +91,11 @@ DAMAGE: dict[str, tuple[Callable[[Original], bytes], str, int, int, str]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_in_one_record_costs_that_record_alone(cifar: Original, tmp_path: Path, name: str) -> None:
-    change, kind, start, end, told = DAMAGE[name]
+    change, kind, start, end, where = DAMAGE[name]
     records, [gap] = _walk(tmp_path / "a.rec", change(cifar))
     assert records == cifar.untouched(cifar.offsets[7], cifar.offsets[8])
     assert (gap.kind, gap.start, gap.end) == (kind, cifar.offsets[7] + start, cifar.offsets[8] + end)
-    assert told in gap.detail
+    assert where in gap.detail
 
 
 def test_a_lost_record_is_named_by_its_id_where_the_header_is_left(cifar: Original, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def _lost(original: Original, data: bytes, start: int, end: int, path: Path) -> 
     for record in records:
         if record in (left := original.untouched(start, end)):
             left.remove(record)
-    return [one for one in original.untouched(start, end) if one not in records]
+    return [record for record in original.untouched(start, end) if record not in records]
 
 
 @given(at=st.integers(0, len(SMALL.data) - 1), value=st.integers(0, 255))

@@ -26,10 +26,10 @@ def test_each_image_lies_where_it_is_said_to_in_one_file_and_in_several(tmp_path
     write(tmp_path / "s-00001-of-00002.rec", images[8:])
     numbers = np.array([19, 0, 7, 8, 3])
     with Records.open(tmp_path / "s-*.rec") as records:
-        told = records.extents(numbers)
+        places = records.extents(numbers)
         for row, number in enumerate(numbers.tolist()):
-            data = Path(told.paths[told.file[row]]).read_bytes()
-            part = data[told.offset[row] : told.offset[row] + told.size[row]]
+            data = Path(places.paths[places.file[row]]).read_bytes()
+            part = data[places.offset[row] : places.offset[row] + places.size[row]]
             assert bytes(records.image(number)) == images[number]
             assert images[number] in part and len(part) < len(images[number]) + 48
 
@@ -40,9 +40,9 @@ def test_an_index_in_another_order_is_understood(tmp_path: Path) -> None:
     index = tmp_path / "a.idx"
     index.write_text("\n".join(reversed(index.read_text().split("\n")[:3])) + "\n")
     with Records.open(tmp_path / "a.rec") as records:
-        told, data = records.extents(np.arange(3)), (tmp_path / "a.rec").read_bytes()
+        places, data = records.extents(np.arange(3)), (tmp_path / "a.rec").read_bytes()
         for row in range(3):
-            assert bytes(records.image(row)) in data[told.offset[row] : told.offset[row] + told.size[row]]
+            assert bytes(records.image(row)) in data[places.offset[row] : places.offset[row] + places.size[row]]
 
 
 pieces = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 40)), max_size=30)

@@ -56,8 +56,8 @@ def mxnet(mxnet_python: str) -> Callable[..., dict[str, Any]]:
         command = [mxnet_python, "-c", READ, str(path), str(size)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout.split("TOLD")[1])
-        return told
+        document: dict[str, Any] = json.loads(done.stdout.split("TOLD")[1])
+        return document
 
     return read
 
@@ -68,14 +68,14 @@ def test_packed_images_are_read_to_the_byte_and_to_the_pixel(
     folder = write_folder(tmp_path / "data", {"cat": 5, "dog": 4}, size=(32, 32))
     write_folder(folder, {"elk": 2}, size=(32, 32), suffix=".jpg")
     [(path, card)] = pack(folder, tmp_path / "data")
-    told = mxnet(path, size=32)
+    answer = mxnet(path, size=32)
     with Records.open(path) as records:
         ours = [[i, [float(records.labels[i])], hashlib.sha256(records.image(i)).hexdigest()] for i in range(11)]
-    assert told["records"] == ours
-    assert told["keys"] == list(range(11))
-    assert told["sequential"] == 11
-    assert [label for label, _ in told["batches"]] == [0] * 5 + [1] * 4 + [2] * 2
-    mean = np.mean([mean for _, mean in told["batches"]], axis=0)
+    assert answer["records"] == ours
+    assert answer["keys"] == list(range(11))
+    assert answer["sequential"] == 11
+    assert [label for label, _ in answer["batches"]] == [0] * 5 + [1] * 4 + [2] * 2
+    mean = np.mean([mean for _, mean in answer["batches"]], axis=0)
     assert mean / 255 == pytest.approx(card.mean, abs=2e-3)  # two of them JPEG: decoders differ by rounding
 
 
@@ -86,9 +86,9 @@ def test_label_vectors_ids_and_payloads_with_the_magic(mxnet: Callable[..., dict
         for i, image in enumerate(images):
             writer.write(pack_header([i, 2.5, -3.0], id=7 * i) + image, key=7 * i)
         writer.write(pack_header(4.0, id=MAGIC) + b"the magic as an id", key=MAGIC)
-    told = mxnet(tmp_path / "odd.rec")
+    answer = mxnet(tmp_path / "odd.rec")
     wanted = [[7 * i, [i, 2.5, -3.0], hashlib.sha256(image).hexdigest()] for i, image in enumerate(images)]
-    assert told["records"] == [*wanted, [MAGIC, [4.0], hashlib.sha256(b"the magic as an id").hexdigest()]]
+    assert answer["records"] == [*wanted, [MAGIC, [4.0], hashlib.sha256(b"the magic as an id").hexdigest()]]
 
 
 def test_real_photographs_of_a_list(
@@ -98,6 +98,6 @@ def test_real_photographs_of_a_list(
     names = sorted(str(path.relative_to(root)) for path in root.glob("*/*.jpg"))[::9]
     (tmp_path / "a.lst").write_text("".join(f"{1000 - i}\t{i % 3}\t{name}\n" for i, name in enumerate(names)))
     [(path, _)] = pack(tmp_path / "a.lst", tmp_path / "a", root=root, shorter_side=64)
-    told = mxnet(path, size=64)
-    assert [record[0] for record in told["records"]] == [1000 - i for i in range(len(names))]
-    assert [label for label, _ in told["batches"]] == [i % 3 for i in range(len(names))]
+    answer = mxnet(path, size=64)
+    assert [record[0] for record in answer["records"]] == [1000 - i for i in range(len(names))]
+    assert [label for label, _ in answer["batches"]] == [i % 3 for i in range(len(names))]

@@ -28,8 +28,8 @@ def _write(path: Path, payloads: list[bytes], labels: list[int] | None = None, c
         for i, payload in enumerate(payloads):
             writer.write(pack_header(labels[i] if labels else i, id=i) + payload, key=i)
         if card is not None:
-            told = {**json.loads(card.to_json()), "bytes": writer.num_bytes, "digest": writer.digest}
-            writer.companions[".json"] = json.dumps(told)
+            values = {**json.loads(card.to_json()), "bytes": writer.num_bytes, "digest": writer.digest}
+            writer.companions[".json"] = json.dumps(values)
     return path
 
 
@@ -37,8 +37,8 @@ def test_what_mxnet_wrote_is_read_to_the_byte(data_folder: Path) -> None:
     folder = data_folder / "mxnet-rec" / "im2rec"
     truth = json.loads((folder / "odd.json").read_text())
     with Records.open(folder / "odd.rec") as records:  # its .json is no card, and is not taken for one
-        found = [bytes(records.image(i)).hex() for i in range(len(truth["payloads_hex"]))]
-        assert found == truth["payloads_hex"]
+        digests = [bytes(records.image(i)).hex() for i in range(len(truth["payloads_hex"]))]
+        assert digests == truth["payloads_hex"]
         with pytest.raises(DataError, match="1 to 3 labels"):
             _ = records.labels
 
@@ -125,8 +125,8 @@ def test_a_million_records_take_tens_of_megabytes(tmp_path: Path, indexed: bool)
 
 def _own_memory() -> int:
     """Bytes of this process that no file backs."""
-    told = Path("/proc/self/status").read_text()
-    return int(told.split("RssAnon:")[1].split()[0]) * 1024
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("RssAnon:")[1].split()[0]) * 1024
 
 
 def test_numbers_outside_are_refused(tmp_path: Path) -> None:

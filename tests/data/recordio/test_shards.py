@@ -25,17 +25,17 @@ def packed(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["many-{00000..00002}-of-00003.rec", "many-*.rec", "many-0000?-of-00003.rec"])
 def test_shards_read_as_one_file(packed: Path, name: str) -> None:
-    with Records.open(packed / "one.rec") as one, Records.open(packed / name) as many:
-        assert len(many) == len(one) == 16
-        assert [bytes(many.image(number)) for number in range(16)] == [bytes(one.image(n)) for n in range(16)]
-        assert many.labels.tolist() == one.labels.tolist()
-        assert many.record_ids.tolist() == one.record_ids.tolist() == list(range(16))
-        assert many.classes == one.classes == ("cat", "dog", "elk")
-        assert (many.channels, many.largest_side) == (one.channels, one.largest_side)
-        assert one.card is not None and many.card is not None
-        assert (many.card.counts, many.card.num_images, many.card.height) == ((7, 5, 4), 16, one.card.height)
-        assert many.card.mean == pytest.approx(one.card.mean, abs=1e-9)
-        assert many.card.std == pytest.approx(one.card.std, abs=1e-9)
+    with Records.open(packed / "one.rec") as file, Records.open(packed / name) as many:
+        assert len(many) == len(file) == 16
+        assert [bytes(many.image(number)) for number in range(16)] == [bytes(file.image(n)) for n in range(16)]
+        assert many.labels.tolist() == file.labels.tolist()
+        assert many.record_ids.tolist() == file.record_ids.tolist() == list(range(16))
+        assert many.classes == file.classes == ("cat", "dog", "elk")
+        assert (many.channels, many.largest_side) == (file.channels, file.largest_side)
+        assert file.card is not None and many.card is not None
+        assert (many.card.counts, many.card.num_images, many.card.height) == ((7, 5, 4), 16, file.card.height)
+        assert many.card.mean == pytest.approx(file.card.mean, abs=1e-9)
+        assert many.card.std == pytest.approx(file.card.std, abs=1e-9)
         with pytest.raises(IndexError, match=r"record 16 of .* which has 16"):
             many.image(16)
 

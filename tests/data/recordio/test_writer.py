@@ -100,11 +100,13 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f'mount -t tmpfs -o size=512k none "{disk}" && exec "{sys.executable}" "{script}" "{disk}"'
-    told = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount], capture_output=True)
-    if told.returncode:
-        pytest.skip(f"no small disk can be mounted here: {told.stderr.decode().strip()}")
-    assert told.stdout.decode().startswith(f"the disk is full at {disk}/a.rec: free some space")
-    assert told.stdout.decode().endswith("[]\n")
+    process = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount], capture_output=True
+    )
+    if process.returncode:
+        pytest.skip(f"no small disk can be mounted here: {process.stderr.decode().strip()}")
+    assert process.stdout.decode().startswith(f"the disk is full at {disk}/a.rec: free some space")
+    assert process.stdout.decode().endswith("[]\n")
 
 
 def test_a_folder_that_cannot_be_written_is_said() -> None:
@@ -129,8 +131,8 @@ with RecordWriter(path, work="photos") as writer:
 
 
 def work(path: Path, kill_at: int) -> int:
-    told = pickle.dumps((RECORDS, kill_at, path))
-    return subprocess.run([sys.executable, "-c", WORK], input=told).returncode
+    text = pickle.dumps((RECORDS, kill_at, path))
+    return subprocess.run([sys.executable, "-c", WORK], input=text).returncode
 
 
 @pytest.mark.parametrize("kills", [[5], [6], [20], [12, 13, 14, 39]])
@@ -209,8 +211,8 @@ with ExitStack() as stack:
 @pytest.mark.parametrize("kill_after", [0, 1, 2])
 def test_a_kill_while_files_are_put_in_place_costs_nothing(tmp_path: Path, kill_after: int) -> None:
     for folder, kill in ((tmp_path / "whole", -1), (tmp_path / "cut", kill_after), (tmp_path / "cut", -1)):
-        told = pickle.dumps((RECORDS, kill, folder))
-        code = subprocess.run([sys.executable, "-c", TWO], input=told).returncode
+        text = pickle.dumps((RECORDS, kill, folder))
+        code = subprocess.run([sys.executable, "-c", TWO], input=text).returncode
         assert code == (0 if kill < 0 else -9)
     whole, cut = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "cut"))
     assert cut == whole
@@ -218,8 +220,8 @@ def test_a_kill_while_files_are_put_in_place_costs_nothing(tmp_path: Path, kill_
 
 
 def test_what_was_put_in_place_is_not_taken_back_by_other_work(tmp_path: Path) -> None:
-    told = pickle.dumps((RECORDS, 1, tmp_path))
-    assert subprocess.run([sys.executable, "-c", TWO], input=told).returncode == -9
+    text = pickle.dumps((RECORDS, 1, tmp_path))
+    assert subprocess.run([sys.executable, "-c", TWO], input=text).returncode == -9
     with pytest.raises(DataError, match=r"a\.rec, a\.idx, a\.json exist in"):
         RecordWriter(tmp_path / "a.rec", work="other")
     assert (tmp_path / "a.rec").exists()

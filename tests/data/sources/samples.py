@@ -34,9 +34,9 @@ def write_tar(path: Path, files: Mapping[str, bytes] | Iterable[tuple[str, bytes
     return path
 
 
-def found(source: object, scratch: Path, said: list[str] | None = None, **options: Any) -> list[Listing]:
+def found(source: object, scratch: Path, messages: list[str] | None = None, **options: Any) -> list[Listing]:
     """What ``find`` makes of a source; remarks go to ``said``."""
-    say = (lambda _: None) if said is None else said.append
+    say = (lambda _: None) if messages is None else messages.append
     return find(str(source), scratch=scratch, say=say, **options)
 
 
@@ -62,8 +62,8 @@ def told(listing: Listing) -> dict[str, Any]:
 
 def require_same(listings: list[Listing], others: list[Listing], *, every: int = 1) -> None:
     """The same images in the same order, with the same bytes (of every ``every``-th)."""
-    assert [told(one) for one in listings] == [told(one) for one in others]
-    for one, other in zip(listings, others, strict=True):
-        for number in range(0, len(one), every):
-            assert content(one, number) == content(other, number)
-        assert np.all(one.times > 0)
+    assert [told(part) for part in listings] == [told(part) for part in others]
+    for listing, other in zip(listings, others, strict=True):
+        for number in range(0, len(listing), every):
+            assert content(listing, number) == content(other, number)
+        assert np.all(listing.times > 0)

@@ -24,7 +24,9 @@ def pictures(some_cifar: Path) -> Callable[[str], Pictures]:
     """``pictures("train")``: 100 (or 40) of the real ones, each a class number and uint8[32, 32, 3]."""
 
     def read(split: str) -> Pictures:
-        [listing] = [one for one in list_folder(some_cifar) if one.split == ("val" if split == "test" else split)]
+        [listing] = [
+            listing for listing in list_folder(some_cifar) if listing.split == ("val" if split == "test" else split)
+        ]
         rows = np.random.default_rng(0).permutation(len(listing))[: 100 if split == "train" else 40].tolist()
         return [(int(listing.labels[row]), np.asarray(Image.open(some_cifar / listing.names[row]))) for row in rows]
 
@@ -54,7 +56,7 @@ def ten(tmp_path: Path, pictures: Callable[[str], Pictures]) -> Path:
 
 def test_the_pictures_are_the_real_ones(ten: Path, tmp_path: Path, pictures: Callable[[str], Pictures]) -> None:
     train, val = found(ten, tmp_path)
-    assert [(one.split, one.classes, len(one)) for one in (train, val)] == [
+    assert [(value.split, value.classes, len(value)) for value in (train, val)] == [
         ("train", tuple(NAMES), 100),
         ("val", tuple(NAMES), 40),
     ]

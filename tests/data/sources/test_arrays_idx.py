@@ -24,8 +24,8 @@ def idx(array: NDArray[np.uint8], kind: int = 8) -> bytes:
 @pytest.fixture(scope="module")
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Real scans: uint8[60, 8, 8], and which digit each is."""
-    told = load_digits()
-    return (told.images[:60] * 15).astype(np.uint8), told.target[:60].astype(np.uint8)
+    digits = load_digits()
+    return (digits.images[:60] * 15).astype(np.uint8), digits.target[:60].astype(np.uint8)
 
 
 def write_idx(
@@ -48,7 +48,7 @@ def test_a_folder_gives_training_and_validation_sets(
     write_idx(tmp_path / "mnist", "train", images[:40], labels[:40], pack=pack)
     write_idx(tmp_path / "mnist", "t10k", images[40:], labels[40:], pack=pack)
     train, val = found(tmp_path / "mnist", tmp_path / "scratch")
-    assert [(one.split, len(one), one.classes) for one in (train, val)] == [
+    assert [(value.split, len(value), value.classes) for value in (train, val)] == [
         ("train", 40, tuple("0123456789")),
         ("val", 20, tuple("0123456789")),
     ]
@@ -58,10 +58,10 @@ def test_a_folder_gives_training_and_validation_sets(
     assert np.all(train.sizes == 64)
 
 
-@pytest.mark.parametrize("given", ["images", "labels"])
+@pytest.mark.parametrize("text", ["images", "labels"])
 @pytest.mark.parametrize("style", ["{}-idx{}-ubyte", "{}.idx{}-ubyte"])
 def test_either_file_of_a_pair_will_do(
-    tmp_path: Path, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]], given: str, style: str
+    tmp_path: Path, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]], text: str, style: str
 ) -> None:
     paths = {
         "images": tmp_path / f"emnist-letters-train-{style.format('images', 3)}",
@@ -70,7 +70,7 @@ def test_either_file_of_a_pair_will_do(
     paths["images"].write_bytes(idx(digits[0]))
     paths["labels"].write_bytes(idx(digits[1]))
     write_idx(tmp_path, "emnist-letters-test", digits[0][:5], digits[1][:5])
-    [listing] = found(paths[given], tmp_path)
+    [listing] = found(paths[text], tmp_path)
     assert (listing.split, len(listing)) == ("", 60)
     assert listing.names[59] == f"{paths['images'].name}[59]"
 

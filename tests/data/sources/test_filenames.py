@@ -27,8 +27,8 @@ def test_a_shell_writes_the_same(text: str) -> None:
     if shutil.which("bash") is None:
         pytest.skip("there is no bash here")
     escaped = text.replace(" ", "\\ ")
-    told = subprocess.run(["bash", "-c", f"printf '%s\\n' {escaped}"], capture_output=True, text=True, check=True)
-    assert braces(text) == told.stdout.splitlines()
+    process = subprocess.run(["bash", "-c", f"printf '%s\\n' {escaped}"], capture_output=True, text=True, check=True)
+    assert braces(text) == process.stdout.splitlines()
 
 
 def test_too_many_names_are_refused_before_they_are_made() -> None:

@@ -37,12 +37,14 @@ def test_folders_and_lists_are_what_they_always_were(
     extracted: Callable[[str], Path], data_folder: Path, tmp_path: Path
 ) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
-    assert [told(one) for one in found(folder, tmp_path)] == [told(one) for one in list_folder(folder)]
+    assert [told(listing) for listing in found(folder, tmp_path)] == [told(listing) for listing in list_folder(folder)]
     lst = data_folder / "mxnet-rec" / "im2rec" / "cifar120.lst"
     root = extracted("mxnet-rec/im2rec/sources.tar") / "img"
-    assert [told(one) for one in found(lst, tmp_path, root=root)] == [told(read_list(lst, root=root))]
+    assert [told(listing) for listing in found(lst, tmp_path, root=root)] == [told(read_list(lst, root=root))]
     (tmp_path / "list.txt").write_bytes(lst.read_bytes())
-    assert [told(one) for one in found(tmp_path / "list.txt", tmp_path, root=root)] == [told(read_list(lst, root=root))]
+    assert [told(listing) for listing in found(tmp_path / "list.txt", tmp_path, root=root)] == [
+        told(read_list(lst, root=root))
+    ]
     assert not (tmp_path / "scratch").exists()
 
 
@@ -101,9 +103,9 @@ def _sources(folder: Path) -> dict[str, Path]:
     """One small source of each kind."""
     files = {f"{name}/{n}.png": encoded(n) for name in ("cat", "dog") for n in range(2)}
     write_tar(folder / "tree.tar", files)
-    with zipfile.ZipFile(folder / "tree.zip", "w", zipfile.ZIP_DEFLATED) as made:
+    with zipfile.ZipFile(folder / "tree.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
-            made.writestr(name, data)
+            archive.writestr(name, data)
     write_tar(
         folder / "samples.tar",
         {"1.png": encoded(1), "1.cls": b"0", "2.png": encoded(2), "2.json": b'{"label": 1}', "2.cls": b"1"},
@@ -195,7 +197,7 @@ def test_what_is_written_into_a_source_of_classes_is_told_as_the_reason(tmp_path
         ):
             pack(folder, out)
         assert not (folder / "out").exists()
-    assert [one.path.name for one in pack(folder, folder / "o")] == ["o.rec"]
+    assert [file.path.name for file in pack(folder, folder / "o")] == ["o.rec"]
     (folder / "empty").mkdir()
     with pytest.raises(DataError) as hidden:
         pack(folder, folder / ".cache" / "o")

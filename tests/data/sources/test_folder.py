@@ -66,9 +66,9 @@ def test_splits_are_recognised_and_share_the_training_classes(
     for folder in folders:
         _touch(tmp_path / folder, "dog/1.jpg", *(["cat/2.jpg"] if folder.lower().startswith("train") else []))
     listings = list_folder(tmp_path)
-    assert [one.split for one in listings] == splits
-    assert all(one.classes == ("cat", "dog") for one in listings)
-    assert [one.labels.tolist() for one in listings] == [[0, 1], [1], [1]][: len(splits)]
+    assert [listing.split for listing in listings] == splits
+    assert all(listing.classes == ("cat", "dog") for listing in listings)
+    assert [listing.labels.tolist() for listing in listings] == [[0, 1], [1], [1]][: len(splits)]
     assert listings[0].names == [f"{folders[0]}/cat/2.jpg", f"{folders[0]}/dog/1.jpg"]
 
 

@@ -40,9 +40,9 @@ def _tar(folder: Path, path: Path) -> Path:
 
 
 def _zip(folder: Path, path: Path) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*"), reverse=True):
-            made.write(file, file.relative_to(folder))
+            archive.write(file, file.relative_to(folder))
     return path
 
 
@@ -77,7 +77,9 @@ def test_folders_around_the_classes_are_stripped(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(folder, arcname="release-1.0/images")
     write = write_tar(tmp_path / "b.tar", {f"./x//{name}": b"?" for name in TREES["deep"]})
-    assert [told(one) for one in found(tmp_path / "a.tar", tmp_path)] == [told(one) for one in list_folder(folder)]
+    assert [told(listing) for listing in found(tmp_path / "a.tar", tmp_path)] == [
+        told(listing) for listing in list_folder(folder)
+    ]
     [listing] = found(write, tmp_path)
     assert listing.names == [
         "cat/z.jpg",
@@ -91,9 +93,9 @@ def test_folders_around_the_classes_are_stripped(tmp_path: Path) -> None:
 
 def test_of_two_members_of_one_name_the_later_one_counts(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("a/1.jpg", b"old"), ("b/1.jpg", b"b"), ("a/1.jpg", b"newer")])
-    said: list[str] = []
-    [listing] = found(path, tmp_path, said)
-    assert said == [f"{path} holds 1 image more than once; the last copy counts (a/1.jpg)"]
+    messages: list[str] = []
+    [listing] = found(path, tmp_path, messages)
+    assert messages == [f"{path} holds 1 image more than once; the last copy counts (a/1.jpg)"]
     assert listing.names == ["a/1.jpg", "b/1.jpg"]
     assert listing.sizes.tolist() == [5, 1]
 
@@ -103,15 +105,15 @@ def test_links_among_members_are_followed_as_in_the_folder_and_others_told(tmp_p
     (tmp_path / "data" / "b" / "2.jpg").symlink_to("../a/1.jpg")
     (tmp_path / "data" / "b" / "3.jpg").symlink_to("2.jpg")
     (tmp_path / "data" / "c" / "hard.jpg").hardlink_to(tmp_path / "data" / "c" / "d" / "3.jpg")
-    said: list[str] = []
-    listings = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, said)
+    messages: list[str] = []
+    listings = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, messages)
     require_same(listings, list_folder(tmp_path / "data"))
-    assert said == []
+    assert messages == []
     (tmp_path / "data" / "b" / "4.jpg").symlink_to("nowhere.jpg")
     (tmp_path / "data" / "b" / "5.jpg").symlink_to("5.jpg")
-    [listing] = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, said)
+    [listing] = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, messages)
     assert len(listing) == 6
-    assert said == ["2 members skipped (./b/4.jpg, a link; ./b/5.jpg, a link)"]
+    assert messages == ["2 members skipped (./b/4.jpg, a link; ./b/5.jpg, a link)"]
 
 
 def test_images_of_one_name_in_several_archives_are_several_images(tmp_path: Path) -> None:
@@ -142,10 +144,10 @@ def test_archives_that_hold_nothing_but_compressed_ones_say_so(tmp_path: Path) -
 
 def test_names_that_lead_elsewhere_are_shown_and_not_followed(tmp_path: Path) -> None:
     names = ["a/../../../etc/x.jpg", "/b/1.jpg", "a/2.jpg"]
-    said: list[str] = []
-    [listing] = found(write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x")), tmp_path, said)
+    messages: list[str] = []
+    [listing] = found(write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x")), tmp_path, messages)
     assert listing.names == ["a/2.jpg", "b/1.jpg"]
-    assert said == ["1 member skipped (a/../../../etc/x.jpg, a path with ..)"]
+    assert messages == ["1 member skipped (a/../../../etc/x.jpg, a path with ..)"]
 
 
 def test_a_class_list_fixes_the_order(tmp_path: Path) -> None:
@@ -190,13 +192,13 @@ def test_one_archive_for_each_class_and_one_for_each_split(tmp_path: Path) -> No
     assert (listing.classes, listing.names) == (("cat", "dog"), ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"])
     for split in ("train", "test"):
         write_tar(tmp_path / "splits" / f"{split}.tar", {"cat/1.png": b"x", "dog/2.png": b"y"})
-    said: list[str] = []
-    listings = found(tmp_path / "splits", tmp_path / "scratch", said)
-    assert [(one.split, one.names) for one in listings] == [
+    messages: list[str] = []
+    listings = found(tmp_path / "splits", tmp_path / "scratch", messages)
+    assert [(listing.split, listing.names) for listing in listings] == [
         ("train", ["cat/1.png", "dog/2.png"]),
         ("val", ["cat/1.png", "dog/2.png"]),
     ]
-    assert "its test part is used for validation" in said[0]
+    assert "its test part is used for validation" in messages[0]
 
 
 @pytest.mark.parametrize("form", ["folder", "tar"])

@@ -108,7 +108,7 @@ def test_the_tar_of_tars_is_listed_as_the_folder_it_unpacks_to(
 
 def test_the_folder_gives_both_sets_with_one_class_list(given_out: Path, tmp_path: Path, photos: list[bytes]) -> None:
     train, val = found(given_out, tmp_path / "scratch")
-    assert [one.split for one in (train, val)] == ["train", "val"]
+    assert [value.split for value in (train, val)] == ["train", "val"]
     assert train.classes == val.classes == tuple(WNIDS)
     assert val.names == _val_names()
     assert [val.classes[label] for label in val.labels.tolist()] == TRUTH

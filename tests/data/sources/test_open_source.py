@@ -41,13 +41,13 @@ def test_a_compressed_file_is_decompressed_once_and_its_content_looked_at(tmp_pa
     plain = write_tar(tmp_path / "a.tar", {"1.png": encoded(1)}).read_bytes()
     path = tmp_path / f"named.anyhow.{suffix}"
     path.write_bytes(COMPRESS[suffix](plain) * (2 if suffix == "gz" else 1))  # gzip may be several in one
-    said: list[str] = []
-    opened = open_source(path, tmp_path / "scratch", said.append)
+    messages: list[str] = []
+    opened = open_source(path, tmp_path / "scratch", messages.append)
     assert opened.kind == "tar"
     assert opened.path == path
     assert opened.stored_at.read_bytes() == plain * (2 if suffix == "gz" else 1)
     assert opened.time == path.stat().st_mtime_ns
-    assert len(said) == 1 and "decompressing" in said[0]
+    assert len(messages) == 1 and "decompressing" in messages[0]
 
 
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])

@@ -41,15 +41,15 @@ def test_what_mxnet_wrote_comes_through(data_folder: Path, tmp_path: Path, name:
 
 def test_images_in_parts_are_put_together(data_folder: Path, tmp_path: Path) -> None:
     payloads = [
-        bytes.fromhex(told)
-        for told in json.loads((data_folder / "mxnet-rec/im2rec/odd.json").read_text())["payloads_hex"]
+        bytes.fromhex(payload)
+        for payload in json.loads((data_folder / "mxnet-rec/im2rec/odd.json").read_text())["payloads_hex"]
     ]
     wanted = [encoded(1), *payloads, b"1234" + MAGIC_BYTES * 3, encoded(2)]
     records: list[tuple[float | list[float], int, bytes]] = [(n % 2, n, data) for n, data in enumerate(wanted)]
     records[3] = (records[3][0], int.from_bytes(MAGIC_BYTES * 2, "little"), wanted[3])  # a header cut by its own id
-    path = _write(tmp_path / "odd.rec", [one for one in records if one[1] < 2**63])
+    path = _write(tmp_path / "odd.rec", [record for record in records if record[1] < 2**63])
     [listing] = found(path, tmp_path / "scratch")
-    assert [content(listing, n) for n in range(len(listing))] == [one[2] for one in records if one[1] < 2**63]
+    assert [content(listing, n) for n in range(len(listing))] == [record[2] for record in records if record[1] < 2**63]
     path.with_suffix(".idx").unlink()
     [scanned] = found(path, tmp_path / "scratch2")
     assert scanned.sizes.tolist() == listing.sizes.tolist()
@@ -103,7 +103,7 @@ def test_several_files_are_one_and_those_named_for_splits_stay_apart(tmp_path: P
     pack(write_folder(tmp_path / "c" / "train", {"cat": 2, "dog": 2}).parent, tmp_path / "c-all")
     pack(write_folder(tmp_path / "c" / "val", {"dog": 1, "cat": 2}), tmp_path / "c-val")
     listings = found(tmp_path / "c-*.rec", tmp_path / "scratch")
-    assert [(one.split, len(one)) for one in listings] == [("train", 4), ("val", 3)]
+    assert [(listing.split, len(listing)) for listing in listings] == [("train", 4), ("val", 3)]
 
 
 def test_a_folder_of_record_files_says_how_to_give_them(tmp_path: Path) -> None:

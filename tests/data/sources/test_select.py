@@ -73,7 +73,7 @@ def test_chosen_classes_keep_their_images_names_and_order(labels: list[int], onl
         return
     [part] = choose([listing], only=sorted(only), exclude=sorted(exclude))
     assert part.classes == tuple(kept)
-    assert _classes(part) == {name: found for name, found in _classes(listing).items() if found in kept}
+    assert _classes(part) == {name: class_name for name, class_name in _classes(listing).items() if class_name in kept}
 
 
 def test_an_unknown_class_is_named_with_the_nearest() -> None:
@@ -130,15 +130,15 @@ def test_what_is_split_already_is_not_split_again(tmp_path: Path) -> None:
 
 def test_caltech_s_recipe_and_its_clutter(tmp_path: Path) -> None:
     [listing] = list_folder(write_folder(tmp_path, {"001.ak47": 5, "002.flag": 4, "257.clutter": 9}))
-    said: list[str] = []
-    remark([listing], said.append)
-    assert said == [
+    messages: list[str] = []
+    remark([listing], messages.append)
+    assert messages == [
         "257.clutter is not a category but holds images of none of the others: leave it out with --exclude 257.clutter"
     ]
     train, val = hold_out(choose([listing], exclude=["257.clutter"])[0], per_class=3)
     assert (train.counts(), val.counts()) == ((3, 3), (2, 1))
-    remark([train, val], said.append)
-    assert len(said) == 1
+    remark([train, val], messages.append)
+    assert len(messages) == 1
 
 
 ODD_CLASSES: dict[tuple[str, ...], str] = {
@@ -151,17 +151,17 @@ ODD_CLASSES: dict[tuple[str, ...], str] = {
 
 @pytest.mark.parametrize("classes", ODD_CLASSES)
 def test_classes_that_may_be_a_slip_are_told(classes: tuple[str, ...]) -> None:
-    said: list[str] = []
-    remark([_listing([0, 1, 2], classes)], said.append)
-    assert len(said) == 1
-    assert re.match(ODD_CLASSES[classes], said[0])
+    messages: list[str] = []
+    remark([_listing([0, 1, 2], classes)], messages.append)
+    assert len(messages) == 1
+    assert re.match(ODD_CLASSES[classes], messages[0])
 
 
 def test_numbers_that_are_no_classes_are_told() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     values = replace(_listing([0, 1, 2], []), labels=np.array([[-1], [0], [1]], np.float32))
-    remark([values], said.append)
-    assert said == [
+    remark([values], messages.append)
+    assert messages == [
         "labels are not class numbers, such as -1, and are stored unchanged: training needs 0, 1, 2 and so on"
     ]
 
@@ -181,9 +181,11 @@ def test_images_that_are_the_same_are_not_parted(tmp_path: Path, identical: Iden
     for path in sorted(folder.glob("*/*"))[::2]:
         data = path.read_bytes()
         path.with_stem(f"{path.stem}-again").write_bytes(data + b"xx" * (identical == "pixels"))
-    said: list[str] = []
-    parts = Selection(val_fraction=0.3, identical=identical).of(list_folder(folder), said.append)
-    assert said[-1] == f"20 images are the same as another (by {identical}): duplicates stay on one side of the split"
+    messages: list[str] = []
+    parts = Selection(val_fraction=0.3, identical=identical).of(list_folder(folder), messages.append)
+    assert (
+        messages[-1] == f"20 images are the same as another (by {identical}): duplicates stay on one side of the split"
+    )
     assert all(len(splits) == 1 for splits in _sides(parts).values())
     assert [part.counts() for part in parts] == [(21, 21), (9, 9)]
     write_tar(tmp_path / "a.tar", {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")})
@@ -208,11 +210,11 @@ def test_a_line_that_repeats_an_image_stays_beside_it(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": 4, "dog": 4})
     lines = [f"{n}\t{n % 8 // 4}\t{('cat', 'dog')[n % 8 // 4]}/{n % 8:04d}.png\n" for n in range(16)]
     (tmp_path / "a.lst").write_text("".join(lines))
-    said: list[str] = []
-    listed = find(str(tmp_path / "a.lst"), scratch=tmp_path / "scratch", say=said.append)
-    train, val = Selection(val_fraction=0.5).of(listed, said.append)
+    messages: list[str] = []
+    listed = find(str(tmp_path / "a.lst"), scratch=tmp_path / "scratch", say=messages.append)
+    train, val = Selection(val_fraction=0.5).of(listed, messages.append)
     assert not set(train.names) & set(val.names)
-    assert (train.counts(), val.counts(), said[0][:24]) == ((4, 4), (4, 4), "8 images are the same as")
+    assert (train.counts(), val.counts(), messages[0][:24]) == ((4, 4), (4, 4), "8 images are the same as")
 
 
 def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
@@ -220,13 +222,13 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
     names = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
     rows = [f"{name},{name[:3]},{number % 10}" for number, name in enumerate(names)]
     (folder / "a.csv").write_text("\n".join(["path,label,Patient ID", *rows]))
-    said: list[str] = []
-    listed = find(str(folder / "a.csv"), group="patient id", scratch=tmp_path / "scratch", say=said.append)
-    train, val = Selection(val_fraction=0.2).of(listed, said.append)
+    messages: list[str] = []
+    listed = find(str(folder / "a.csv"), group="patient id", scratch=tmp_path / "scratch", say=messages.append)
+    train, val = Selection(val_fraction=0.2).of(listed, messages.append)
     assert train.groups is not None and val.groups is not None
     assert not set(train.groups) & set(val.groups)
     assert (train.counts(), val.counts()) == ((16, 16), (4, 4))
-    assert said == ["10 groups; each stays on one side of the split"]
+    assert messages == ["10 groups; each stays on one side of the split"]
     for group, source, message in (
         (
             "patients",
@@ -240,19 +242,19 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(DataError, match=message):
-            find(str(folder / source), group=group, scratch=tmp_path / "scratch", say=said.append)
+            find(str(folder / source), group=group, scratch=tmp_path / "scratch", say=messages.append)
     (folder / "a.csv").write_text("\n".join(["path,label,patient", f"{names[0]},cat,1", f"{names[1]},cat, "]))
     with pytest.raises(DataError, match=r"line 3: the group \(patient\) is empty"):
-        find(str(folder / "a.csv"), group="patient", scratch=tmp_path / "scratch", say=said.append)
+        find(str(folder / "a.csv"), group="patient", scratch=tmp_path / "scratch", say=messages.append)
 
 
 def test_images_beside_the_folders_of_classes_are_told_as_such(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
     for name in ("loose.jpg", "README"):
         (folder / name).write_bytes(b"x")
-    said: list[str] = []
-    [chosen] = Selection().of(list_folder(folder), said.append)
-    assert said == ["1 image without a class is skipped (loose.jpg)"]
+    messages: list[str] = []
+    [chosen] = Selection().of(list_folder(folder), messages.append)
+    assert messages == ["1 image without a class is skipped (loose.jpg)"]
     assert list(chosen.passed_over) == ["README"]
 
 
@@ -278,7 +280,7 @@ def test_folders_are_merged_and_their_files_found(tmp_path: Path) -> None:
     assert merged.classes == ("ant", "cat", "dog")
     assert merged.labels.tolist() == [1, 1, 2, 0, 1]
     assert [content(merged, n) for n in range(5)] == [
-        content(one, n) for [one] in (first, second) for n in range(len(one))
+        content(listing, n) for [listing] in (first, second) for n in range(len(listing))
     ]
     assert merged.ids is not None and merged.ids.tolist() == [0, 1, 2, 3, 4]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from steadytrain.data.sources.select import split_by_fraction, split_per_class
 from steadytrain.errors import DataError
 
-LABELS = st.lists(st.integers(0, 5), max_size=80).map(lambda told: np.array(told, np.int64))
+LABELS = st.lists(st.integers(0, 5), max_size=80).map(lambda numbers: np.array(numbers, np.int64))
 
 
 @settings(deadline=None)

@@ -28,8 +28,8 @@ def read(tmp_path: Path) -> Callable[..., list[Listing]]:
             (tmp_path / image).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / image).write_bytes(encoded(number))
         (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
-        said: list[str] | None = options.pop("said", None)
-        return found(tmp_path / name, tmp_path / "scratch", said, **options)
+        messages: list[str] | None = options.pop("said", None)
+        return found(tmp_path / name, tmp_path / "scratch", messages, **options)
 
     return write_and_list
 
@@ -127,11 +127,11 @@ def test_several_columns_of_numbers_are_label_vectors(read: Read) -> None:
 
 @pytest.mark.parametrize("sign", [";", "|"])
 def test_several_labels_in_one_cell(read: Read, tmp_path: Path, sign: str) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     read(f"path,label\na.jpg,sea{sign}sunset\nb.jpg,city\nc.jpg,city{sign} sea\n")
-    [listing] = found(tmp_path / "a.csv", tmp_path, said)
+    [listing] = found(tmp_path / "a.csv", tmp_path, messages)
     assert listing.labels.tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 0]]
-    assert said[-1].endswith("several labels per image, in this order: city, sea, sunset")
+    assert messages[-1].endswith("several labels per image, in this order: city, sea, sunset")
 
 
 def test_an_empty_cell_among_several_labels_is_an_image_without_any(read: Read) -> None:
@@ -178,19 +178,19 @@ def test_a_column_of_splits_is_honoured(read: Read, tmp_path: Path) -> None:
     train, val = read(text)
     assert (train.split, train.names, train.labels.tolist()) == ("train", ["b.jpg", "c.jpg"], [1, 0])
     assert (val.split, val.names, val.classes) == ("val", ["a.jpg"], ("cat", "dog"))
-    assert [one.split for one in read("a.jpg,cat,train\nb.jpg,dog,test\nc.jpg,dog,train\n")] == ["train", "val"]
-    said: list[str] = []
-    found(tmp_path / "a.csv", tmp_path, said)
-    assert "its test part is used for validation" in said[-1]
-    assert [one.split for one in read("path,label,split\na.jpg,cat,test\nb.jpg,dog,test\n")] == [""]
+    assert [listing.split for listing in read("a.jpg,cat,train\nb.jpg,dog,test\nc.jpg,dog,train\n")] == ["train", "val"]
+    messages: list[str] = []
+    found(tmp_path / "a.csv", tmp_path, messages)
+    assert "its test part is used for validation" in messages[-1]
+    assert [listing.split for listing in read("path,label,split\na.jpg,cat,test\nb.jpg,dog,test\n")] == [""]
 
 
 def test_repeated_lines_count_once_and_contradictions_are_refused(read: Read, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     read("a.jpg,cat\nb.jpg,dog\na.jpg,cat\n")
-    [listing] = found(tmp_path / "a.csv", tmp_path, said)
+    [listing] = found(tmp_path / "a.csv", tmp_path, messages)
     assert listing.names == ["a.jpg", "b.jpg"]
-    assert "1 line repeats an earlier one and is used once" in said[0]
+    assert "1 line repeats an earlier one and is used once" in messages[0]
     with pytest.raises(DataError, match=r"line 3: a\.jpg has label dog, and cat in line 1"):
         read("a.jpg,cat\nb.jpg,dog\na.jpg,dog\n")
     with pytest.raises(DataError, match=r"line 4: a\.jpg has label cat \(val\), and cat \(train\) in line 2"):
@@ -198,10 +198,10 @@ def test_repeated_lines_count_once_and_contradictions_are_refused(read: Read, tm
 
 
 def test_what_is_not_used_is_told(read: Read, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     read("path,label,label_id,photographer\na.jpg,cat,7,me\nb.jpg,dog,8,you\n")
-    found(tmp_path / "a.csv", tmp_path, said)
-    assert said[0].endswith("paths and labels are read from 'path', 'label'; not used: label_id, photographer")
+    found(tmp_path / "a.csv", tmp_path, messages)
+    assert messages[0].endswith("paths and labels are read from 'path', 'label'; not used: label_id, photographer")
 
 
 REFUSED = {
@@ -281,8 +281,8 @@ def test_images_inside_an_archive_are_named_by_a_table(tmp_path: Path) -> None:
 
 
 def test_two_spellings_of_a_path_are_one_image(read: Read) -> None:
-    said: list[str] = []
-    [listing] = read("path,label\nx/a.jpg,cat\n./x/a.jpg,cat\nx//b.jpg,dog\n", "x/a.jpg", "x/b.jpg", said=said)
+    messages: list[str] = []
+    [listing] = read("path,label\nx/a.jpg,cat\n./x/a.jpg,cat\nx//b.jpg,dog\n", "x/a.jpg", "x/b.jpg", said=messages)
     assert list(listing.names) == ["x/a.jpg", "x/b.jpg"]
     for other in ("./x/a.jpg", "x/../x/a.jpg", "x\\a.jpg"):
         with pytest.raises(DataError, match=r"line 4: x.a\.jpg has label dog, and cat in line 2"):
@@ -298,10 +298,10 @@ def test_numbers_that_pandas_calls_columns_by_are_no_image(read: Read) -> None:
 
 
 def test_a_first_line_that_is_taken_for_a_header_is_told(read: Read) -> None:
-    said: list[str] = []
-    [listing] = read("bild,klasse\na.jpg,cat\nb.jpg,dog\n", said=said)
+    messages: list[str] = []
+    [listing] = read("bild,klasse\na.jpg,cat\nb.jpg,dog\n", said=messages)
     assert len(listing) == 2
-    assert any("the first line is read as column names (bild, klasse)" in line for line in said)
+    assert any("the first line is read as column names (bild, klasse)" in line for line in messages)
 
 
 def test_a_path_without_suffix_in_the_first_line_is_an_image(read: Read) -> None:
@@ -311,20 +311,20 @@ def test_a_path_without_suffix_in_the_first_line_is_an_image(read: Read) -> None
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_column_that_counts_the_lines_is_no_label(read: Read, first: int) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     lines = [
         f"{first + number},{name}.jpg,{label}\n" for number, (name, label) in enumerate(zip("abc", "310", strict=True))
     ]
-    [listing] = read("".join(lines), said=said)
+    [listing] = read("".join(lines), said=messages)
     assert [listing.classes[label] for label in listing.labels] == ["3", "1", "0"]
-    assert any("column 1 numbers the lines and is ignored" in line for line in said)
+    assert any("column 1 numbers the lines and is ignored" in line for line in messages)
 
 
 def test_names_of_label_columns_are_kept_and_told(read: Read) -> None:
-    said: list[str] = []
-    [listing] = read("path,beach,sun\na.jpg,0,1\nb.jpg,1,0\n", said=said)
+    messages: list[str] = []
+    [listing] = read("path,beach,sun\na.jpg,0,1\nb.jpg,1,0\n", said=messages)
     assert listing.label_names == ("beach", "sun")
-    assert any("several labels per image, in this order: beach, sun" in line for line in said)
+    assert any("several labels per image, in this order: beach, sun" in line for line in messages)
     [joined] = read("path,tags\na.jpg,sun;beach\nb.jpg,sun\n")
     assert joined.label_names == ("beach", "sun")
     with pytest.raises(DataError, match="two columns are called 'sun'"):
@@ -384,11 +384,11 @@ def test_of_paths_alone_the_folder_is_the_class(tmp_path: Path, name: str, heade
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_bytes(b"x")
     (tmp_path / name).write_text(f"{header}cat/1.jpg\n./x/dog/2 b.jpg\n")
-    said: list[str] = []
-    [listing] = found(tmp_path / name, tmp_path, said)
+    messages: list[str] = []
+    [listing] = found(tmp_path / name, tmp_path, messages)
     assert (listing.names, listing.classes) == (["cat/1.jpg", "x/dog/2 b.jpg"], ("cat", "dog"))
     assert listing.labels.tolist() == [0, 1]
-    assert said[-1] == f"{tmp_path / name} has no label column: the folder of an image is its class"
+    assert messages[-1] == f"{tmp_path / name} has no label column: the folder of an image is its class"
 
 
 def test_paths_in_no_folders_are_told_how_to_get_labels(read: Read) -> None:
@@ -405,10 +405,10 @@ def test_a_table_beside_the_folder_of_its_name(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(encoded(number))
     (tmp_path / "train.csv").write_text("id,label\n1,cat\n2,dog\n")
     (tmp_path / "test.csv").write_text("id\n3\n")
-    said: list[str] = []
-    [listing] = found(tmp_path, tmp_path / ".scratch", said)
+    messages: list[str] = []
+    [listing] = found(tmp_path, tmp_path / ".scratch", messages)
     assert (listing.split, listing.names, listing.classes) == ("", ["train/1.jpg", "train/2.jpg"], ("cat", "dog"))
-    assert any(line.startswith(f"skipped: {tmp_path / 'test.csv'}: only one column") for line in said)
+    assert any(line.startswith(f"skipped: {tmp_path / 'test.csv'}: only one column") for line in messages)
     [alone] = found(tmp_path / "train.csv", tmp_path / ".scratch")
     assert alone.names == listing.names
     (tmp_path / "test.csv").write_text("id,label\n3,cat\n")

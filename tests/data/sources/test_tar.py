@@ -26,7 +26,11 @@ def _walk(path: Path) -> list[Member]:
 
 def _content(path: Path) -> dict[str, bytes]:
     data = path.read_bytes()
-    return {one.name: data[one.offset : one.offset + one.stored] for one in _walk(path) if one.kind == "file"}
+    return {
+        member.name: data[member.offset : member.offset + member.stored]
+        for member in _walk(path)
+        if member.kind == "file"
+    }
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -44,7 +48,10 @@ def test_all_formats_of_gnu_tar(tmp_path: Path, form: str) -> None:
         (tmp_path / name).write_bytes(data)
     subprocess.run(["tar", f"--format={form}", "-cf", "a.tar", "data"], cwd=tmp_path, check=True)
     assert _content(tmp_path / "a.tar") == wanted
-    assert {one.name.rstrip("/") for one in _walk(tmp_path / "a.tar") if one.kind == "folder"} == {"data", "data/sub"}
+    assert {member.name.rstrip("/") for member in _walk(tmp_path / "a.tar") if member.kind == "folder"} == {
+        "data",
+        "data/sub",
+    }
 
 
 def test_members_and_bytes_are_those_that_the_standard_library_finds(data_folder: Path) -> None:
@@ -67,8 +74,8 @@ def test_links_devices_and_sparse_files_are_told_apart(tmp_path: Path) -> None:
             info.type, info.linkname = kind, "elsewhere"
             tar.addfile(info)
         tar.addfile(tarfile.TarInfo("real.jpg"))
-    told = {one.name.rstrip("/"): one.kind for one in _walk(tmp_path / "a.tar")}
-    assert told == {**{name: word for name, (_, word) in kinds.items()}, "real.jpg": "file"}
+    kind_of = {member.name.rstrip("/"): member.kind for member in _walk(tmp_path / "a.tar")}
+    assert kind_of == {**{name: word for name, (_, word) in kinds.items()}, "real.jpg": "file"}
 
 
 @pytest.mark.parametrize("form", ["gnu", "posix"])
@@ -82,8 +89,8 @@ def test_what_follows_a_sparse_file_is_found(tmp_path: Path, form: str) -> None:
     (tmp_path / "next.jpg").write_bytes(b"next")
     command = ["tar", f"--format={form}", "-S", "-cf", "a.tar", "holes.img", "next.jpg"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    found = _walk(tmp_path / "a.tar")
-    assert [one.kind for one in found] == ["a sparse file", "file"]
+    members = _walk(tmp_path / "a.tar")
+    assert [member.kind for member in members] == ["a sparse file", "file"]
     assert _content(tmp_path / "a.tar") == {"next.jpg": b"next"}
 
 
@@ -104,7 +111,7 @@ def test_sizes_beyond_eight_gigabytes_are_numbers_in_base_256(tmp_path: Path) ->
 
 def test_names_that_would_lead_elsewhere_are_no_more_than_names(tmp_path: Path) -> None:
     names = ["../../etc/passwd", "/etc/passwd", "a\n\x1b[31mb.jpg"]
-    assert [one.name for one in _walk(write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x")))] == names
+    assert [member.name for member in _walk(write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x")))] == names
 
 
 def test_every_cut_ends_in_one_line_or_costs_nothing(tmp_path: Path) -> None:
@@ -112,11 +119,11 @@ def test_every_cut_ends_in_one_line_or_costs_nothing(tmp_path: Path) -> None:
     members = len(_walk(tmp_path / "a.tar"))
     for end in range(BLOCK + 1, len(whole), 100):
         try:
-            found = list(walk_tar(io.BytesIO(whole[:end]), "a.tar"))
+            entries = list(walk_tar(io.BytesIO(whole[:end]), "a.tar"))
         except DataError as error:
             assert "cut short" in str(error)
         else:
-            assert len(found) == members
+            assert len(entries) == members
 
 
 def test_damage_is_told_with_its_byte(tmp_path: Path) -> None:

@@ -93,17 +93,17 @@ def test_all_is_as_in_a_pack_of_it(tmp_path: Path, kind: Callable[[Path, Path], 
 def test_the_bytes_lie_where_it_is_said(tmp_path: Path, kind: Callable[[Path, Path], object]) -> None:
     source = kind(write_folder(tmp_path / "photos", CLASSES), tmp_path)
     with Unpacked.open(str(source), say=lambda _: None) as unpacked:
-        told = unpacked.extents(np.array([7, 2]))
+        places = unpacked.extents(np.array([7, 2]))
         for row, number in enumerate([7, 2]):
-            data = Path(told.paths[told.file[row]]).read_bytes()
-            part = data[told.offset[row] : told.offset[row] + told.size[row]]
+            data = Path(places.paths[places.file[row]]).read_bytes()
+            part = data[places.offset[row] : places.offset[row] + places.size[row]]
             assert kind is as_zip or part == unpacked.image(number)
 
 
 def test_what_was_decompressed_goes_when_it_is_closed(tmp_path: Path, cache: Path) -> None:
-    said: list[str] = []
-    unpacked = Unpacked.open(as_tar_gz(write_folder(tmp_path / "photos", CLASSES), tmp_path), say=said.append)
-    assert any("decompressing" in line for line in said)
+    messages: list[str] = []
+    unpacked = Unpacked.open(as_tar_gz(write_folder(tmp_path / "photos", CLASSES), tmp_path), say=messages.append)
+    assert any("decompressing" in line for line in messages)
     assert [path for path in cache.rglob("*") if path.is_file()]
     unpacked.close()
     unpacked.close()
@@ -170,9 +170,9 @@ def test_what_lies_on_its_side_comes_out_upright(tmp_path: Path, orientation: in
     file = photos / "cat" / "0000.png"
     file.write_bytes(encoded(kind=kind, exif=exif.tobytes()))
     with Unpacked.open(photos) as unpacked:
-        told = unpacked.image(0)
-    assert np.array_equal(np.asarray(decode(told)), np.asarray(decode(file.read_bytes())))
-    assert (told == file.read_bytes()) == (orientation == 1)
+        data = unpacked.image(0)
+    assert np.array_equal(np.asarray(decode(data)), np.asarray(decode(file.read_bytes())))
+    assert (data == file.read_bytes()) == (orientation == 1)
 
 
 def test_an_image_that_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -92,10 +92,10 @@ def test_keys_may_have_folders_and_images_any_suffix(tmp_path: Path) -> None:
 
 def test_samples_that_lack_something_are_told(tmp_path: Path) -> None:
     samples = [*_samples(4, "cls", [0, 1]), {"png": encoded(9)}, {"cls": 1}, {"cls": 0}]
-    said: list[str] = []
-    [listing] = found(_shard(tmp_path / "a.tar", samples), tmp_path, said)
+    messages: list[str] = []
+    [listing] = found(_shard(tmp_path / "a.tar", samples), tmp_path, messages)
     assert len(listing) == 4
-    assert said == [
+    assert messages == [
         "2 samples without an image skipped (000005, 000006)",
         "1 sample without a label skipped (000004)",
     ]
@@ -157,11 +157,11 @@ def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> N
 
 
 def test_names_that_do_not_name_classes_are_not_taken_for_them(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     shard = _shard(tmp_path / "s.tar", _named("name", (0, "IMG_1"), (1, "IMG_2"), (0, "IMG_3")))
-    [listing] = found(shard, tmp_path, said)
+    [listing] = found(shard, tmp_path, messages)
     assert (listing.classes, listing.labels.tolist()) == (("0", "1"), [0, 1, 0])
-    assert said == [f"{shard}: class numbers are used as names (label 0 is called IMG_1 and IMG_3)"]
+    assert messages == [f"{shard}: class numbers are used as names (label 0 is called IMG_1 and IMG_3)"]
     files = _shard(tmp_path / "f.tar", _named("name", (0, "1.jpg"), (1, "2.jpg")))
     assert found(files, tmp_path)[0].classes == ("0", "1")
     alone = [{"png": encoded(n), "json": {"name": f"IMG_{n}"}} for n in range(3)]

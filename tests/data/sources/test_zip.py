@@ -22,20 +22,20 @@ FILES = {"a/1.png": encoded(1), "a/empty.txt": b"", "日本/été.jpg": b"y" * 5
 
 def _zip(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, comment: bytes = b"") -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as made:
+    with zipfile.ZipFile(file, "w", method) as archive:
         for name, data in files.items():
-            made.writestr(name, data)
-        made.comment = comment
+            archive.writestr(name, data)
+        archive.comment = comment
     return file.getvalue()
 
 
 def _content(data: bytes) -> dict[str, bytes]:
-    found = {}
-    for one in walk_zip(io.BytesIO(data), "a.zip"):
-        stored = data[one.offset : one.offset + one.stored]
-        found[one.name] = zlib.decompress(stored, -zlib.MAX_WBITS) if one.deflated else stored
-        assert len(found[one.name]) == one.size
-    return found
+    values = {}
+    for member in walk_zip(io.BytesIO(data), "a.zip"):
+        stored = data[member.offset : member.offset + member.stored]
+        values[member.name] = zlib.decompress(stored, -zlib.MAX_WBITS) if member.deflated else stored
+        assert len(values[member.name]) == member.size
+    return values
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -59,14 +59,14 @@ def test_zip64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_folders_and_links_are_told_apart() -> None:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as made:
-        made.mkdir("folder")
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.mkdir("folder")
         link = zipfile.ZipInfo("link.jpg")
         link.create_system, link.external_attr = 3, 0o120777 << 16
-        made.writestr(link, "elsewhere")
-        made.writestr("real.jpg", b"x")
-    told = {one.name: one.kind for one in walk_zip(file, "a.zip")}
-    assert told == {"folder/": "folder", "link.jpg": "a link", "real.jpg": "file"}
+        archive.writestr(link, "elsewhere")
+        archive.writestr("real.jpg", b"x")
+    kinds = {member.name: member.kind for member in walk_zip(file, "a.zip")}
+    assert kinds == {"folder/": "folder", "link.jpg": "a link", "real.jpg": "file"}
 
 
 def test_names_of_old_programs() -> None:
@@ -131,7 +131,7 @@ def test_an_image_that_a_bit_was_lost_of_is_left_out_and_named(tmp_path: Path, m
     data[place + 30 + len("dog/3.png") + 40] ^= 4
     (tmp_path / "a.zip").write_bytes(data)
     [(_, card)] = pack(tmp_path / "a.zip", tmp_path / "out", encoding="pass")
-    assert [one.name for one in card.rejected] == ["dog/3.png"]
+    assert [rejected.name for rejected in card.rejected] == ["dog/3.png"]
     assert "damaged" in card.rejected[0].reason
     both = merge([found(tmp_path / "a.zip", tmp_path)[0]] * 2)
     assert both.pieces is not None and both.pieces.take(np.array([9]))[0].crc == zlib.crc32(encoded(1))

@@ -56,8 +56,8 @@ def test_an_image_gets_the_same_in_whatever_batch_it_stands(images: Tensor, text
         assert torch.equal(some, whole[part]) and torch.equal(their_targets, targets[part])
     if not augment.is_mixing:
         for row in (0, 5, 15):
-            one, _ = augment(images[row : row + 1], LABELS[row : row + 1], POSITIONS[row : row + 1])
-            assert torch.equal(one[0], whole[row])
+            image, _ = augment(images[row : row + 1], LABELS[row : row + 1], POSITIONS[row : row + 1])
+            assert torch.equal(image[0], whole[row])
     assert not torch.equal(augmentation(text, seed=2)(images, LABELS, POSITIONS)[0], whole)
     assert not torch.equal(augment(images, LABELS, POSITIONS + B)[0], whole)
 
@@ -134,11 +134,11 @@ def test_cutmix_has_the_share_of_its_pixels(images: Tensor) -> None:
     images[:] = torch.arange(B, dtype=torch.uint8)[:, None, None, None]
     mixed, targets = augmentation("cutmix:1")(images, LABELS, POSITIONS)
     for row in range(B):
-        own = (mixed[row, :, :, 0] == row).float().mean().item()
+        value = (mixed[row, :, :, 0] == row).float().mean().item()
         other = row // 8 * 8 + (row + 4) % 8
         assert set(mixed[row].flatten().tolist()) <= {row, other}
         if LABELS[row] != LABELS[other]:
-            assert targets[row, LABELS[row]].item() == pytest.approx(own)
+            assert targets[row, LABELS[row]].item() == pytest.approx(value)
 
 
 def test_erasing_takes_as_many_images_and_as_much_of_them_as_asked(images: Tensor) -> None:
@@ -180,8 +180,8 @@ def fails() -> v2.Transform:
 
 def own(text: str, *, group: int = 8, seed: int = 1) -> Augmentation:
     transforms = parse_transforms(split_transforms(text))
-    made = make_own(transforms, torch.device("cpu"), (20, 24, 3), allow_import=True)
-    return Augmentation(transforms, seed, (0.5, 0.4, 0.3), K, group, made)
+    own_transforms = make_own(transforms, torch.device("cpu"), (20, 24, 3), allow_import=True)
+    return Augmentation(transforms, seed, (0.5, 0.4, 0.3), K, group, own_transforms)
 
 
 @pytest.mark.parametrize("text", [f"{HERE}:blur_or_flip", f"{HERE}:shift_levels,vflip,{HERE}:blur_or_flip"])

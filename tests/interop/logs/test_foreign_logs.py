@@ -341,7 +341,7 @@ def everything(logs: list[LogRun]) -> None:
     accounts = [Account.of_log(log, f"run {i}") for i, log in enumerate(logs)]
     json.loads(to_json(accounts), parse_constant=pytest.fail)
     assert markdown(accounts) and comma_separated(accounts)
-    json.dumps(charts([one.history for one in accounts]), allow_nan=False)
+    json.dumps(charts([account.history for account in accounts]), allow_nan=False)
 
 
 LINES = sorted({line for text in [*KINDS.values(), SUMMARY] for line in text.splitlines()})

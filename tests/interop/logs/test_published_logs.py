@@ -175,10 +175,10 @@ def test_every_run_of_a_file_of_mxnet_1_9_1_has_its_own_lines(data_folder: Path)
     assert len(logs) == len(sections) == 9
 
     def values(section: str, name: str) -> dict[int, list[float]]:
-        found: dict[int, list[float]] = {}
+        values: dict[int, list[float]] = {}
         for epoch, value in re.findall(rf" Epoch\[(\d+)\] {name}=([\d.]+)$", section, re.M):
-            found.setdefault(int(epoch), []).append(float(value))
-        return found
+            values.setdefault(int(epoch), []).append(float(value))
+        return values
 
     for log, section in zip(logs, sections, strict=True):
         assert {n: facts.train["top1"] for n, facts in log.epochs.items() if facts.train.get("top1")} == values(

@@ -85,7 +85,7 @@ HEAD = struct.pack("<QQQ", 0x112, 0, 1)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (struct.pack("<QQQ", 0x112, 0, 1 << 60), "1,152,921,504,606,846,976 arrays are announced"),
         (
@@ -102,7 +102,7 @@ HEAD = struct.pack("<QQQ", 0x112, 0, 1)
         (b"<html><body>not found", "this is text"),
     ],
 )
-def test_hostile_headers_allocate_nothing(tmp_path: Path, content: bytes, said: str) -> None:
+def test_hostile_headers_allocate_nothing(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.params"
     path.write_bytes(content)
     tracemalloc.start()
@@ -110,7 +110,7 @@ def test_hostile_headers_allocate_nothing(tmp_path: Path, content: bytes, said: 
         read_params(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert said in str(caught.value) and peak < 1_000_000
+    assert message in str(caught.value) and peak < 1_000_000
 
 
 def test_other_number_formats_are_refused_when_written(tmp_path: Path) -> None:

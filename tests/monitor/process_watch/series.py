@@ -66,9 +66,9 @@ class Scene:
         crew = [
             self._process(200 + n, 100, [self._thread(200 + n, part, at, noise)]) for n, part in enumerate(self.workers)
         ]
-        used = sum(one.cpu for one in (trainer, *crew))
+        used = sum(value.cpu for value in (trainer, *crew))
         free = max(0.0, self.cores - used - self.others - self.steal)
-        waiting = sum(thread.state == "D" for one in (trainer, *crew) for thread in one.threads)
+        waiting = sum(thread.state == "D" for value in (trainer, *crew) for thread in value.threads)
         iowait = min(free, float(waiting))
         machine = MachineLoad(
             cores=self.cores,
@@ -100,7 +100,7 @@ class Scene:
             parent=parent,
             name=self.name,
             command=f"{self.name} train.py",
-            cpu=sum(one.cpu for one in threads),
+            cpu=sum(thread.cpu for thread in threads),
             threads=tuple(threads),
             num_threads=len(threads),
             memory_bytes=2 << 30,
@@ -115,7 +115,7 @@ class Scene:
         if self.gpu is None:
             return ()
         used = min(1.0, max(0.0, _now(self.gpu, at) * (1 + noise.gauss(0, 0.02))))
-        told = GpuLoad(
+        load = GpuLoad(
             index=0,
             name="NVIDIA H100",
             utilisation=round(used, 2),
@@ -126,7 +126,7 @@ class Scene:
             ours=True,
             others=self.gpu_others,
         )
-        return (told,)
+        return (load,)
 
 
 def _now(load: Load, at: float) -> float:

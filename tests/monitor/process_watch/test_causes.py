@@ -64,12 +64,12 @@ def test_without_a_gpu_the_training_process_is_what_waits_or_computes(name: str)
 
 
 def test_the_sentence_tells_the_period_the_duty_and_who_works_meanwhile() -> None:
-    told = read(SCENES["decode"].moments())
-    assert told.causes[0].sentence == (
+    reading = read(SCENES["decode"].moments())
+    assert reading.causes[0].sentence == (
         "the GPU works 60% of each 1.8 s period; meanwhile 8 worker processes burn 7.8 of 8 cores: decoding or "
         "augmenting limits it (CPU-bound input)"
     )
-    assert told.rhythm is not None and told.rhythm.period_seconds == pytest.approx(1.8, rel=0.1)
+    assert reading.rhythm is not None and reading.rhythm.period_seconds == pytest.approx(1.8, rel=0.1)
 
 
 def test_the_share_is_the_time_in_which_the_gpu_idles() -> None:
@@ -100,7 +100,7 @@ def test_a_hang_names_what_each_thread_sleeps_in() -> None:
 
 def test_a_pause_shorter_than_ten_seconds_is_no_hang() -> None:
     moments = SCENES["compute"].moments(20) + [
-        replace(one, at=one.at + 20) for one in SCENES["hung"].moments(8, seed=1)
+        replace(moment, at=moment.at + 20) for moment in SCENES["hung"].moments(8, seed=1)
     ]
     assert "hung" not in {cause.name for cause in read(moments).causes}
 
@@ -123,70 +123,70 @@ def test_a_shared_gpu_is_mentioned_beside_the_cause() -> None:
 
 def test_a_shell_around_it_is_not_the_training_process() -> None:
     def wrapped(reading_of: Scene) -> Reading:
-        found = []
-        for one in reading_of.moments():
-            shell = replace(one.processes[0], pid=50, parent=1, command="bash run.sh", name="bash", cpu=0.0)
+        changes = []
+        for moment in reading_of.moments():
+            shell = replace(moment.processes[0], pid=50, parent=1, command="bash run.sh", name="bash", cpu=0.0)
             shell = replace(shell, threads=(replace(shell.threads[0], tid=50, cpu=0.0, state="S", waits_in="wait4"),))
-            inner = replace(one.processes[0], parent=50)
-            found.append(replace(one, processes=(shell, inner, *one.processes[1:])))
-        return read(found)
+            inner = replace(moment.processes[0], parent=50)
+            changes.append(replace(moment, processes=(shell, inner, *moment.processes[1:])))
+        return read(changes)
 
-    told = wrapped(SCENES["decode"])
-    assert told.causes[0].name == "decode"
-    assert told.seen is not None and len(told.seen.workers) == 8 and told.seen.trainers == 1
+    lines = wrapped(SCENES["decode"])
+    assert lines.causes[0].name == "decode"
+    assert lines.seen is not None and len(lines.seen.workers) == 8 and lines.seen.trainers == 1
 
 
 def test_several_ranks_are_told_apart_from_their_workers() -> None:
-    found = []
-    for one in SCENES["decode"].moments():
-        ranks = [replace(one.processes[0], pid=pid, parent=50, command=f"python t.py {pid}") for pid in (100, 101)]
+    changes = []
+    for moment in SCENES["decode"].moments():
+        ranks = [replace(moment.processes[0], pid=pid, parent=50, command=f"python t.py {pid}") for pid in (100, 101)]
         crew = [
             replace(w, parent=100 + n % 2, command=f"python t.py {100 + n % 2}")
-            for n, w in enumerate(one.processes[1:])
+            for n, w in enumerate(moment.processes[1:])
         ]
-        found.append(replace(one, processes=(*ranks, *crew)))
-    told = read(found)
-    assert told.seen is not None and told.seen.trainers == 2 and len(told.seen.workers) == 8
-    assert told.causes[0].name == "decode"
+        changes.append(replace(moment, processes=(*ranks, *crew)))
+    reading = read(changes)
+    assert reading.seen is not None and reading.seen.trainers == 2 and len(reading.seen.workers) == 8
+    assert reading.causes[0].name == "decode"
 
 
 def test_workers_that_each_epoch_starts_anew_are_counted_once_and_the_gap_is_named() -> None:
     gap = Scene(gpu=square(5.0, 0.8), main=Part(cpu=0.1, asleep_in="poll"), workers=[Part(cpu=0.3)] * 4)
-    found = []
-    for one in gap.moments(40):
-        epoch = int((one.at + 1.0) / 5.0)  # they start as the gap begins
-        workers = [replace(worker, pid=worker.pid + 10 * epoch) for worker in one.processes[1:]]
-        found.append(replace(one, processes=(one.processes[0], *workers)))
-    told = read(found)
-    assert told.seen is not None and len(told.seen.workers) == 4 and told.seen.renewals == 8
-    first = next(cause for cause in told.causes if cause.name == "epoch_gap")
+    changes = []
+    for moment in gap.moments(40):
+        epoch = int((moment.at + 1.0) / 5.0)  # they start as the gap begins
+        workers = [replace(worker, pid=worker.pid + 10 * epoch) for worker in moment.processes[1:]]
+        changes.append(replace(moment, processes=(moment.processes[0], *workers)))
+    reading = read(changes)
+    assert reading.seen is not None and len(reading.seen.workers) == 4 and reading.seen.renewals == 8
+    first = next(cause for cause in reading.causes if cause.name == "epoch_gap")
     assert first.share == pytest.approx(0.2, abs=0.03)
     assert "4 worker processes ended and restarted about every 5 s" in first.sentence
 
 
 def test_too_little_is_said_to_be_too_little() -> None:
     for moments in ([], SCENES["decode"].moments(1.0)):
-        told = read(moments)
-        assert told.causes[0].name == "unknown" and told.seen is None
+        reading = read(moments)
+        assert reading.causes[0].name == "unknown" and reading.seen is None
 
 
 def test_what_is_not_measurable_is_told() -> None:
-    hidden = [replace(one, missing=("what is read from disk (closed)",)) for one in SCENES["decode"].moments()]
-    told = read(hidden).not_measurable
-    assert told[0] == "what is read from disk (closed)" and "loss, images per second" in told[-1]
+    hidden = [replace(moment, missing=("what is read from disk (closed)",)) for moment in SCENES["decode"].moments()]
+    not_measurable = read(hidden).not_measurable
+    assert not_measurable[0] == "what is read from disk (closed)" and "loss, images per second" in not_measurable[-1]
 
 
 def test_figures_that_are_missing_are_not_taken_for_zero() -> None:
     bare = [
         replace(
-            one,
+            moment,
             machine=replace(
-                one.machine, idle=None, iowait=None, steal=None, others=None, swap_in_bytes=None, pressure={}
+                moment.machine, idle=None, iowait=None, steal=None, others=None, swap_in_bytes=None, pressure={}
             ),
-            processes=tuple(replace(p, disk_read_bytes=None, read_bytes=None) for p in one.processes),
+            processes=tuple(replace(p, disk_read_bytes=None, read_bytes=None) for p in moment.processes),
         )
-        for one in SCENES["storage"].moments()
+        for moment in SCENES["storage"].moments()
     ]
-    told = read(bare)
-    assert told.causes[0].name == "storage"
-    assert not [line for line in told.causes[0].evidence if "MB/s" in line or "idle for I/O" in line]
+    reading = read(bare)
+    assert reading.causes[0].name == "storage"
+    assert not [line for line in reading.causes[0].evidence if "MB/s" in line or "idle for I/O" in line]

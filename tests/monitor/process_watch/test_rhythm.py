@@ -21,7 +21,7 @@ def sampled_square(
     """Means over unit intervals of a square wave whose periods differ by ``jitter``, with white noise, from 0 to 1."""
     random, fine = Random(seed), 20
     length = period * (1 + jitter * random.uniform(-1, 1))
-    place, found = random.random() * length, []
+    place, values = random.random() * length, []
     for _ in range(num):
         total = 0.0
         for _ in range(fine):
@@ -29,8 +29,8 @@ def sampled_square(
             place += 1 / fine
             if place >= length:
                 place, length = place - length, period * (1 + jitter * random.uniform(-1, 1))
-        found.append(min(1.0, max(0.0, total / fine + random.gauss(0, noise))))
-    return found
+        values.append(min(1.0, max(0.0, total / fine + random.gauss(0, noise))))
+    return values
 
 
 @given(
@@ -49,11 +49,11 @@ def test_period_and_duty_of_a_noisy_square_wave_are_found(
     assume(min(duty, 1 - duty) * period >= 2.5)
     assume(noise < 0.08 or (cycles >= 10 and period >= 10))  # much noise wants more to be heard through
     values = sampled_square(round(period * cycles), period, duty, low, low + swing, noise, jitter, seed)
-    found = rhythm(values, interval_seconds=0.2)
-    assert found is not None
-    assert found.period_seconds == pytest.approx(period * 0.2, rel=0.1)
-    assert found.duty == pytest.approx(duty, abs=0.1)
-    assert found.low < found.threshold < found.high
+    pattern = rhythm(values, interval_seconds=0.2)
+    assert pattern is not None
+    assert pattern.period_seconds == pytest.approx(period * 0.2, rel=0.1)
+    assert pattern.duty == pytest.approx(duty, abs=0.1)
+    assert pattern.low < pattern.threshold < pattern.high
 
 
 @given(num=st.integers(0, 400), level=st.floats(0, 1), spread=st.floats(0, 0.06), seed=SEEDS)
@@ -98,17 +98,17 @@ def test_two_periods_are_too_few_to_believe_in() -> None:
 
 @pytest.mark.parametrize("period", [2.5, 4.0, 9.0])
 def test_a_driver_that_averages_a_second_hides_neither_period_nor_duty(period: float) -> None:
-    told = averaged(square(period, 0.6), 1.0)
-    found = rhythm([round(told(step * 0.1), 2) for step in range(600)], interval_seconds=0.1)
-    assert found is not None
-    assert found.period_seconds == pytest.approx(period, rel=0.1)
-    assert found.duty == pytest.approx(0.6, abs=0.1)
+    mean = averaged(square(period, 0.6), 1.0)
+    pattern = rhythm([round(mean(step * 0.1), 2) for step in range(600)], interval_seconds=0.1)
+    assert pattern is not None
+    assert pattern.period_seconds == pytest.approx(period, rel=0.1)
+    assert pattern.duty == pytest.approx(0.6, abs=0.1)
 
 
 def test_the_first_of_several_hills_is_the_period() -> None:
-    found = rhythm(([1.0] * 6 + [0.0] * 4) * 20, interval_seconds=1.0)
-    assert found is not None and found.period_seconds == pytest.approx(10.0, rel=0.001)
-    assert found.cycles == pytest.approx(20.0, rel=0.001) and found.strength == pytest.approx(1.0)
+    pattern = rhythm(([1.0] * 6 + [0.0] * 4) * 20, interval_seconds=1.0)
+    assert pattern is not None and pattern.period_seconds == pytest.approx(10.0, rel=0.001)
+    assert pattern.cycles == pytest.approx(20.0, rel=0.001) and pattern.strength == pytest.approx(1.0)
 
 
 @given(st.lists(st.tuples(st.floats(0.05, 3.0), st.floats(0, 1)), min_size=1, max_size=60), st.floats(0.05, 2.0))
@@ -117,7 +117,7 @@ def test_spacing_intervals_evenly_makes_means_of_what_was_there(
 ) -> None:
     times = list(accumulate(length for length, _ in intervals))
     values = [value for _, value in intervals]
-    assert all(min(values) - 1e-6 <= one <= max(values) + 1e-6 for one in even(times, values, to))
+    assert all(min(values) - 1e-6 <= value <= max(values) + 1e-6 for value in even(times, values, to))
 
 
 def test_intervals_of_one_length_stay_as_they_are() -> None:

@@ -40,9 +40,9 @@ def running(code: str, *, before: list[str] | None = None, **more: str) -> Itera
             assert child.stdout.readline() == b"ready\n"
         yield child.pid
     finally:
-        for one in [*_descendants(child.pid), psutil.Process(child.pid)]:
+        for value in [*_descendants(child.pid), psutil.Process(child.pid)]:
             with suppress(psutil.Error):
-                one.kill()
+                value.kill()
         child.wait()
 
 
@@ -58,22 +58,22 @@ def _longest_wait(actor: Activity) -> str:
 
 def watched(pid: int, seconds: float) -> list[Moment]:
     """Moments of so many seconds."""
-    found = []
+    moments = []
     with Sampler(pid) as sampler:
         end = time.monotonic() + seconds
         while time.monotonic() < end and sampler.lives:
             time.sleep(sampler.pause)
             if (moment := sampler.look()) is not None:
-                found.append(moment)
-    return found
+                moments.append(moment)
+    return moments
 
 
 def test_a_process_that_burns_a_core_is_seen_to_want_one_all_the_time() -> None:
     with running(READY + BURN) as pid:
-        told = summarise(watched(pid, 3.0))
-    assert told.main.busy > 0.8 and told.working > 0.8
-    assert told.rhythm is None and told.quiet_seconds == 0 and not told.stopped
-    assert told.trainer.disk < 0.2 and told.is_python
+        summary = summarise(watched(pid, 3.0))
+    assert summary.main.busy > 0.8 and summary.working > 0.8
+    assert summary.rhythm is None and summary.quiet_seconds == 0 and not summary.stopped
+    assert summary.trainer.disk < 0.2 and summary.is_python
 
 
 ALTERNATE = """
@@ -119,26 +119,26 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Waiting:
 
 
 def test_the_period_and_the_duty_of_work_and_sleep_are_measured(waiting: Waiting) -> None:
-    told = summarise(waiting.alternating)
-    assert told.rhythm is not None
-    assert told.rhythm.period_seconds == pytest.approx(1.0, rel=0.1)
-    assert told.rhythm.duty == pytest.approx(0.5, abs=0.15)
-    assert 0.3 < told.working < 0.75
+    summary = summarise(waiting.alternating)
+    assert summary.rhythm is not None
+    assert summary.rhythm.period_seconds == pytest.approx(1.0, rel=0.1)
+    assert summary.rhythm.duty == pytest.approx(0.5, abs=0.15)
+    assert 0.3 < summary.working < 0.75
 
 
 def test_threads_that_sleep_are_told_by_what_they_sleep_in(waiting: Waiting) -> None:
-    told = summarise(waiting.stuck)
-    assert told.quiet_seconds > 2 and told.working < 0.05
-    if not told.missing:
-        assert _longest_wait(told.main) == "futex"
+    summary = summarise(waiting.stuck)
+    assert summary.quiet_seconds > 2 and summary.working < 0.05
+    if not summary.missing:
+        assert _longest_wait(summary.main) == "futex"
 
 
 def test_waiting_for_a_slow_file_is_storage_and_the_file_is_named(waiting: Waiting) -> None:
-    told = read(waiting.reading)
-    if told.seen is not None and told.seen.missing:
+    reading = read(waiting.reading)
+    if reading.seen is not None and reading.seen.missing:
         pytest.skip("system calls of other processes are not readable here")
-    assert told.causes[0].name == "storage"
-    assert f"waits most often in read {waiting.pipe}" in told.causes[0].evidence
+    assert reading.causes[0].name == "storage"
+    assert f"waits most often in read {waiting.pipe}" in reading.causes[0].evidence
 
 
 def test_a_stopped_process_is_told_as_stopped(waiting: Waiting) -> None:
@@ -180,14 +180,14 @@ def test_a_shell_and_children_of_children_belong_to_it_also_when_their_parent_is
         time.sleep(60)
     """
     with running(orphans) as pid:
-        moments, found = watched(pid, 3.5), []
+        moments, pids = watched(pid, 3.5), []
         for moment in moments:
-            found += [one.pid for one in moment.processes if one.pid not in found]
+            pids += [process.pid for process in moment.processes if process.pid not in pids]
         last = moments[-1].processes
-        burner = max(last, key=lambda one: one.cpu).pid
+        burner = max(last, key=lambda process: process.cpu).pid
         psutil.Process(burner).kill()
-    assert len(found) == 3
-    assert {one.pid for one in last} == {pid, burner} and burner != pid
+    assert len(pids) == 3
+    assert {process.pid for process in last} == {pid, burner} and burner != pid
 
 
 def test_a_process_that_has_ended_lives_no_more() -> None:
@@ -215,10 +215,10 @@ def test_numbers_of_no_process_are_refused_with_a_remedy() -> None:
 
 def test_watching_pauses_longer_the_more_there_is_to_look_at() -> None:
     crowd = "import threading\n[threading.Thread(target=threading.Event().wait).start() for _ in range(400)]\n" + READY
-    with running(READY + BURN) as few, running(crowd) as many, Sampler(few) as one, Sampler(many) as other:
+    with running(READY + BURN) as few, running(crowd) as many, Sampler(few) as sampler, Sampler(many) as other:
         for _ in range(5):
-            one.look(), other.look()
-        assert one.pause < other.pause
+            sampler.look(), other.look()
+        assert sampler.pause < other.pause
 
 
 @contextmanager
@@ -261,22 +261,22 @@ def test_a_slow_disk_is_storage_and_the_threads_state_says_so(tmp_path: Path) ->
     with control_group("blkio", "blkio.throttle.read_bps_device", limit) as group, running(reader) as pid:
         (group / "cgroup.procs").write_text(str(pid))
         time.sleep(0.5)
-        told = read(watched(pid, 4.0))
-    if told.seen is not None and not told.seen.disk_read_bytes:
+        reading = read(watched(pid, 4.0))
+    if reading.seen is not None and not reading.seen.disk_read_bytes:
         pytest.skip(f"{tmp_path} lies on no disk, or /proc/PID/io is not readable")
-    first = told.causes[0]
+    first = reading.causes[0]
     assert first.name == "storage" and "its main thread waits for storage" in first.sentence
-    assert told.seen is not None and told.seen.main.disk > 0.5
+    assert reading.seen is not None and reading.seen.main.disk > 0.5
 
 
 def test_a_quota_is_named_with_its_size() -> None:
     with control_group("cpu", "cpu.cfs_quota_us", "20000") as group, running(READY + BURN) as pid:
         (group / "cgroup.procs").write_text(str(pid))
         time.sleep(0.5)
-        told = read(watched(pid, 4.0))
-    first = told.causes[0]
+        reading = read(watched(pid, 4.0))
+    first = reading.causes[0]
     assert first.name == "quota" and "a quota of 0.2 cores" in first.sentence
-    assert told.seen is not None and told.seen.cpu < 0.5 and told.seen.machine.cores == 1
+    assert reading.seen is not None and reading.seen.cpu < 0.5 and reading.seen.machine.cores == 1
 
 
 LOADER = """
@@ -307,28 +307,28 @@ def _loader(item: str, step: float, seconds: float) -> tuple[WatchSummary, Readi
 
 @pytest.mark.slow
 def test_a_loader_with_workers_that_sleep_makes_the_training_wait_for_them() -> None:
-    told, reading = _loader("time.sleep(0.04)", 0.02, 6.0)
-    assert len(told.workers) == 2 and told.trainers == 1
-    if not told.missing:
-        assert {_longest_wait(one) for one in told.workers} == {"clock_nanosleep"}
+    moment, reading = _loader("time.sleep(0.04)", 0.02, 6.0)
+    assert len(moment.workers) == 2 and moment.trainers == 1
+    if not moment.missing:
+        assert {_longest_wait(worker) for worker in moment.workers} == {"clock_nanosleep"}
     # On a machine whose cores others take, what waits for the workers cannot be told from what waits for a core.
     assert {cause.name for cause in reading.causes} & {"waiting", "noisy_neighbour"}
-    if (told.machine.others or 0.0) < 0.5:
+    if (moment.machine.others or 0.0) < 0.5:
         assert "2 worker processes that sleep as well" in " ".join(cause.sentence for cause in reading.causes)
 
 
 def test_a_loader_with_workers_that_burn_makes_the_training_wait_for_their_work() -> None:
     burn = "end = time.thread_time() + 0.03\n            while time.thread_time() < end: pass"
-    told, reading = _loader(burn, 0.01, 6.0)
-    assert len(told.workers) == 2 and all(one.busy > 0.7 for one in told.workers)
+    moment, reading = _loader(burn, 0.01, 6.0)
+    assert len(moment.workers) == 2 and all(worker.busy > 0.7 for worker in moment.workers)
     assert {cause.name for cause in reading.causes} & {"decode", "threads", "noisy_neighbour"}
     assert "waiting" not in {cause.name for cause in reading.causes}
 
 
 @pytest.mark.slow
 def test_a_loader_that_keeps_up_leaves_the_training_computing() -> None:
-    told, reading = _loader("pass", 0.2, 6.0)
-    assert told.working > 0.8 and all(one.busy < told.main.busy for one in told.workers)
+    moment, reading = _loader("pass", 0.2, 6.0)
+    assert moment.working > 0.8 and all(worker.busy < moment.main.busy for worker in moment.workers)
     assert not {cause.name for cause in reading.causes} & {"waiting", "decode", "threads", "storage"}
 
 
@@ -367,14 +367,14 @@ def test_mxnet_with_slow_workers_waits_for_them(mxnet_python: str) -> None:
     assert child.stdout is not None
     try:
         assert child.stdout.readline() == b"ready\n"
-        told = read(watched(child.pid, 6.0))
+        reading = read(watched(child.pid, 6.0))
     finally:
-        for one in [*_descendants(child.pid), psutil.Process(child.pid)]:
-            one.kill()
+        for value in [*_descendants(child.pid), psutil.Process(child.pid)]:
+            value.kill()
         child.wait()
         child.stdout.close()
-    assert told.seen is not None and len(told.seen.workers) == 2
-    assert {cause.name for cause in told.causes} & {"waiting", "noisy_neighbour"}
+    assert reading.seen is not None and len(reading.seen.workers) == 2
+    assert {cause.name for cause in reading.causes} & {"waiting", "noisy_neighbour"}
 
 
 TICK = 0.01
@@ -383,7 +383,7 @@ TICK = 0.01
 @given(st.lists(st.booleans(), min_size=40, max_size=400), st.integers(3, 30))
 def test_what_is_told_of_the_queue_adds_up_to_the_waits_there_were(runs: list[bool], every: int) -> None:
     """``runs``: in each hundredth of a second whether the thread runs; else it waits for a processor."""
-    ran = queued = waiting = told = 0.0
+    ran = queued = waiting = seconds = 0.0
     turns, before, looked_at = 0, ThreadCounters("t", "R", 0.0, 0.0, 0), 0
     for at, (earlier, now) in enumerate(zip([False, *runs], runs, strict=False), start=1):
         if now and not earlier:
@@ -392,17 +392,17 @@ def test_what_is_told_of_the_queue_adds_up_to_the_waits_there_were(runs: list[bo
         if at % every == 0:
             looked_at, after = at, ThreadCounters("t", "R", ran, queued, turns)
             part, ahead = queued_seconds(before, after, every * TICK)
-            told, before = told + part, ThreadCounters("t", "R", ran, queued, turns, ahead)
+            seconds, before = seconds + part, ThreadCounters("t", "R", ran, queued, turns, ahead)
     waited = TICK * (looked_at - sum(runs[:looked_at]))
-    assert waited - every * TICK - 1e-6 <= told <= waited + 1e-6
+    assert waited - every * TICK - 1e-6 <= seconds <= waited + 1e-6
 
 
 def test_a_thread_that_waits_through_several_looks_is_seen_to_wait_in_each() -> None:
-    one = ThreadCounters("t", "R", 1.0, 5.0, 7)
-    part, ahead = queued_seconds(one, one, 0.1)
+    counters = ThreadCounters("t", "R", 1.0, 5.0, 7)
+    part, ahead = queued_seconds(counters, counters, 0.1)
     assert part == 0.1
     two = ThreadCounters("t", "R", 1.0, 5.0, 7, ahead)
-    part, ahead = queued_seconds(two, one, 0.1)
+    part, ahead = queued_seconds(two, counters, 0.1)
     assert (part, round(ahead, 6)) == (0.1, 0.2)
     at_last = ThreadCounters("t", "R", 1.07, 5.23, 8)
     part, ahead = queued_seconds(ThreadCounters("t", "R", 1.0, 5.0, 7, ahead), at_last, 0.1)
@@ -423,5 +423,5 @@ def test_a_thread_that_slept_waits_for_nothing() -> None:
 
 
 def test_a_kernel_that_does_not_count_tells_nothing() -> None:
-    one = ThreadCounters("t", "R", 1.0, None, None)
-    assert queued_seconds(one, one, 0.1) == (0.0, 0.0)
+    counters = ThreadCounters("t", "R", 1.0, None, None)
+    assert queued_seconds(counters, counters, 0.1) == (0.0, 0.0)

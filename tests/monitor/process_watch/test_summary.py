@@ -34,7 +34,7 @@ def test_forked_workers_run_their_parents_program() -> None:
     workers = [process(10 + n, 2, "python train.py", 0.9) for n in range(4)]
     tree = moments(process(1, 0, "bash run.sh"), process(2, 1, "python train.py", 0.1), *workers)
     assert find_roles(tree) == ({2}, {10, 11, 12, 13})
-    assert [[one.pid for one, _ in found][:2] for found in group_workers(tree, {10, 11, 12, 13})] == [
+    assert [[process.pid for process, _ in group][:2] for group in group_workers(tree, {10, 11, 12, 13})] == [
         *([10, 10], [11, 11], [12, 12], [13, 13])
     ]
 
@@ -83,12 +83,12 @@ def test_moments_after_workers_were_started_anew_are_told() -> None:
     first = moments(process(2, 1, "python train.py", 0.5), process(4, 2, SPAWNED, 0.9))
     later = [
         Moment(
-            at=one.at + 3.0,
+            at=child.at + 3.0,
             seconds=0.1,
-            processes=(one.processes[0], process(7, 2, SPAWNED, 0.9)),
-            machine=one.machine,
+            processes=(child.processes[0], process(7, 2, SPAWNED, 0.9)),
+            machine=child.machine,
         )
-        for one in first
+        for child in first
     ]
-    found = find_restarts([*first, *later], {4, 7}, 1.0)
-    assert not any(found[:30]) and sum(found) in (10, 11) and all(found[30:40])
+    restarts = find_restarts([*first, *later], {4, 7}, 1.0)
+    assert not any(restarts[:30]) and sum(restarts) in (10, 11) and all(restarts[30:40])

@@ -24,7 +24,7 @@ def ledger(**seconds: float) -> Ledger:
 
 def recipe(**changes: Any) -> Recipe:
     """A usual one; ``optim__lr=0.2`` and the like change it."""
-    made = Recipe(
+    recipe = Recipe(
         data=Data(train="photos.rec"),
         model=Model("resnet20"),
         optim=Optim(),
@@ -33,7 +33,7 @@ def recipe(**changes: Any) -> Recipe:
         every=Every(),
         batch_size=BATCH,
     )
-    return made.with_({key.replace("__", "."): value for key, value in changes.items()})
+    return recipe.with_({key.replace("__", "."): value for key, value in changes.items()})
 
 
 def started(
@@ -153,6 +153,6 @@ def on_gpu(**changes: Any) -> Evidence:
     return evidence(**{"started": started(device="H100"), "devices": (gpu(),)} | changes)
 
 
-def find(name: str, told: Evidence) -> Cause | None:
+def find(name: str, evidence: Evidence) -> Cause | None:
     """The cause of this name, if the evidence shows it."""
-    return next((cause for cause in find_causes(told) if cause.name == name), None)
+    return next((cause for cause in find_causes(evidence) if cause.name == name), None)

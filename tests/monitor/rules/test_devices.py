@@ -48,26 +48,26 @@ def rank(communication: float, **more: float) -> dict[str, float]:
 
 
 def test_all_ranks_that_wait_alike_are_communication_bound() -> None:
-    told = on_gpu(ledger=ledger(communication=20.0), ranks={n: rank(0.24) for n in range(4)})
-    cause = find("communication", told)
+    facts = on_gpu(ledger=ledger(communication=20.0), ranks={n: rank(0.24) for n in range(4)})
+    cause = find("communication", facts)
     assert cause is not None and cause.share == pytest.approx(0.24) and cause.saves == pytest.approx(0.12)
-    assert find("straggler", told) is None
+    assert find("straggler", facts) is None
 
 
 def test_one_rank_that_never_waits_is_the_straggler_and_is_named_with_what_it_does() -> None:
     ranks = {n: rank(0.4) for n in range(4)} | {2: rank(0.02, input_decode=0.38)}
-    told = on_gpu(ledger=ledger(communication=40.0), ranks=ranks)
-    cause = find("straggler", told)
+    facts = on_gpu(ledger=ledger(communication=40.0), ranks=ranks)
+    cause = find("straggler", facts)
     assert cause is not None and "Rank 2" in cause.sentence and cause.share == pytest.approx(0.38)
     assert "input decode" in cause.evidence[1]
-    assert find("communication", told) is None, "what the others wait is the straggler's"
+    assert find("communication", facts) is None, "what the others wait is the straggler's"
 
 
 def test_ranks_that_are_late_by_turns_are_not_the_exchanges_fault() -> None:
-    told = on_gpu(
+    facts = on_gpu(
         ledger=ledger(communication=20.0), ranks={n: rank(0.2) for n in range(2)}, exchanging={0: 0.02, 1: 0.03}
     )
-    assert find("communication", told) is None and find("straggler", told) is None
+    assert find("communication", facts) is None and find("straggler", facts) is None
     slow = on_gpu(
         ledger=ledger(communication=20.0), ranks={n: rank(0.2) for n in range(2)}, exchanging={0: 0.17, 1: 0.2}
     )

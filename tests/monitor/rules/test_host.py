@@ -12,107 +12,107 @@ NET = "forward (mynets/net.py:12)"
 REPORTER = ({"name": "reporter", "ran": 90.0, "place": "report (my/report.py:7)"},)
 
 
-def first(told: Evidence) -> str:
-    return diagnose(told).causes[0].name
+def first(evidence: Evidence) -> str:
+    return diagnose(evidence).causes[0].name
 
 
 def test_sleeping_in_the_forward_pass_is_waiting_and_neither_decoding_nor_launching() -> None:
     # 30 of 65 s are slept: the fixed cost of a pass, measured with the sleep in it, looks like many launches.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(forward=5.0, backward=10.0, host=45.0),
         measured=measured(full=0.06, fixed=0.045, operations=50),
         feed=feed(decode=30.0),
         machine=machine(cpu=0.9, idle=1.1),
         threads=threads(("forward", "sleeps", NET, 45.0), ran=18.0),
     )
-    cause = find("model_waits", told)
+    cause = find("model_waits", facts)
     assert cause is not None and cause.share == pytest.approx(45 / 65, abs=0.01)
-    assert NET in cause.sentence and NET in cause.change and first(told) == "model_waits"
-    assert find("launch", told) is None and find("decode", told) is None
+    assert NET in cause.sentence and NET in cause.change and first(facts) == "model_waits"
+    assert find("launch", facts) is None and find("decode", facts) is None
 
 
 def test_a_sound_network_beside_a_busy_machine_does_not_wait() -> None:
     # Half of the time its thread is ready to run, and another process has the core.
-    told = evidence(
+    facts = evidence(
         machine=machine(cpu=0.9, others=1.1, idle=0.0, pressure={"cpu": 0.95}),
         threads=threads(("backward", "python", NET, 2.0), ran=31.5, queued=33.0),
         feed=None,
     )
-    assert find("model_waits", told) is None and find("unexplained", told) is None
-    cause = find("noisy_neighbour", told)
+    assert find("model_waits", facts) is None and find("unexplained", facts) is None
+    cause = find("noisy_neighbour", facts)
     assert cause is not None and cause.share == pytest.approx(32 / 65, abs=0.02)
 
 
 def test_threads_that_take_turns_are_not_blamed_on_others() -> None:
-    told = evidence(
+    facts = evidence(
         machine=machine(cpu=1.9, others=0.1, idle=0.0),
         started=started(compute_threads=16),
         threads=threads(ran=30.0, queued=34.0),
         feed=None,
     )
-    assert find("noisy_neighbour", told) is None and find("oversubscription", told) is not None
+    assert find("noisy_neighbour", facts) is None and find("oversubscription", facts) is not None
 
 
 def test_a_wait_for_storage_beside_a_busy_machine_is_not_blamed_on_others() -> None:
     held = ledger(forward=5.0, backward=10.0, optimizer=5.0, input_storage=60.0)
     busy = machine(cpu=0.3, others=1.7, idle=0.0)
     reads = feed(seconds=80.0, read=70.0, asleep=0.95)
-    told = evidence(ledger=held, machine=busy, feed=reads, threads=threads(ran=64.0, queued=0.5, feed={"queued": 2.0}))
-    assert find("noisy_neighbour", told) is None and first(told) == "storage"
-    late = replace(told, threads=threads(ran=64.0, queued=0.5, feed={"queued": 80.0}))
+    facts = evidence(ledger=held, machine=busy, feed=reads, threads=threads(ran=64.0, queued=0.5, feed={"queued": 2.0}))
+    assert find("noisy_neighbour", facts) is None and first(facts) == "storage"
+    late = replace(facts, threads=threads(ran=64.0, queued=0.5, feed={"queued": 80.0}))
     assert find("noisy_neighbour", late) is not None, "here the loader's thread had no core to read with"
 
 
 def test_neighbours_that_take_nothing_from_the_run_are_no_cause() -> None:
     # Two programs at nice 19 fill what is left: the machine is under pressure, the run's own threads never wait.
-    told = evidence(
+    facts = evidence(
         machine=machine(cpu=1.5, others=0.5, idle=0.0, pressure={"cpu": 0.99}),
         threads=threads(ran=62.0, queued=0.3),
     )
-    assert find("noisy_neighbour", told) is None
-    assert find("noisy_neighbour", replace(told, threads=None)) is not None, "by pressure, where nobody looked"
+    assert find("noisy_neighbour", facts) is None
+    assert find("noisy_neighbour", replace(facts, threads=None)) is not None, "by pressure, where nobody looked"
 
 
 def test_the_loader_holds_updates_up_no_longer_than_their_threads_wait_for_a_core() -> None:
-    told = evidence(
+    facts = evidence(
         feed=feed(seconds=65.0, decode=50.0, bytes_each=1000),
         machine=machine(cpu=1.99, idle=0.01, pressure={"cpu": 0.9}),
     )
-    assert find("decode", told) is not None
-    assert find("decode", replace(told, threads=threads(ran=64.0, queued=0.5))) is None
+    assert find("decode", facts) is not None
+    assert find("decode", replace(facts, threads=threads(ran=64.0, queued=0.5))) is None
 
 
 def test_code_that_runs_in_the_loop_is_named_by_file_and_line() -> None:
-    told = evidence(threads=threads(("forward", "runs", "crc (my/net.py:3)", 20.0), ran=63.0))
-    cause = find("host_code", told)
+    facts = evidence(threads=threads(("forward", "runs", "crc (my/net.py:3)", 20.0), ran=63.0))
+    cause = find("host_code", facts)
     assert (
         cause is not None and cause.share == pytest.approx(20 / 65, abs=0.01) and "crc (my/net.py:3)" in cause.sentence
     )
     # Python code is where a look finds it waiting for the lock, though the thread ran all the time.
-    told = evidence(threads=threads(("forward", "python", NET, 20.0), ran=64.5))
-    cause = find("host_code", told)
+    facts = evidence(threads=threads(("forward", "python", NET, 20.0), ran=64.5))
+    cause = find("host_code", facts)
     assert cause is not None and cause.share == pytest.approx(20 / 65, abs=0.02)
-    told = evidence(threads=threads(("forward", "python", NET, 20.0), ran=44.0))
-    cause = find("model_waits", told)
+    facts = evidence(threads=threads(("forward", "python", NET, 20.0), ran=44.0))
+    cause = find("model_waits", facts)
     assert cause is not None and cause.share == pytest.approx(20 / 65, abs=0.02), "it did not run: it waits for a lock"
 
 
 def test_python_code_between_two_operations_is_told_by_the_lock_that_it_kept() -> None:
     # It lets go of the lock only where it calls the next operation: whose it is shows where it was called from.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(optimizer=25.0),
         threads=threads(("optimizer", "holds", "", 18.0), ("optimizer", "computes", "", 5.0), seconds=85.0, ran=84.0),
     )
-    cause = find("host_code", told)
+    cause = find("host_code", facts)
     assert cause is not None and cause.share == pytest.approx(18 / 85, abs=0.01)
     assert "Python code of the optimizer part" in cause.sentence
-    assert find("optimizer", told) is None, "what is left of it is usual"
+    assert find("optimizer", facts) is None, "what is left of it is usual"
 
 
 def test_python_code_of_a_backward_pass_is_told_by_the_lock_that_it_kept() -> None:
     # Frames of a backward pass show nothing of it: more looks than usual had to wait for the lock.
-    told = evidence(threads=threads(("backward", "holds", "", 40.0), ran=64.0))
-    cause = find("host_code", told)
+    facts = evidence(threads=threads(("backward", "holds", "", 40.0), ran=64.0))
+    cause = find("host_code", facts)
     assert cause is not None and cause.share == pytest.approx(40 / 65 - 0.25, abs=0.01)
     assert "backward() in Python" in cause.sentence
     usual = evidence(threads=threads(("backward", "holds", "", 18.0), ran=64.0))
@@ -120,13 +120,13 @@ def test_python_code_of_a_backward_pass_is_told_by_the_lock_that_it_kept() -> No
 
 
 def test_lines_that_call_torch_are_no_code_of_others() -> None:
-    told = evidence(threads=threads(("forward", "python", NET, 3.0), ("backward", "python", "", 5.0), ran=64.5))
-    assert [cause.name for cause in diagnose(told).causes] == ["nothing"]
+    facts = evidence(threads=threads(("forward", "python", NET, 3.0), ("backward", "python", "", 5.0), ran=64.5))
+    assert [cause.name for cause in diagnose(facts).causes] == ["nothing"]
 
 
 def test_a_thread_that_keeps_pythons_lock_is_named() -> None:
     # The training thread ran for 6 of 65 s; no thread computed for it, and another one ran Python code all the time.
-    told = evidence(
+    facts = evidence(
         machine=machine(cpu=1.1, idle=0.9),
         threads=threads(
             ("forward", "python", NET, 25.0),
@@ -137,21 +137,21 @@ def test_a_thread_that_keeps_pythons_lock_is_named() -> None:
             lock_seconds=5.0,
         ),
     )
-    cause = find("busy_thread", told)
-    assert cause is not None and cause.share == pytest.approx(55 / 65, abs=0.02) and first(told) == "busy_thread"
+    cause = find("busy_thread", facts)
+    assert cause is not None and cause.share == pytest.approx(55 / 65, abs=0.02) and first(facts) == "busy_thread"
     assert "reporter" in cause.sentence and "report (my/report.py:7)" in cause.sentence
     assert "5.0 ms for Python's lock" in cause.evidence[2]
 
 
 def test_time_that_no_cause_explains_is_told_first() -> None:
     # Updates take three times as long as the same passes alone, and an evaluation is all that is found.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(evaluation=12.0),
         evaluations=(30, 12.0),
         measured=measured(full=0.015, fixed=0.001),
         threads=threads(ran=64.0),
     )
-    causes = diagnose(told).causes
+    causes = diagnose(facts).causes
     assert causes[0].name == "unexplained" and causes[0].share == pytest.approx(45 / 77, abs=0.01)
     assert causes[0].sentence.startswith("58 % of the time is unexplained") and "py-spy" in causes[0].change
     assert any("preempted" in figure for figure in causes[0].evidence)
@@ -171,18 +171,18 @@ def test_each_reference_shows_that_updates_take_too_long(changes: dict[str, obje
 
 
 def test_what_causes_explain_is_not_told_as_unexplained() -> None:
-    told = evidence(
+    facts = evidence(
         measured=measured(full=0.03, fixed=0.001),
         machine=machine(cpu=0.9, others=1.1, idle=0.0),
         threads=threads(ran=33.0, queued=31.0),
     )
-    assert find("unexplained", told) is None and first(told) == "noisy_neighbour"
+    assert find("unexplained", facts) is None and first(facts) == "noisy_neighbour"
 
 
 def test_waiting_for_a_core_is_explained_even_where_nothing_can_be_done() -> None:
-    told = evidence(fast_update=0.03, feed=None, machine=machine(cpu=2.0, others=0.0, idle=0.0))
-    assert find("unexplained", replace(told, threads=threads(ran=64.0))) is not None
-    assert find("unexplained", replace(told, threads=threads(ran=40.0, queued=24.0))) is None
+    facts = evidence(fast_update=0.03, feed=None, machine=machine(cpu=2.0, others=0.0, idle=0.0))
+    assert find("unexplained", replace(facts, threads=threads(ran=64.0))) is not None
+    assert find("unexplained", replace(facts, threads=threads(ran=40.0, queued=24.0))) is None
 
 
 def test_a_pass_is_late_where_any_of_its_threads_is() -> None:
@@ -192,16 +192,16 @@ def test_a_pass_is_late_where_any_of_its_threads_is() -> None:
 
 
 def test_a_wait_that_nothing_is_known_of_is_unexplained() -> None:
-    told = evidence(threads=threads(("backward", "python", "", 30.0), ran=36.0))
-    cause = find("unexplained", told)
+    facts = evidence(threads=threads(("backward", "python", "", 30.0), ran=36.0))
+    cause = find("unexplained", facts)
     assert cause is not None and cause.share == pytest.approx(29 / 65, abs=0.02)
 
 
 def test_below_three_points_or_a_second_nothing_stands_out() -> None:
     held = {name: value / 10 for name, value in ledger().seconds.items()}
     short = replace(ledger(), seconds=held, wall_seconds=6.5)  # 4 % of it are 0.26 s
-    told = evidence(ledger=short, threads=threads(("forward", "sleeps", NET, 2.6), ran=62.0))
-    assert first(told) == "nothing"
+    facts = evidence(ledger=short, threads=threads(("forward", "sleeps", NET, 2.6), ran=62.0))
+    assert first(facts) == "nothing"
     long = evidence(threads=threads(("forward", "sleeps", NET, 2.6), ran=62.0))
     assert first(long) == "model_waits"
 

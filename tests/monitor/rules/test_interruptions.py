@@ -9,8 +9,8 @@ from steadytrain.events import Compiled
 
 
 def test_evaluations_every_twentieth_of_an_epoch_are_too_frequent() -> None:
-    told = evidence(ledger=ledger(evaluation=65.0), evaluations=(50, 65.0), recipe=recipe(every__evaluate_epochs=0.05))
-    cause = find("evaluation", told)
+    facts = evidence(ledger=ledger(evaluation=65.0), evaluations=(50, 65.0), recipe=recipe(every__evaluate_epochs=0.05))
+    cause = find("evaluation", facts)
     assert cause is not None and cause.share == pytest.approx(0.5)
     assert cause.change == "--set every.evaluate_epochs=1" and cause.saves == pytest.approx(0.5 * 0.96, abs=0.01)
 
@@ -35,16 +35,16 @@ def test_an_evaluation_that_is_slower_than_training_is_no_usual_one() -> None:
 
 
 def test_checkpoints_by_steps_are_left_to_the_minutes() -> None:
-    told = evidence(ledger=ledger(checkpoint=35.0), checkpoints=(100, 35.0), recipe=recipe(every__save_steps=10))
-    cause = find("checkpoint", told)
+    facts = evidence(ledger=ledger(checkpoint=35.0), checkpoints=(100, 35.0), recipe=recipe(every__save_steps=10))
+    cause = find("checkpoint", facts)
     assert cause is not None and cause.change == "--set every.save_steps=none"
     assert cause.saves == pytest.approx(0.35 * 0.99) and "every 10 updates" in cause.sentence
 
 
 def test_checkpoints_that_take_a_minute_each_are_written_seldom() -> None:
     held = ledger(forward=2000.0, backward=4000.0, checkpoint=600.0)
-    told = evidence(ledger=held, checkpoints=(10, 600.0), recipe=recipe(every__save_minutes=10.0))
-    cause = find("checkpoint", told)
+    facts = evidence(ledger=held, checkpoints=(10, 600.0), recipe=recipe(every__save_minutes=10.0))
+    cause = find("checkpoint", facts)
     assert cause is not None and cause.change == "--set every.save_minutes=40"
 
 
@@ -59,8 +59,8 @@ def test_the_last_checkpoint_stays() -> None:
 
 
 def test_lines_each_step_are_too_many() -> None:
-    told = evidence(ledger=ledger(logging=35.0), recipe=recipe(every__log_steps=1))
-    cause = find("logging", told)
+    facts = evidence(ledger=ledger(logging=35.0), recipe=recipe(every__log_steps=1))
+    cause = find("logging", facts)
     assert cause is not None and cause.change == "--set every.log_steps=64"
     assert cause.saves == pytest.approx(0.35 * 63 / 64)
 
@@ -75,8 +75,8 @@ def test_a_slow_folder_is_told_from_slow_lines_by_what_one_line_would_have_to_ta
 
 def test_what_was_lost_asks_for_checkpoints_as_often_as_they_pay() -> None:
     held = ledger(forward=2000.0, backward=4000.0, lost=1500.0)
-    told = evidence(ledger=held, checkpoints=(5, 5.0), attempts=2)
-    cause = find("restart", told)
+    facts = evidence(ledger=held, checkpoints=(5, 5.0), attempts=2)
+    cause = find("restart", facts)
     # Young: sqrt(2 x 1 s x 3752 s) = 87 s apart, at 6 s an update.
     assert cause is not None and cause.change == "--set every.save_steps=14"
     assert cause.share == pytest.approx(1500 / 7505, abs=0.01) and 0.9 * cause.share < cause.saves < cause.share
@@ -116,20 +116,20 @@ def _compiled(seconds: float, eager: float, compiled: float) -> Compiled:
 
 
 def test_warming_up_is_usual_in_a_short_run() -> None:
-    told = evidence(ledger=ledger(warmup=10.0))
-    assert find("compile", told) is None, "nothing was compiled"
-    cause = find("warmup", told)
+    facts = evidence(ledger=ledger(warmup=10.0))
+    assert find("compile", facts) is None, "nothing was compiled"
+    cause = find("warmup", facts)
     assert cause is not None and cause.is_usual
 
 
 def test_compiling_counts_against_a_run_that_is_too_short_to_earn_it() -> None:
     """A thousand updates that save 5 ms each: 5 s of the 20 that it took."""
-    told = evidence(ledger=ledger(warmup=35.0), compiled=_compiled(20.0, 0.065, 0.060))
-    cause = find("compile", told)
+    facts = evidence(ledger=ledger(warmup=35.0), compiled=_compiled(20.0, 0.065, 0.060))
+    cause = find("compile", facts)
     assert cause is not None and not cause.is_usual
     assert cause.share == pytest.approx(0.2) and cause.saves == pytest.approx(0.15)
     assert "512,000 images; this run has 128,000" in cause.sentence and "net.py:7: a print" in cause.evidence
-    assert find("compile", replace(told, compiled=_compiled(4.9, 0.065, 0.060))) is None, "earned again"
+    assert find("compile", replace(facts, compiled=_compiled(4.9, 0.065, 0.060))) is None, "earned again"
 
 
 def test_compiling_that_makes_it_slower_costs_more_than_its_own_seconds() -> None:
@@ -142,16 +142,16 @@ def test_compiling_is_no_part_of_the_start() -> None:
     parts = {"process": 4.0, "model": 1.0, "compile": 30.0}
     cause = find("startup", evidence(ledger=ledger(startup=5.0, warmup=30.0), started=started(startup=parts)))
     assert cause is not None and "Starting took 5" in cause.sentence
-    assert not any("compile" in told for told in cause.evidence)
+    assert not any("compile" in figure for figure in cause.evidence)
 
 
 def test_code_compiled_anew_shows_in_slow_updates_all_over_the_run() -> None:
-    told = evidence(
+    facts = evidence(
         started=started(compile=True),
         step_seconds=(0.05, 0.055, 1.5),
         step_parts={"forward": 0.06, "backward": 0.05, "optimizer": 0.005},
     )
-    cause = find("recompile", told)
+    cause = find("recompile", facts)
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 0.055 / 0.115), abs=0.01)
     assert find("recompile", evidence(step_seconds=(0.05, 0.055, 1.5))) is None, "nothing is compiled"
 
@@ -169,21 +169,21 @@ def test_reading_the_data_before_the_first_update_is_storage() -> None:
 
 def test_code_and_checkpoints_that_wait_for_the_disk_of_the_images_are_storage_as_well() -> None:
     held = ledger(input_storage=100.0, checkpoint=13.0, measuring=7.0)
-    told = evidence(
+    facts = evidence(
         ledger=held,
         feed=feed(seconds=150.0, read=140.0, decode=5.0, asleep=0.92),
         machine=machine(cpu=0.7, idle=1.0, iowait=0.3, disk_read_bytes=12e6),
         checkpoints=(1, 13.0),
     )
-    alone = find("storage", told)
+    alone = find("storage", facts)
     looks = [("checkpoint", "disk", "", 12.5), ("measuring", "python", "<module> (triton/knobs.py:15)", 6.0)]
     looks += [("forward", "disk", "", 1.5), ("forward", "python", "<module> (sympy/core.py:1)", 9.0)]
-    cause = find("storage", replace(told, threads=threads(*looks, ran=60.0)))
+    cause = find("storage", replace(facts, threads=threads(*looks, ran=60.0)))
     assert alone is not None and cause is not None
     assert cause.share == pytest.approx(alone.share + 20.0 / held.wall_seconds, abs=0.001)
     assert "waited another 20.0 s for it" in cause.sentence
-    assert find("checkpoint", replace(told, threads=threads(*looks, ran=60.0))) is None, "it is said already"
-    assert find("checkpoint", told) is not None
+    assert find("checkpoint", replace(facts, threads=threads(*looks, ran=60.0))) is None, "it is said already"
+    assert find("checkpoint", facts) is not None
 
 
 def test_libraries_that_come_from_a_slow_disk_are_storage_as_well() -> None:
@@ -193,11 +193,11 @@ def test_libraries_that_come_from_a_slow_disk_are_storage_as_well() -> None:
         startup_waits={"data": 4.8, "model": 8.8},
         startup_disk_bytes=18_000_000,
     )
-    told = evidence(ledger=held, started=began, threads=threads(("startup", "disk", "", 8.0), ran=60.0))
-    cause = find("storage_start", told)
-    assert cause is not None and cause.share == pytest.approx(13.6 / 24) and find("startup", told) is None
+    facts = evidence(ledger=held, started=began, threads=threads(("startup", "disk", "", 8.0), ran=60.0))
+    cause = find("storage_start", facts)
+    assert cause is not None and cause.share == pytest.approx(13.6 / 24) and find("startup", facts) is None
     assert "the data and the code" in cause.sentence
-    asleep = replace(told, threads=threads(("startup", "sleeps", "", 8.0), ran=60.0))
+    asleep = replace(facts, threads=threads(("startup", "sleeps", "", 8.0), ran=60.0))
     cause = find("startup", asleep)
     assert cause is not None and cause.share == pytest.approx(9 / 24), "what waits for something else is no storage"
 

@@ -10,110 +10,110 @@ from steadytrain.monitor import Evidence
 
 def test_one_thread_that_decodes_beside_an_idle_core_is_too_few() -> None:
     # 65 s of updates and 35 s of waiting: one thread decodes all the time, and a second one has a core to run on.
-    told = evidence(ledger=ledger(input_decode=35.0), feed=feed(decode=95.0), machine=machine(cpu=1.1, idle=0.9))
-    cause = find("threads", told)
+    facts = evidence(ledger=ledger(input_decode=35.0), feed=feed(decode=95.0), machine=machine(cpu=1.1, idle=0.9))
+    cause = find("threads", facts)
     assert cause is not None and cause.change == "--threads 2"
     assert cause.share == pytest.approx(0.35)
     assert cause.saves == pytest.approx(0.35, abs=0.01)
     assert "the only loader thread spends 95 % of the time decoding images while 0.9 cores are idle" in cause.sentence
-    assert find("decode", told) is None
+    assert find("decode", facts) is None
 
 
 def test_what_the_loop_makes_itself_is_no_matter_of_threads() -> None:
     # 65 s of updates and 35 s of making batches, one after the other: a second thread has nothing to do.
-    made = replace(feed(seconds=35.0, augment=25.0, batch=10.0), by_loop=True, starved=0)
-    told = evidence(ledger=ledger(input_decode=35.0), feed=made, machine=machine(cpu=1.0, idle=1.0))
-    assert find("threads", told) is None and find("waiting", told) is None
-    cut, gathered = find("augment", told), find("gather", told)
+    changed = replace(feed(seconds=35.0, augment=25.0, batch=10.0), by_loop=True, starved=0)
+    facts = evidence(ledger=ledger(input_decode=35.0), feed=changed, machine=machine(cpu=1.0, idle=1.0))
+    assert find("threads", facts) is None and find("waiting", facts) is None
+    cut, gathered = find("augment", facts), find("gather", facts)
     assert cut is not None and cut.share == pytest.approx(0.25) and cut.change == "" and cut.saves == 0
     assert gathered is not None and gathered.share == pytest.approx(0.10)
     assert "the training loop makes them itself" in cut.sentence and "more threads would not help" in cut.sentence
 
 
 def test_threads_are_not_to_blame_where_no_core_is_left_for_more_of_them() -> None:
-    told = evidence(ledger=ledger(input_decode=35.0), feed=feed(decode=95.0), machine=machine(cpu=1.95, idle=0.05))
-    assert find("threads", told) is None
-    cause = find("decode", told)
+    facts = evidence(ledger=ledger(input_decode=35.0), feed=feed(decode=95.0), machine=machine(cpu=1.95, idle=0.05))
+    assert find("threads", facts) is None
+    cause = find("decode", facts)
     assert cause is not None and cause.share == pytest.approx(0.35)
     assert "of what the cores do, and updates wait for them" in cause.sentence
 
 
 def test_a_feed_that_keeps_up_may_still_cost_the_update_its_cores() -> None:
     # The loop waits for nothing. Of the 1.8 cores in use 0.4 decode: alone, the update would take 1.4 / (2 * 0.87).
-    told = evidence(
+    facts = evidence(
         feed=feed(seconds=65.0, decode=26.0, bytes_each=500_000),
         machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.3}),
     )
-    cause = find("decode", told)
+    cause = find("decode", facts)
     assert cause is not None and cause.share == pytest.approx(1 - 1.4 / 1.74, abs=0.01)
     assert "and updates wait for them" in cause.sentence and cause.change.startswith("steady pack")
-    assert find("threads", told) is None and find("waiting", told) is None
-    calm = replace(told, machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.01}))
+    assert find("threads", facts) is None and find("waiting", facts) is None
+    calm = replace(facts, machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.01}))
     assert find("decode", calm) is None, "nothing waited for a core"
-    assert find("decode", replace(told, started=started(device="H100"))) is None, "no processor computes the update"
+    assert find("decode", replace(facts, started=started(device="H100"))) is None, "no processor computes the update"
 
 
 def test_where_more_threads_are_no_cure_the_stage_is_the_cause_and_they_are_what_to_do() -> None:
     # Decoding takes 180 s of one thread beside 20 s of updates: two threads halve it, and it is still the feed.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_augment=160.0, forward=5.0, backward=10.0),
         feed=feed(seconds=180.0, augment=175.0),
         machine=machine(cpu=1.1, idle=0.9),
     )
-    cause = find("augment", told)
+    cause = find("augment", facts)
     assert cause is not None and cause.change == "--threads 2"
     assert cause.share == pytest.approx(160 / 180, abs=0.03)
     assert cause.saves == pytest.approx(0.45, abs=0.06)
 
 
 def test_a_stage_that_waits_needs_more_threads_and_no_cores() -> None:
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=135.0),
         feed=feed(seconds=200.0, decode=195.0, asleep=0.95),
         machine=machine(cpu=0.7, idle=1.3),
     )
-    cause = find("decode", told)
+    cause = find("decode", facts)
     assert cause is not None and "waiting, not computing" in cause.sentence
     assert cause.change == "--threads 3" and cause.saves == pytest.approx(135 / 200, abs=0.03)
-    assert find("threads", told) is None
+    assert find("threads", facts) is None
 
 
 def test_photographs_far_larger_than_needed_are_packed_smaller() -> None:
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=135.0),
         feed=feed(seconds=200.0, decode=195.0, bytes_each=500_000),
         machine=machine(cpu=1.95, idle=0.05),
     )
-    cause = find("decode", told)
+    cause = find("decode", facts)
     assert cause is not None and cause.change == "steady pack photos.rec smaller --shorter-side 256"
     assert 0.3 < cause.saves <= cause.share
 
 
 def test_small_images_are_stored_as_bare_pixels() -> None:
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=25.0, forward=1.0, backward=2.0, optimizer=0.0),
         started=started(size=32),
         feed=feed(seconds=28.0, decode=27.0, bytes_each=2300),
         machine=machine(cpu=1.95, idle=0.05),
     )
-    cause = find("decode", told)
+    cause = find("decode", facts)
     assert cause is not None and cause.change == "steady pack photos.rec pixels --encoding raw"
     assert cause.saves == pytest.approx(cause.share, abs=0.05)
 
 
 def test_a_decoder_that_is_far_slower_than_any_is_the_doctors_affair() -> None:
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=1200.0),
         feed=feed(seconds=1265.0, decode=1260.0, bytes_each=20_000),
         machine=machine(cpu=1.95, idle=0.05),
     )
-    cause = find("decode", told)
+    cause = find("decode", facts)
     assert cause is not None and cause.change == "steady doctor"
 
 
 def test_necessary_work_of_the_feed_that_nothing_waits_for_is_no_cause() -> None:
-    told = evidence(feed=feed(decode=30.0), machine=machine(cpu=1.97, idle=0.03))
-    assert find("decode", told) is None and find("threads", told) is None and find("waiting", told) is None
+    facts = evidence(feed=feed(decode=30.0), machine=machine(cpu=1.97, idle=0.03))
+    assert find("decode", facts) is None and find("threads", facts) is None and find("waiting", facts) is None
 
 
 def test_waiting_below_three_percent_is_not_worth_a_word() -> None:
@@ -133,16 +133,16 @@ def test_waiting_that_no_thread_was_busy_with_is_told_as_such() -> None:
 
 
 def test_gathering_that_sleeps_is_named() -> None:
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_batch=35.0), feed=feed(batch=95.0, asleep=0.9), machine=machine(cpu=1.0, idle=1.0)
     )
-    cause = find("gather", told)
+    cause = find("gather", facts)
     assert cause is not None and cause.name == "gather"
 
 
 def test_slow_first_passes_are_told_apart_from_later_ones() -> None:
     # Images are kept after the first pass: only there the feed is too slow.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=35.0),
         first_epoch={"input_decode": 0.58, "forward": 0.42},
         later={"forward": 1.0},
@@ -152,30 +152,30 @@ def test_slow_first_passes_are_told_apart_from_later_ones() -> None:
         machine_first=machine(cpu=1.1, idle=0.9),
         machine=machine(cpu=1.9, idle=0.1),
     )
-    cause = find("threads", told)
+    cause = find("threads", facts)
     assert cause is not None and cause.share == pytest.approx(0.35, abs=0.01)
 
 
 def test_updates_that_stand_still_around_an_epochs_first_batch_are_its_gap() -> None:
     # 390 updates an epoch: the ones before and after the first and the second begin with take 5 s instead of 65 ms.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_other=10.0),
         slowest={100: 0.07, 388: 5.07, 784: 5.07, 900: 0.07},
         feed=feed(decode=5.0),
     )
-    cause = find("epoch_gap", told)
+    cause = find("epoch_gap", facts)
     assert cause is not None and cause.share == pytest.approx(10 / 75, abs=0.01)
-    assert find("waiting", told) is None
-    told = replace(told, slowest={100: 5.07, 600: 5.07})
-    assert find("epoch_gap", told) is None and find("waiting", told) is not None
+    assert find("waiting", facts) is None
+    facts = replace(facts, slowest={100: 5.07, 600: 5.07})
+    assert find("epoch_gap", facts) is None and find("waiting", facts) is not None
 
 
 def test_cutting_that_takes_far_more_than_usual_is_lost_where_the_cores_are_full() -> None:
     full = machine(cpu=1.97, idle=0.03, pressure={"cpu": 0.7})
-    told = evidence(feed=feed(augment=60.0), started=started(size=64), machine=full)
-    cause = find("augment", told)
+    facts = evidence(feed=feed(augment=60.0), started=started(size=64), machine=full)
+    cause = find("augment", facts)
     assert cause is not None and cause.change == "" and 0.2 < cause.share < 0.5
-    assert find("augment", replace(told, feed=feed(augment=20.0))) is None
+    assert find("augment", replace(facts, feed=feed(augment=20.0))) is None
 
 
 def test_an_epochs_gap_is_told_with_how_long_each_is() -> None:
@@ -206,9 +206,9 @@ def test_reading_that_waits_in_every_epoch_is_storage() -> None:
 def test_who_uses_the_disks_beside_the_run_is_named() -> None:
     backup = {"pid": 12, "name": "rsync", "user": "root", "cores": 0.0, "disk_bytes": 90e6}
     editor = {"pid": 77, "name": "vim", "user": "ann", "cores": 0.1, "disk_bytes": 1e6}
-    told = slow()
-    assert told.machine is not None
-    cause = find("storage", replace(told, machine=replace(told.machine, other_processes=(backup, editor))))
+    facts = slow()
+    assert facts.machine is not None
+    cause = find("storage", replace(facts, machine=replace(facts.machine, other_processes=(backup, editor))))
     assert cause is not None
     assert cause.sentence.endswith("rsync (pid 12, user root) uses the disks of this machine as well.")
     assert "rsync (pid 12, user root) reads and writes 90.0 MB per second" in cause.evidence
@@ -217,7 +217,7 @@ def test_who_uses_the_disks_beside_the_run_is_named() -> None:
 
 def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
     # The first of two and a half passes waits for 135 s of its 161, and its thread reads all the time.
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_storage=135.0),
         first_epoch={"input_storage": 0.84, "forward": 0.16},
         later={"forward": 1.0},
@@ -226,35 +226,35 @@ def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
         machine_first=machine(cpu=0.3, idle=1.0, iowait=0.7),
         feed=feed(decode=20.0),
     )
-    cause = find("storage_first_epoch", told)
+    cause = find("storage_first_epoch", facts)
     assert cause is not None and cause.name == "storage_first_epoch" and "afterwards" in cause.sentence
     assert cause.share == pytest.approx(135 / 200, abs=0.03)
-    assert "cat photos.rec" in cause.change and find("storage", told) is None
+    assert "cat photos.rec" in cause.change and find("storage", facts) is None
 
 
 def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_all_the_same() -> None:
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=135.0),
         feed=feed(seconds=200.0, decode=195.0, asleep=0.92, bytes_each=20_000),
         machine=machine(cpu=0.7, idle=0.8, iowait=0.5, disk_read_bytes=12e6),
     )
-    cause = find("storage", told)
-    assert cause is not None and find("decode", told) is None
+    cause = find("storage", facts)
+    assert cause is not None and find("decode", facts) is None
     assert "12.0 MB per second are read from a disk" in cause.evidence
 
 
 def test_images_that_are_far_away_and_on_no_disk_want_more_threads() -> None:
-    told = replace(slow(), machine=machine(cpu=0.7, idle=1.3))
-    cause = find("storage", told)
+    changed = replace(slow(), machine=machine(cpu=0.7, idle=1.3))
+    cause = find("storage", changed)
     assert cause is not None and cause.change == "--threads 3" and cause.saves == pytest.approx(cause.share, abs=0.05)
 
 
 def test_reading_waits_on_full_cores_as_well() -> None:
-    told = replace(slow(), machine=machine(cpu=0.6, others=1.4, idle=0.0))
-    cause = find("storage", told)
+    changed = replace(slow(), machine=machine(cpu=0.6, others=1.4, idle=0.0))
+    cause = find("storage", changed)
     assert cause is not None and cause.share == pytest.approx(135 / 200, abs=0.05)
 
 
 def test_reading_from_memory_is_no_fault_of_storage() -> None:
-    told = evidence(ledger=ledger(input_storage=35.0), feed=feed(read=95.0), machine=machine(cpu=1.1, idle=0.9))
-    assert find("storage", told) is None and find("threads", told) is not None
+    facts = evidence(ledger=ledger(input_storage=35.0), feed=feed(read=95.0), machine=machine(cpu=1.1, idle=0.9))
+    assert find("storage", facts) is None and find("threads", facts) is not None

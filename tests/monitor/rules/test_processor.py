@@ -7,11 +7,11 @@ from tests.monitor.rules.made import evidence, find, ledger, machine, measured, 
 
 
 def test_one_core_of_several_that_is_always_busy_is_affinity() -> None:
-    told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=0.01))
-    cause = find("affinity", told)
+    facts = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=0.01))
+    cause = find("affinity", facts)
     assert cause is not None and "1 core of the machine's 2" in cause.sentence
     assert cause.share == pytest.approx(0.44, abs=0.02)
-    assert find("quota", told) is None
+    assert find("quota", facts) is None
 
 
 @pytest.mark.parametrize(
@@ -27,28 +27,28 @@ def test_affinity_is_no_cause_where_it_takes_nothing(changes: dict[str, float]) 
 
 
 def test_a_quota_that_holds_the_run_back_is_told_from_affinity_by_the_cores_in_sight() -> None:
-    told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=1.0, throttled_seconds=0.0))
-    cause = find("quota", told)
-    assert cause is not None and find("affinity", told) is None
+    facts = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=1.0, throttled_seconds=0.0))
+    cause = find("quota", facts)
+    assert cause is not None and find("affinity", facts) is None
     assert cause.share == pytest.approx(0.44, abs=0.02)
     assert "--cpus=2" in cause.change
 
 
 def test_a_quota_beside_busy_neighbours_is_a_quota_still() -> None:
-    told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.64, others=1.36, idle=0.0))
-    assert find("quota", told) is not None and find("affinity", told) is None and find("model_waits", told) is None
+    facts = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.64, others=1.36, idle=0.0))
+    assert find("quota", facts) is not None and find("affinity", facts) is None and find("model_waits", facts) is None
 
 
 def test_throttled_time_adds_to_what_a_quota_costs() -> None:
-    told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.5, idle=1.4, throttled_seconds=50.0))
-    cause = find("quota", told)
+    facts = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.5, idle=1.4, throttled_seconds=50.0))
+    cause = find("quota", facts)
     assert cause is not None and cause.share == pytest.approx(1 - 0.5 * 0.56, abs=0.02)
     assert "it was throttled 50 % of the time" in cause.evidence
 
 
 def test_more_threads_than_cores_cost_what_was_measured() -> None:
-    told = evidence(started=started(compute_threads=16), measured=measured(full=0.05, passes={"threads=2": 0.04}))
-    cause = find("oversubscription", told)
+    facts = evidence(started=started(compute_threads=16), measured=measured(full=0.05, passes={"threads=2": 0.04}))
+    cause = find("oversubscription", facts)
     assert cause is not None and cause.change == "--set parallel.compute_threads=2"
     assert cause.share == pytest.approx(60 / 65 / 3, abs=0.01)
     assert find("oversubscription", evidence(started=started(compute_threads=16))) is None, "cores are idle"
@@ -56,30 +56,30 @@ def test_more_threads_than_cores_cost_what_was_measured() -> None:
 
 
 def test_many_threads_on_full_cores_are_told_without_a_measured_pass() -> None:
-    told = evidence(started=started(compute_threads=16), machine=machine(cpu=1.95, idle=0.05))
-    cause = find("oversubscription", told)
+    facts = evidence(started=started(compute_threads=16), machine=machine(cpu=1.95, idle=0.05))
+    cause = find("oversubscription", facts)
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 8**-0.5))
     assert "(estimated)" in cause.evidence[0]
-    assert find("oversubscription", replace(told, started=started(compute_threads=3))) is None, "too few to say"
-    assert find("oversubscription", replace(told, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
+    assert find("oversubscription", replace(facts, started=started(compute_threads=3))) is None, "too few to say"
+    assert find("oversubscription", replace(facts, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
 
 
 def test_four_threads_on_two_cores_are_told_where_they_wait_for_their_turn() -> None:
-    told = evidence(started=started(compute_threads=4), machine=machine(cpu=1.7, idle=0.3))
-    assert find("oversubscription", told) is None
-    cause = find("oversubscription", replace(told, threads=threads(ran=33.0, queued=22.0)))
+    facts = evidence(started=started(compute_threads=4), machine=machine(cpu=1.7, idle=0.3))
+    assert find("oversubscription", facts) is None
+    cause = find("oversubscription", replace(facts, threads=threads(ran=33.0, queued=22.0)))
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 2**-0.5))
 
 
 def test_threads_that_wait_for_each_other_are_no_sign_of_a_small_model() -> None:
-    told = evidence(ledger=ledger(host=40.0), measured=measured(fixed=0.04))
-    assert find("launch", told) is not None
-    assert find("launch", replace(told, started=started(compute_threads=8))) is None
+    facts = evidence(ledger=ledger(host=40.0), measured=measured(fixed=0.04))
+    assert find("launch", facts) is not None
+    assert find("launch", replace(facts, started=started(compute_threads=8))) is None
 
 
 def test_one_thread_that_computes_beside_an_idle_core() -> None:
-    told = evidence(started=started(compute_threads=1), machine=machine(cpu=1.0, idle=1.0))
-    cause = find("compute_threads", told)
+    facts = evidence(started=started(compute_threads=1), machine=machine(cpu=1.0, idle=1.0))
+    cause = find("compute_threads", facts)
     assert cause is not None and cause.change == "--set parallel.compute_threads=2"
     assert find("compute_threads", evidence(started=started(compute_threads=1), machine=machine(idle=0.1))) is None
 
@@ -93,8 +93,8 @@ def test_other_processes_on_a_full_machine_are_named_by_what_they_take() -> None
 def test_the_processes_that_take_the_cores_are_named_in_the_verdict() -> None:
     burner = {"pid": 4242, "name": "python3", "user": "ann", "cores": 0.8}
     editor = {"pid": 77, "name": "vim", "user": "", "cores": 0.1}
-    told = evidence(machine=machine(cpu=1.0, others=1.0, idle=0.0, other_processes=(burner, editor)))
-    cause = find("noisy_neighbour", told)
+    facts = evidence(machine=machine(cpu=1.0, others=1.0, idle=0.0, other_processes=(burner, editor)))
+    cause = find("noisy_neighbour", facts)
     assert cause is not None
     assert "mostly python3 (pid 4242, user ann), take 1 core" in cause.sentence and "vim" not in cause.sentence
     assert cause.evidence[1:] == (
@@ -128,8 +128,8 @@ def test_a_neighbour_beside_idle_cores_takes_nothing(idle: float) -> None:
 
 
 def test_beside_a_gpu_processors_cost_no_more_than_the_waiting_for_the_feed() -> None:
-    told = on_gpu(ledger=ledger(input_decode=10.0), machine=machine(cpu=1.0, others=1.0, idle=0.0))
-    cause = find("noisy_neighbour", told)
+    facts = on_gpu(ledger=ledger(input_decode=10.0), machine=machine(cpu=1.0, others=1.0, idle=0.0))
+    cause = find("noisy_neighbour", facts)
     assert cause is not None and cause.share <= 10 / 75
 
 

@@ -16,8 +16,8 @@ def stats(*seconds: float, updating: float = 0.001) -> ServerStats:
 
 
 def test_a_server_that_all_wait_for_is_named_with_its_figures() -> None:
-    told = evidence(ledger=ledger(communication=35.0), servers=stats(0.01, 0.05, 0.01))
-    cause = find("slow_server", told)
+    facts = evidence(ledger=ledger(communication=35.0), servers=stats(0.01, 0.05, 0.01))
+    cause = find("slow_server", facts)
     assert cause is not None and cause.share == pytest.approx(0.35 * (1 - 0.01 / 0.05))
     assert "Server 1 is slow" in cause.sentence
     assert cause.evidence[0] == "a push and a pull take 50.0 ms there, 10.0 ms at the others"
@@ -26,9 +26,9 @@ def test_a_server_that_all_wait_for_is_named_with_its_figures() -> None:
 
 
 def test_servers_that_are_equally_fast_are_not_named() -> None:
-    told = evidence(ledger=ledger(communication=35.0), servers=stats(0.05, 0.04))
-    assert find("slow_server", told) is None
-    cause = find("communication", told)
+    facts = evidence(ledger=ledger(communication=35.0), servers=stats(0.05, 0.04))
+    assert find("slow_server", facts) is None
+    cause = find("communication", facts)
     assert cause is not None and cause.share == pytest.approx(0.35) and "compress=bf16" in cause.change
 
 
@@ -38,5 +38,5 @@ def test_servers_whose_updates_take_the_time_are_too_few() -> None:
 
 
 def test_without_pushes_nothing_is_said() -> None:
-    told = ServerStats(step=0, seconds=1.0, pushes=0, staleness=0.0, staleness_max=0)
-    assert find("slow_server", evidence(ledger=ledger(communication=35.0), servers=told)) is None
+    server_stats = ServerStats(step=0, seconds=1.0, pushes=0, staleness=0.0, staleness_max=0)
+    assert find("slow_server", evidence(ledger=ledger(communication=35.0), servers=server_stats)) is None

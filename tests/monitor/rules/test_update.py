@@ -8,26 +8,26 @@ from tests.monitor.rules.made import evidence, find, gpu, ledger, measured, on_g
 
 def test_a_small_model_is_launch_bound() -> None:
     # Of 65 ms, 40 do not shrink with the batch of 128: at 64 images they would be two thirds of a pass.
-    told = evidence(ledger=ledger(forward=7.0, backward=13.0, host=40.0), measured=measured(full=0.06, fixed=0.04))
-    cause = find("launch", told)
+    facts = evidence(ledger=ledger(forward=7.0, backward=13.0, host=40.0), measured=measured(full=0.06, fixed=0.04))
+    cause = find("launch", facts)
     assert cause is not None and cause.share == pytest.approx(40 / 65)
     assert cause.change == "--batch-size 1024, with a learning rate to match (--lr)"
     assert cause.saves == pytest.approx(45 / 65 * 7 / 8, abs=0.01)
-    assert find("batch_size", told) is None
+    assert find("batch_size", facts) is None
 
 
 def test_a_tiny_batch_is_told_from_a_small_model() -> None:
     # 16 ms an image would be 1 s at 64 images: it is the batch of 4 that is small.
-    told = evidence(
+    facts = evidence(
         recipe=recipe(batch_size=4),
         ledger=ledger(forward=5.0, backward=10.0, host=45.0),
         measured=measured(full=0.06, fixed=0.045, batch_size=4),
     )
-    cause = find("batch_size", told)
+    cause = find("batch_size", facts)
     assert cause is not None and cause.share == pytest.approx(50 / 65)
     assert cause.change.startswith("--batch-size 256,") or cause.change.startswith("--batch-size 128,")
     assert cause.saves > 0.7
-    assert find("launch", told) is None and find("optimizer", told) is None
+    assert find("launch", facts) is None and find("optimizer", facts) is None
 
 
 def test_a_batch_so_small_that_one_thread_computes_it_leaves_cores_idle() -> None:
@@ -62,8 +62,8 @@ def test_a_batch_never_grows_beyond_what_the_data_and_the_device_hold() -> None:
 
 def test_a_tenth_has_to_be_at_stake_before_a_larger_batch_is_advised() -> None:
     for host, is_told in ((6.0, False), (8.0, True)):
-        told = evidence(ledger=ledger(forward=19.0, backward=38.0, host=host), measured=measured(fixed=0.04))
-        assert (find("launch", told) is not None) == is_told
+        facts = evidence(ledger=ledger(forward=19.0, backward=38.0, host=host), measured=measured(fixed=0.04))
+        assert (find("launch", facts) is not None) == is_told
 
 
 def test_nothing_is_said_of_fixed_costs_that_nobody_measured() -> None:
@@ -71,8 +71,8 @@ def test_nothing_is_said_of_fixed_costs_that_nobody_measured() -> None:
 
 
 def test_bf16_that_is_slower_than_fp32_is_useless() -> None:
-    told = evidence(recipe=recipe(precision__name="bf16"), measured=measured(full=0.06, passes={"fp32": 0.03}))
-    cause = find("precision", told)
+    facts = evidence(recipe=recipe(precision__name="bf16"), measured=measured(full=0.06, passes={"fp32": 0.03}))
+    cause = find("precision", facts)
     assert cause is not None and cause.change == "--precision fp32"
     assert cause.share == pytest.approx(60 / 65 / 2, abs=0.01)
 
@@ -95,8 +95,8 @@ def test_bf16_that_was_measured_faster_is_advised() -> None:
 
 
 def test_passes_that_were_measured_beside_others_prove_little() -> None:
-    told = evidence(measured=measured(full=0.06, passes={"bf16": 0.04}), threads=threads(ran=25.0, queued=40.0))
-    assert find("precision", told) is None, "a third less is what the neighbours do"
+    facts = evidence(measured=measured(full=0.06, passes={"bf16": 0.04}), threads=threads(ran=25.0, queued=40.0))
+    assert find("precision", facts) is None, "a third less is what the neighbours do"
 
 
 def test_idle_tensor_cores_ask_for_bf16_where_the_gpu_is_what_is_busy() -> None:
@@ -107,8 +107,8 @@ def test_idle_tensor_cores_ask_for_bf16_where_the_gpu_is_what_is_busy() -> None:
 
 
 def test_a_giant_optimizer_is_named_with_its_parameters() -> None:
-    told = evidence(ledger=ledger(forward=10.0, backward=20.0, optimizer=50.0), recipe=recipe(batch_size=16))
-    cause = find("optimizer", told)
+    facts = evidence(ledger=ledger(forward=10.0, backward=20.0, optimizer=50.0), recipe=recipe(batch_size=16))
+    cause = find("optimizer", facts)
     assert cause is not None and cause.share == pytest.approx(50 / 80)
     assert "272,474 trained parameters" in cause.evidence[0]
     assert cause.change.startswith("--batch-size ") and cause.saves > 0.5
@@ -116,8 +116,8 @@ def test_a_giant_optimizer_is_named_with_its_parameters() -> None:
 
 
 def test_values_asked_for_in_each_step_cost_on_a_gpu_only() -> None:
-    told = measured(syncs=("net.py:12",))
-    cause = find("sync", evidence(measured=told))
+    passes = measured(syncs=("net.py:12",))
+    cause = find("sync", evidence(measured=passes))
     assert cause is not None and cause.share == 0 and "costs nothing on a CPU" in cause.sentence
-    cause = find("sync", on_gpu(measured=told, ledger=ledger(host=20.0)))
+    cause = find("sync", on_gpu(measured=passes, ledger=ledger(host=20.0)))
     assert cause is not None and cause.share == pytest.approx(20 / 85) and "net.py:12" in cause.change
