@@ -85,5 +85,5 @@ def test_a_note_says_where_the_meaning_is_only_nearly_the_same() -> None:
 def test_no_flag_of_ours_is_read_as_anothers() -> None:
     from steadytrain.cli import app
 
-    names = {name.lstrip("-") for one in app()["train"].assemble_argument_collection() for name in one.names}
+    names = {name.lstrip("-") for argument in app()["train"].assemble_argument_collection() for name in argument.names}
     assert not names & READERS.keys()

@@ -36,8 +36,8 @@ def test_a_person_reads_a_table_that_fits_60_columns(capfd: pytest.CaptureFixtur
 def test_inside_a_launcher_the_ranks_are_its_own() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     words = ["steadytrain", "bandwidth", "--model", "mlp", "--seconds", "0.1", "--json", "--batch-size", "32"]
-    told = subprocess.run([*launcher, *words], capture_output=True, text=True, check=True, timeout=120)
-    document = json.loads(told.stdout)
+    process = subprocess.run([*launcher, *words], capture_output=True, text=True, check=True, timeout=120)
+    document = json.loads(process.stdout)
     [engines] = document["engines"]
     assert document["procs"] == 2 and 0 < engines["step_seconds"] < 1
     assert engines["recommended"] in {row["engine"] for row in engines["engines"]}

@@ -73,9 +73,13 @@ def test_one_json_document_holds_every_finding(torn: Path, capsys: pytest.Captur
     payload = labelled(0, b"<html>")
     torn.write_bytes(torn.read_bytes() + made_of(*[payload] * 30).data)
     assert main(["check", "torn.rec", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["what"], told["n"], told["sound"], told["usable"]) == ("image records", 52, 22, False)
-    assert told["counts"]["no-image"] == len([one for one in told["findings"] if one["kind"] == "no-image"]) == 30
+    document = json.loads(capsys.readouterr().out)
+    assert (document["what"], document["n"], document["sound"], document["usable"]) == ("image records", 52, 22, False)
+    assert (
+        document["counts"]["no-image"]
+        == len([finding for finding in document["findings"] if finding["kind"] == "no-image"])
+        == 30
+    )
     assert main(["check", "torn.rec"]) == 1
     assert "and 10 more; --json names them all" in capsys.readouterr().out
 
@@ -127,9 +131,9 @@ def test_shards_of_validation_are_found_beside_those_of_training(
         (tmp_path / f"a-{name}.rec").write_bytes(data)
     (tmp_path / "a-valuable.rec").write_bytes(data)
     main(["check", str(tmp_path / "a-train-00001-of-00002.rec"), "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["counts"]["leak"] == 2
-    assert [fact for fact in told["facts"] if "are in it" in fact] == [
+    document = json.loads(capsys.readouterr().out)
+    assert document["counts"]["leak"] == 2
+    assert [fact for fact in document["facts"] if "are in it" in fact] == [
         "1 of the 1 images of a-val-00000-of-00002.rec are in it",
         "1 of the 1 images of a-val-00001-of-00002.rec are in it",
     ]
@@ -181,8 +185,8 @@ def test_several_record_files_are_looked_at_one_by_one(torn: Path, capsys: pytes
     assert lines[0] == "fine: whole.rec: 24 image records"
     assert lines[lines.index("2 findings (2 errors): torn.rec: 22 image records") - 1] == ""
     assert main(["check", "torn.rec", "whole.rec", "--json", "--index"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["path"], one["written"]["index"]) for one in told] == [
+    document = json.loads(capsys.readouterr().out)
+    assert [(report["path"], report["written"]["index"]) for report in document] == [
         ("torn.rec", "torn.idx"),
         ("whole.rec", "whole.idx"),
     ]
@@ -196,17 +200,17 @@ def test_a_pattern_of_record_files_is_those_files(torn: Path, capsys: pytest.Cap
 
 
 def test_several_sources_are_one_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = write_folder(tmp_path / "one", {"cat": 12, "dog": 12})
+    folder = write_folder(tmp_path / "one", {"cat": 12, "dog": 12})
     two = write_folder(tmp_path / "two", {"cat": 15, "dog": 10}, size=(30, 20))
-    [(path, _)] = pack([one, two], tmp_path / "both")
-    assert main(["check", str(one), str(two)]) == 0
+    [(path, _)] = pack([folder, two], tmp_path / "both")
+    assert main(["check", str(folder), str(two)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"fine: {one} {two}: 2 sources, 49 images"
+    assert lines[0] == f"fine: {folder} {two}: 2 sources, 49 images"
     assert lines[2] == "  2 classes: cat 27, dog 22"
     assert main(["check", str(path)]) == 0
     packed = capsys.readouterr().out.splitlines()
     assert packed[2] == lines[2]
-    assert main(["check", str(one), str(path)]) == 0
+    assert main(["check", str(folder), str(path)]) == 0
     assert "2 sources, 73 images" in capsys.readouterr().out
 
 
@@ -238,9 +242,9 @@ def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.
     )
     monkeypatch.setenv("PYTHONPATH", str(torn.parent))
     command = [sys.executable, "-m", "steadytrain", "check", "torn.rec", "--json"]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
-    assert told["sound"] == 21
-    assert [one["detail"] for one in told["findings"] if one["kind"] == "damaged-image"] == [
+    document = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    assert document["sound"] == 21
+    assert [finding["detail"] for finding in document["findings"] if finding["kind"] == "damaged-image"] == [
         "the decoder crashed (SIGSEGV)"
     ]
 

@@ -88,11 +88,11 @@ def logged(step: int, steps_per_epoch: int) -> Logged:
     )
 
 
-def told(given: Iterator[Event], every_seconds: float = 0.0) -> list[str]:
+def told(events: Iterator[Event], every_seconds: float = 0.0) -> list[str]:
     """The plain lines of these events."""
     text = io.StringIO()
     with Console(stream=text, every_seconds=every_seconds) as console:
-        for event in given:
+        for event in events:
             console.show(event)
     return text.getvalue().splitlines()
 
@@ -120,14 +120,14 @@ def test_plain_lines_are_key_value_pairs() -> None:
 
 
 def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
-    found = Ceilings(
+    ceilings = Ceilings(
         step=0, feed_images_per_second=900, compute_images_per_second=300, both_images_per_second=285, seconds=5
     )
-    assert told(iter([found])) == [
+    assert told(iter([ceilings])) == [
         "probed step=0 feed_images_per_second=900.0 compute_images_per_second=300.0 both_images_per_second=285.0"
         " ceiling=compute of_ceiling=0.950 feed_headroom=3.00"
     ]
-    assert event_words(found) == [
+    assert event_words(ceilings) == [
         "probe, images/s: loading alone 900, updates alone 300",
         "both 285: 95% of what the updates allow",
         "the data loader has room for 3 times as many",

@@ -144,7 +144,7 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["model-0000.params", "-o", "model.pth"], "it must end with .safetensors, or with -0000.params"),
         (["nothing-0000.params", "-o", "model.safetensors"], "there is no nothing-symbol.json"),
@@ -166,7 +166,7 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
     ],
 )
 def test_mistakes_are_said_in_a_line(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("nets").mkdir()
@@ -175,4 +175,4 @@ def test_mistakes_are_said_in_a_line(
     write_symbol(Path("nets/b-symbol.json"), old_lenet().symbol)
     assert main(["convert", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error and len(error.splitlines()) == 1
+    assert message in error and len(error.splitlines()) == 1

@@ -39,6 +39,6 @@ def test_a_run_a_page_and_commands_to_copy_are_left_behind(
 def test_it_does_not_write_among_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cat").mkdir()
     assert main(["demo", str(tmp_path)]) == 2
-    told = "holds other files (cat): name a new folder for the demo"
-    assert capsys.readouterr().err == f"steady: {tmp_path} {told}\n"
-    assert [one.name for one in tmp_path.iterdir()] == ["cat"]
+    text = "holds other files (cat): name a new folder for the demo"
+    assert capsys.readouterr().err == f"steady: {tmp_path} {text}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["cat"]

@@ -32,10 +32,10 @@ def test_the_verdict_of_a_run_is_printed_with_its_pace_and_its_time(
 ) -> None:
     run = finished(tmp_path)
     assert main(["diagnose", str(run.directory)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"{run.directory}\n")
-    assert "1. nothing" in told and "images/s in the steady state" in " ".join(told.split())
-    assert "not measurable here:" in told
+    output = capsys.readouterr().out
+    assert output.startswith(f"{run.directory}\n")
+    assert "1. nothing" in output and "images/s in the steady state" in " ".join(output.split())
+    assert "not measurable here:" in output
 
 
 def test_one_run_is_one_document_and_a_folder_is_a_list_of_them(
@@ -43,13 +43,13 @@ def test_one_run_is_one_document_and_a_folder_is_a_list_of_them(
 ) -> None:
     run, other = finished(tmp_path), restarted(tmp_path)
     assert main(["diagnose", str(run.directory), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["run"] == str(run.directory) and told["causes"][0]["name"] == "nothing"
-    assert sum(told["ledger"]["seconds"].values()) == pytest.approx(told["ledger"]["wall_seconds"], rel=0.01)
+    document = json.loads(capsys.readouterr().out)
+    assert document["run"] == str(run.directory) and document["causes"][0]["name"] == "nothing"
+    assert sum(document["ledger"]["seconds"].values()) == pytest.approx(document["ledger"]["wall_seconds"], rel=0.01)
     assert main(["diagnose", str(tmp_path), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["runs"]
-    assert [one["run"] for one in listed] == [str(run.directory), str(other.directory)]
-    assert listed[0] == told
+    assert [row["run"] for row in listed] == [str(run.directory), str(other.directory)]
+    assert listed[0] == document
 
 
 def test_a_restart_is_told_with_what_it_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_a_restart_is_told_with_what_it_lost(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "no run named"),
         (["no-such-run"], "no-such-run does not exist"),
@@ -71,18 +71,18 @@ def test_a_restart_is_told_with_what_it_lost(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_a_wrong_use_is_told_in_one_line(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, empty = finished(tmp_path), Run.create(tmp_path / "empty", recipe())
-    given = [word.format(run=run.directory, empty=empty.directory) for word in words]
-    assert main(["diagnose", *given]) in (1, 2)
-    told = capsys.readouterr()
-    assert told.out == "" and said in told.err and len(told.err.splitlines()) == 1
+    arguments = [word.format(run=run.directory, empty=empty.directory) for word in words]
+    assert main(["diagnose", *arguments]) in (1, 2)
+    output = capsys.readouterr()
+    assert output.out == "" and message in output.err and len(output.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    told = evidence(
+    facts = evidence(
         ledger=ledger(input_decode=35.0, evaluation=20.0, checkpoint=10.0, startup=10.0),
         feed=feed(decode=95.0),
         started=made.started(cores=4, compute_threads=4),
@@ -90,23 +90,23 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         evaluations=(9, 20.0),
         checkpoints=(90, 10.0),
     )
-    shown = verdict_text(diagnose(told), "runs/a", width=width).splitlines()
+    shown = verdict_text(diagnose(facts), "runs/a", width=width).splitlines()
     assert max(map(len, shown)) < width
     assert shown[2] == "1. threads: 25 % of the time"
-    assert all(len(one) < width for one in verdict_brief(CAUSE, width=width))
+    assert all(len(line) < width for line in verdict_brief(CAUSE, width=width))
 
 
 def test_the_plain_line_can_be_taken_apart() -> None:
-    told = verdict_line(CAUSE)
-    assert told.startswith('verdict cause=threads share=0.430 saves=0.380 change="--threads 2" sentence="The loop')
-    assert "\n" not in told
+    line = verdict_line(CAUSE)
+    assert line.startswith('verdict cause=threads share=0.430 saves=0.380 change="--threads 2" sentence="The loop')
+    assert "\n" not in line
     assert "change" not in verdict_line(Cause(name="nothing", share=0.0, sentence="Nothing."))
 
 
 def test_at_the_end_of_a_run_a_pipe_gets_the_plain_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _print_verdict(finished(tmp_path))
-    told = capsys.readouterr()
-    assert told.err.startswith("verdict cause=nothing ") and told.out == ""
+    output = capsys.readouterr()
+    assert output.err.startswith("verdict cause=nothing ") and output.out == ""
 
 
 def test_a_log_that_nothing_can_be_made_of_does_not_spoil_the_end(
@@ -135,9 +135,9 @@ def test_a_probe_tells_the_ceilings_and_the_verdict_knows_them(
     run = Run.create(tmp_path / "run", recipe)
     train(run)
     assert main(["diagnose", str(run.directory), "--probe", "--seconds", "0.3", "--json"]) == 0
-    told = capsys.readouterr()
-    assert "probe, images/s: loading alone" in told.err
-    ceiling = json.loads(told.out)["ceiling"]
+    output = capsys.readouterr()
+    assert "probe, images/s: loading alone" in output.err
+    ceiling = json.loads(output.out)["ceiling"]
     assert ceiling["probed"] and ceiling["most"] == min(ceiling["feed"], ceiling["compute"])
 
 

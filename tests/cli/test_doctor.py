@@ -60,9 +60,9 @@ ONE_CORE = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
 def here() -> dict[str, Any]:
     """This machine's document, made on one of its processors."""
     ended = doctor("--json", before=ONE_CORE)
-    told: dict[str, Any] = json.loads(ended.stdout)
-    assert ended.returncode == int(any(one["severity"] == "bad" for one in told["findings"])), ended.stderr
-    return told
+    document: dict[str, Any] = json.loads(ended.stdout)
+    assert ended.returncode == int(any(finding["severity"] == "bad" for finding in document["findings"])), ended.stderr
+    return document
 
 
 def test_the_document_is_about_this_machine(here: dict[str, Any], broken_torch: str) -> None:
@@ -111,18 +111,18 @@ def quota() -> Iterator[Path]:
 
 def test_the_quota_of_a_real_control_group_is_told_with_its_fraction(quota: Path, broken_torch: str) -> None:
     join = ["sh", "-c", f'echo $$ >{quota}/cgroup.procs; exec "$@"', "sh"]
-    told = json.loads(doctor("--json", before=join, PYTHONPATH=broken_torch).stdout)
-    assert (told["processor"]["quota"], told["processor"]["usable"]) == (0.5, 1)
-    [finding] = [finding for finding in told["findings"] if finding["rule"] == "quota"]
+    document = json.loads(doctor("--json", before=join, PYTHONPATH=broken_torch).stdout)
+    assert (document["processor"]["quota"], document["processor"]["usable"]) == (0.5, 1)
+    [finding] = [finding for finding in document["findings"] if finding["rule"] == "quota"]
     assert finding["severity"] == "warn" and "quota (cgroup) is 0.5 cores of the machine's" in finding["what"]
 
 
 def test_where_torch_is_not_installed_that_is_the_finding(without_torch: str) -> None:
     ended = doctor("--json", python=without_torch)
-    told = json.loads(ended.stdout)
-    assert (ended.returncode, told["torch"]["state"]) == (1, "missing")
-    assert [one["rule"] for one in told["findings"] if one["severity"] == "bad"][0] == "torch-missing"  # noqa: RUF015
-    assert told["decoders"]["simplejpeg_turbo"] and told["processor"]["usable"]
+    document = json.loads(ended.stdout)
+    assert (ended.returncode, document["torch"]["state"]) == (1, "missing")
+    assert [finding["rule"] for finding in document["findings"] if finding["severity"] == "bad"][0] == "torch-missing"  # noqa: RUF015
+    assert document["decoders"]["simplejpeg_turbo"] and document["processor"]["usable"]
 
 
 def test_where_torch_is_not_installed_it_is_readable_too(without_torch: str) -> None:
@@ -143,18 +143,20 @@ def test_where_torch_is_not_installed_it_is_readable_too(without_torch: str) -> 
 def test_a_broken_torch_is_found_and_does_not_break_the_doctor(tmp_path: Path, body: str, state: str) -> None:
     (tmp_path / "torch.py").write_text(body)
     ended = doctor("--json", PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}")
-    told = json.loads(ended.stdout)
-    assert (ended.returncode, told["torch"]["state"]) == (1, state)
-    assert told["findings"][0]["rule"] == "torch-broken"
+    document = json.loads(ended.stdout)
+    assert (ended.returncode, document["torch"]["state"]) == (1, state)
+    assert document["findings"][0]["rule"] == "torch-broken"
 
 
 @pytest.mark.slow
 def test_against_itself_earlier(here: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "earlier.json").write_text(json.dumps(here))
-    told = json.loads(doctor("--against", str(tmp_path / "earlier.json"), "--json", before=ONE_CORE).stdout)
-    assert told["kind"] == "steadytrain doctor comparison"
+    document = json.loads(doctor("--against", str(tmp_path / "earlier.json"), "--json", before=ONE_CORE).stdout)
+    assert document["kind"] == "steadytrain doctor comparison"
     assert not [
-        one["key"] for one in told["differences"] if one["key"].startswith(("torch.", "packages.", "decoders."))
+        difference["key"]
+        for difference in document["differences"]
+        if difference["key"].startswith(("torch.", "packages.", "decoders."))
     ]
 
 
@@ -181,8 +183,8 @@ def test_a_wrong_file_is_refused_at_once_in_one_line(
     (tmp_path / "run.json").write_text('{"model": "resnet18"}')
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("torch was asked first"))
     assert main(["doctor", "--against", str(tmp_path / "run.json")]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1 and "was not written by steady doctor" in told.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and "was not written by steady doctor" in output.err
 
 
 def until(happened: Callable[[], bool]) -> None:

@@ -44,11 +44,11 @@ def steady(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
     return run
 
 
-def _refused(said: Said, code: int, *parts: str) -> None:
-    assert said.code == code, said.error
-    assert len(said.lines) == 1, said.error
+def _refused(output: Said, code: int, *parts: str) -> None:
+    assert output.code == code, output.error
+    assert len(output.lines) == 1, output.error
     for part in parts:
-        assert part in said.lines[0]
+        assert part in output.lines[0]
 
 
 def test_a_missing_folder(steady: Callable[..., Said]) -> None:
@@ -71,9 +71,9 @@ def test_an_unreadable_file_is_named_and_passed_over(
 ) -> None:
     folder = write_digits(tmp_path / "digits", 60, 3)
     (folder / "1" / "broken.png").write_bytes(b"<html>not found</html>")
-    said = steady("train", folder, *QUICK)
-    assert said.code == 0, said.error
-    assert "broken.png" in said.error
+    output = steady("train", folder, *QUICK)
+    assert output.code == 0, output.error
+    assert "broken.png" in output.error
 
 
 def test_too_many_unreadable_files(
@@ -113,9 +113,9 @@ def test_a_typo_in_a_flag_or_verb(steady: Callable[..., Said], words: list[str],
     ],
 )
 def test_a_flag_of_another_trainer_has_an_answer(steady: Callable[..., Said], word: str, part: str) -> None:
-    said = steady("train", "x", word, "1")
-    _refused(said, 2, f"Unknown option: {word}.", part)
-    assert "Did you mean" not in said.error
+    output = steady("train", "x", word, "1")
+    _refused(output, 2, f"Unknown option: {word}.", part)
+    assert "Did you mean" not in output.error
 
 
 def test_what_another_verb_calls_otherwise_is_named(steady: Callable[..., Said]) -> None:
@@ -127,8 +127,8 @@ def test_what_another_verb_calls_otherwise_is_named(steady: Callable[..., Said])
 def test_flags_of_other_trainers_that_are_the_same_are_aliases(steady: Callable[..., Said], digits: Path) -> None:
     words = ["--opt", "sgd", "--wd=0.01", "--sched", "poly", "--momentum", "0.8", "--smoothing", "0.2"]
     words += ["--clip-grad", "2", "--max-epochs", "3", "--ema", "0.9", "--holdout", "0.3", "--warmup-epochs", "0"]
-    said = steady("train", digits, *QUICK[:2], *QUICK[4:], *words, "--explain", "--json")
-    recipe = json.loads(said.out)["recipe"]
+    output = steady("train", digits, *QUICK[:2], *QUICK[4:], *words, "--explain", "--json")
+    recipe = json.loads(output.out)["recipe"]
     optim = {"name": "sgd", "weight_decay": 0.01, "schedule": "poly", "momentum": 0.8, "label_smoothing": 0.2}
     optim |= {"clip_norm": 2.0, "ema": 0.9, "warmup_epochs": 0.0}
     assert {key: recipe["optim"][key] for key in optim} == optim
@@ -224,9 +224,9 @@ def test_an_unknown_model(steady: Callable[..., Said], digits: Path) -> None:
 def test_what_is_wrong_without_the_data_is_found_before_they_are_packed(
     steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path, words: list[str], part: str
 ) -> None:
-    said = steady("train", write_digits(tmp_path / "digits", 40, 2), *words)
-    _refused(said, 2, part)
-    assert "packing" not in said.error
+    output = steady("train", write_digits(tmp_path / "digits", 40, 2), *words)
+    _refused(output, 2, part)
+    assert "packing" not in output.error
     assert not Path("runs").exists()
 
 
@@ -247,8 +247,8 @@ def test_a_factory_is_not_imported_because_a_recipe_names_it(steady: Callable[..
 
 def test_weights_of_another_model(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
     torch.save({"layer.weight": torch.zeros(3, 3)}, tmp_path / "other.pth")
-    said = steady("finetune", digits, *QUICK, "--weights", tmp_path / "other.pth")
-    _refused(said, 2, "other.pth", "layer.weight")
+    output = steady("finetune", digits, *QUICK, "--weights", tmp_path / "other.pth")
+    _refused(output, 2, "other.pth", "layer.weight")
 
 
 def test_weights_that_would_have_to_be_unpickled(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_a_full_disk_keeps_what_was_done(steady: Callable[..., Said], digits: Pa
     run = small_disk / "run"
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * (2 << 20 >> 1))
-    said = steady("train", digits, *QUICK, "--run", run, "--set", "every.save_steps=1", "--set", "every.keep=99")
-    _refused(said, 1, "the disk is full", "same command")
+    output = steady("train", digits, *QUICK, "--run", run, "--set", "every.save_steps=1", "--set", "every.keep=99")
+    _refused(output, 1, "the disk is full", "same command")
     filler.unlink()
     assert steady("train", digits, *QUICK, "--run", run).code == 0
 
@@ -279,8 +279,8 @@ def test_a_run_in_use_by_another_process(steady: Callable[..., Said], digits: Pa
         deadline = time.monotonic() + 60
         while not (run / "events.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        said = steady(*words)
-        _refused(said, 2, f"in use by process {child.pid}")
+        output = steady(*words)
+        _refused(output, 2, f"in use by process {child.pid}")
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
@@ -288,15 +288,15 @@ def test_a_run_in_use_by_another_process(steady: Callable[..., Said], digits: Pa
 
 def test_a_changed_recipe_on_an_existing_run(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
     assert steady("train", digits, *QUICK, "--run", tmp_path / "run").code == 0
-    said = steady("train", digits, *QUICK, "--lr", "0.3", "--run", tmp_path / "run")
-    _refused(said, 2, "optim.lr: 0.1 -> 0.3", "--run")
+    output = steady("train", digits, *QUICK, "--lr", "0.3", "--run", tmp_path / "run")
+    _refused(output, 2, "optim.lr: 0.1 -> 0.3", "--run")
 
 
 def test_the_same_command_again_says_that_it_is_finished(steady: Callable[..., Said], digits: Path) -> None:
     assert steady("train", digits, *QUICK).code == 0
-    said = steady("train", digits, *QUICK)
-    assert said.code == 0
-    assert "is finished" in said.error
+    output = steady("train", digits, *QUICK)
+    assert output.code == 0
+    assert "is finished" in output.error
 
 
 def test_evaluating_other_classes(
@@ -314,10 +314,10 @@ def test_evaluating_a_run_that_has_not_finished_says_whose_weights_it_takes(
 ) -> None:
     assert steady("train", digits, *QUICK, "--run", tmp_path / "run").code == 0
     (tmp_path / "run" / "model.safetensors").unlink()
-    said = steady("evaluate", tmp_path / "run")
-    assert said.code == 0
-    assert "has not finished: these are its best weights so far" in said.error
-    assert "evaluating: done=" in said.error
+    output = steady("evaluate", tmp_path / "run")
+    assert output.code == 0
+    assert "has not finished: these are its best weights so far" in output.error
+    assert "evaluating: done=" in output.error
 
 
 def test_evaluating_what_is_no_run(steady: Callable[..., Said], tmp_path: Path) -> None:
@@ -331,27 +331,27 @@ def test_predicting_what_cannot_be_read_goes_on_with_the_next(
     assert steady("train", digits, *QUICK, "--run", tmp_path / "run").code == 0
     good = next(digits_folder.glob("3/*.png"))
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    said = steady("predict", tmp_path / "run", tmp_path / "bad.png", "gone.png", good)
-    assert said.code == 1
-    first, second, third = said.out.splitlines()
+    output = steady("predict", tmp_path / "run", tmp_path / "bad.png", "gone.png", good)
+    assert output.code == 1
+    first, second, third = output.out.splitlines()
     assert first.startswith(f"{tmp_path / 'bad.png'}: ") and second.startswith("gone.png: cannot read gone.png")
     assert "record" not in first + second
     assert third.startswith(str(good)) and third.count(" % ") == 5
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ([], "name the data to train on"),
         (["nowhere"], "no file or folder nowhere"),
         ([".", "--val", "nowhere"], "--val is nowhere"),
     ],
 )
-def test_data_that_are_not_there_are_told_before_torch_is_imported(data: list[str], said: str) -> None:
+def test_data_that_are_not_there_are_told_before_torch_is_imported(data: list[str], message: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "steadytrain", "train", *data, "--model", "timm/resnet18"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines() if "|" in line}
-    assert told.returncode == 2 and said in told.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines() if "|" in line}
+    assert process.returncode == 2 and message in process.stderr
     assert "steadytrain.cli.options" in imported and "torch" not in imported
 
 

@@ -17,39 +17,39 @@ from steadytrain.config.plain import leaves
 
 def _explained(capsys: pytest.CaptureFixture[str], digits: Path, *words: str) -> dict[str, object]:
     assert main(["train", str(digits), "--device", "cpu", "--explain", "--json", *words]) == 0
-    told: dict[str, object] = json.loads(capsys.readouterr().out)
-    return told
+    values: dict[str, object] = json.loads(capsys.readouterr().out)
+    return values
 
 
 def test_nothing_is_trained(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     words = [str(digits), "--device", "cpu", "--model", "resnet20", "--run", str(run), "--batch-size", "32"]
     assert main(["train", *words, "--explain"]) == 0
-    told = capsys.readouterr().out
-    assert "resnet20: 2" in told and "updates" in told and "in fp32" in told and "convolution x 19" in told
+    output = capsys.readouterr().out
+    assert "resnet20: 2" in output and "updates" in output and "in fp32" in output and "convolution x 19" in output
     assert not run.exists()
 
 
 def test_autocast_converts_products_and_keeps_the_rest(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = _explained(capsys, digits, "--model", "resnet20", "--precision", "bf16")
-    operations = told["operations"]
+    document = _explained(capsys, digits, "--model", "resnet20", "--precision", "bf16")
+    operations = document["operations"]
     assert isinstance(operations, dict)
     assert operations["bf16"]["convolution"] == 19 and operations["bf16"]["addmm"] == 1
     assert "convolution" not in operations["fp32"] and operations["fp32"]["log_softmax"] == 1
-    assert set(told["stored"]) == {"fp32"} and told["masters"] == 0  # type: ignore[call-overload]
-    assert isinstance(told["conversions"], int) and told["conversions"] > 0
+    assert set(document["stored"]) == {"fp32"} and document["masters"] == 0  # type: ignore[call-overload]
+    assert isinstance(document["conversions"], int) and document["conversions"] > 0
 
 
 def test_pure_numbers_have_twins(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = _explained(capsys, digits, "--model", "mlp", "--precision", "pure-bf16")
-    assert told["stored"] == {"bf16": told["parameters"]} and told["masters"] == told["parameters"]
-    told = _explained(capsys, digits, "--model", "mlp", "--precision", "fp32")
-    assert list(told["operations"]) == ["fp32"] and told["conversions"] == 0  # type: ignore[call-overload]
+    document = _explained(capsys, digits, "--model", "mlp", "--precision", "pure-bf16")
+    assert document["stored"] == {"bf16": document["parameters"]} and document["masters"] == document["parameters"]
+    document = _explained(capsys, digits, "--model", "mlp", "--precision", "fp32")
+    assert list(document["operations"]) == ["fp32"] and document["conversions"] == 0  # type: ignore[call-overload]
 
 
 def test_what_is_computed_again_is_named(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = _explained(capsys, digits, "--model", "resnet20", "--precision", "fp32", "--grad-checkpointing")
-    again, asked = told["recomputed"], told["recipe"]
+    document = _explained(capsys, digits, "--model", "resnet20", "--precision", "fp32", "--grad-checkpointing")
+    again, asked = document["recomputed"], document["recipe"]
     assert isinstance(again, dict) and isinstance(asked, dict) and asked["parallel"]["recompute"]
     assert "layer1.0" in again["parts"] and again["kept_bytes"] < 0.5 * again["usual_bytes"]
     assert main(["train", str(digits), "--device", "cpu", "--model", "resnet20", "--recompute", "--explain"]) == 0
@@ -71,11 +71,11 @@ def test_whose_mean_is_used_is_said(data_folder: Path, digits: Path, capsys: pyt
     words = ["finetune", str(digits), "--device", "cpu", "--model", "timm/mobilenetv2_100", "--weights", str(weights)]
     words += ["--size", "32", "--explain"]
     assert main(words) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "scaled: timm/mobilenetv2_100's mean (0.485 0.456 0.406) and timm/mobilenetv2_100's std" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "scaled: timm/mobilenetv2_100's mean (0.485 0.456 0.406) and timm/mobilenetv2_100's std" in text
     assert main([*words, "--set", "data.mean=[0.5,0.5,0.5]"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "scaled: the recipe's mean (0.5 0.5 0.5) and timm/mobilenetv2_100's std (0.229 0.224 0.225)" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "scaled: the recipe's mean (0.5 0.5 0.5) and timm/mobilenetv2_100's std (0.229 0.224 0.225)" in text
 
 
 def test_defaults_fit_the_data_and_the_budget(
@@ -166,8 +166,8 @@ def test_recipe_files_can_be_trained_and_say_what_was_measured(
     words = [str(tmp_path / "photos"), "--recipe", str(file), "--device", "cpu", "--set", "model.pretrained=false"]
     words += ["--batch-size", "4"]  # of 16 images
     assert main([verb, *words, "--explain", "--json"]) == 0
-    told = dict(leaves(json.loads(capsys.readouterr().out)["recipe"]))
+    values = dict(leaves(json.loads(capsys.readouterr().out)["recipe"]))
     written = tomllib.loads(text)
     written.pop("sweep", None)  # for steady sweep
     for key, value in leaves(written):
-        assert key in ("model.pretrained", "batch_size") or told[key] == value, key
+        assert key in ("model.pretrained", "batch_size") or values[key] == value, key

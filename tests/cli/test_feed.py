@@ -39,12 +39,12 @@ def test_a_folder_is_measured_as_training_would_read_it(photos: Path, capsys: py
     words = ["feed", "photos", "--size", "48", "--seconds", "0.2", "--batch-size", "2", "--threads", "2", "--json"]
     assert main(words) == 0
     output = capsys.readouterr()
-    told = json.loads(output.out)
-    assert (told["n"], told["size"], told["batch_size"], told["threads"]) == (20, 48, 2, 2)
-    assert told["work"] == "training: resized-crop to 48 x 48, flip"
-    assert told["images"] >= 2 and told["images_per_second"] > 0 and told["first_pass"] is not None
-    assert told["images_per_second_per_thread"] == pytest.approx(told["images_per_second"] / 2)
-    shares = [told[f"{name}_share"] for name in ("read", "decode", "augment", "batch", "blocked")]
+    document = json.loads(output.out)
+    assert (document["n"], document["size"], document["batch_size"], document["threads"]) == (20, 48, 2, 2)
+    assert document["work"] == "training: resized-crop to 48 x 48, flip"
+    assert document["images"] >= 2 and document["images_per_second"] > 0 and document["first_pass"] is not None
+    assert document["images_per_second_per_thread"] == pytest.approx(document["images_per_second"] / 2)
+    shares = [document[f"{name}_share"] for name in ("read", "decode", "augment", "batch", "blocked")]
     assert 0 < sum(shares) <= 1.05
     assert "packing photos once" in output.err and "measuring for 0.2 seconds" in output.err
 
@@ -63,8 +63,8 @@ def test_a_person_reads_rates_and_shares(digits: Path, capsys: pytest.CaptureFix
 def test_evaluation_is_measured_too(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["feed", "digits.rec", "--eval", "--seconds", "0.1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["work"] == "evaluation: resize, centre 8 x 8" and told["images"] > 40
+    document = json.loads(capsys.readouterr().out)
+    assert document["work"] == "evaluation: resize, centre 8 x 8" and document["images"] > 40
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ def test_a_dry_run_shows_the_files_and_commands_and_writes_nothing(
 def test_a_dry_run_writes_the_files_where_it_is_told_to(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["launch", "--on", "kubernetes", "--set", "image=me/x:1", "--set", "name=cats", "-o", "out", "--dry-run"]
     assert main([*words, "--", "train", "/data/a.rec"]) == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     written = (work / "out" / "cats.yaml").read_text()
-    assert written.strip() in told.out and told.err == "written: out/cats.yaml\n"
+    assert written.strip() in output.out and output.err == "written: out/cats.yaml\n"
 
 
 def test_a_run_is_resumed_by_ranks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,9 +45,13 @@ def test_a_run_is_resumed_by_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "--hosts", "hosts", "--sync", "cats", "--dry-run", "--json", "--", "train", "a.rec"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["on"], told["ranks"]) == ("ssh", 3)
-    assert [(one["what"], len(one["commands"])) for one in told["stages"]] == [("check", 2), ("copy", 2), ("run", 2)]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["on"], document["ranks"]) == ("ssh", 3)
+    assert [(stage["what"], len(stage["commands"])) for stage in document["stages"]] == [
+        ("check", 2),
+        ("copy", 2),
+        ("run", 2),
+    ]
 
 
 def test_a_job_file_and_what_goes_over_it(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,18 +60,18 @@ def test_a_job_file_and_what_goes_over_it(work: Path, capsys: pytest.CaptureFixt
     )
     assert main(["launch", "--job", "job.toml", "--nodes", "2", "--set", "slurm.partition=cpu", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"#SBATCH --{one}\n" in shown for one in ("nodes=2", "partition=cpu", "account=me"))
+    assert all(f"#SBATCH --{word}\n" in shown for word in ("nodes=2", "partition=cpu", "account=me"))
 
 
 def test_the_old_trackers_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = "launch -n 4 -s 2 -H hosts --launcher ssh --env OMP_NUM_THREADS:3 --dry-run --json train a.rec --lr 0.1"
     assert main(words.split()) == 0
-    told = capsys.readouterr()
-    run = json.loads(told.out)["stages"][-1]["commands"]
-    assert [one["argv"][-1].split(" -- ")[1] for one in run] == ["-P -m steadytrain train a.rec --lr 0.1"] * 2
-    assert [one["variables"] for one in run] == [{"OMP_NUM_THREADS": "3"}] * 2
+    output = capsys.readouterr()
+    run = json.loads(output.out)["stages"][-1]["commands"]
+    assert [command["argv"][-1].split(" -- ")[1] for command in run] == ["-P -m steadytrain train a.rec --lr 0.1"] * 2
+    assert [command["variables"] for command in run] == [{"OMP_NUM_THREADS": "3"}] * 2
     assert "--size 4 --procs 2 --first 2" in run[1]["argv"][-1]
-    assert "-s 2 is ignored: there are no servers, ranks exchange gradients directly" in told.err
+    assert "-s 2 is ignored: there are no servers, ranks exchange gradients directly" in output.err
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_where_pods_cannot_get_a_password_unseen_a_secret_is_asked_for(capsys: p
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--", "trian", "a.rec"], "Did you mean train?"),
         (["--nodes", "two", "--", "train", "a.rec"], "--nodes 2:4"),
@@ -111,10 +115,10 @@ def test_where_pods_cannot_get_a_password_unseen_a_secret_is_asked_for(capsys: p
         ([], "no command to start: put it after two dashes"),
     ],
 )
-def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", *words]) == 2
-    told = capsys.readouterr().err
-    assert said in told and len(told.splitlines()) == 1
+    errors = capsys.readouterr().err
+    assert message in errors and len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -131,8 +135,8 @@ def test_a_command_that_every_rank_would_refuse_is_refused_at_once(
     work: Path, capsys: pytest.CaptureFixture[str], words: str, part: str, dry: list[str]
 ) -> None:
     assert main(["launch", "--on", "slurm", "-o", "out", *dry, "--", *words.split()]) == 2
-    told = capsys.readouterr()
-    assert part in told.err and not told.out
+    output = capsys.readouterr()
+    assert part in output.err and not output.out
     assert [path.name for path in work.iterdir()] == ["hosts"]
 
 
@@ -144,9 +148,9 @@ def test_of_a_job_that_was_refused_no_output_is_promised(
     (work / "bin" / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{work / 'bin'}:/usr/bin:/bin")
     assert main(["launch", "--on", "slurm", "--", "train", "x", "--run", "/shared/a"]) == 1
-    told = capsys.readouterr().err
-    assert "invalid partition" in told and "its output" not in told and "warning" not in told
+    errors = capsys.readouterr().err
+    assert "invalid partition" in errors and "its output" not in errors and "warning" not in errors
     (work / "bin" / "sbatch").write_text("#!/bin/sh\necho 42\n")
     assert main(["launch", "--on", "slurm", "--", "train", "x"]) == 0
-    told = capsys.readouterr().err
-    assert "its output: steadytrain-NUMBER.log" in told
+    errors = capsys.readouterr().err
+    assert "its output: steadytrain-NUMBER.log" in errors

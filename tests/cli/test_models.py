@@ -86,20 +86,20 @@ def test_all_names_are_listed_without_counting_and_the_way_to_the_counts_is_told
     assert "--all" in err
     document = json.loads(shown(capsys, "--json")[0])
     assert not document["counted"]
-    assert {one["parameters"] for one in document["models"]} == {None}
+    assert {model["parameters"] for model in document["models"]} == {None}
 
 
 @pytest.mark.parametrize("sort", [pytest.param("parameters", marks=pytest.mark.slow), "flops"])
 def test_sorted_the_smallest_comes_first(capsys: pytest.CaptureFixture[str], sort: str) -> None:
     models = json.loads(shown(capsys, "mobilenetv[12]*", "--sort", sort, "--json")[0])["models"]
-    told = [one[sort] for one in models]
-    assert len(told) > 5
-    assert told == sorted(told)
-    assert [one["name"] for one in models] != sorted(one["name"] for one in models)
+    values = [model[sort] for model in models]
+    assert len(values) > 5
+    assert values == sorted(values)
+    assert [model["name"] for model in models] != sorted(model["name"] for model in models)
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["resnett50"], "no model matches 'resnett50'. Did you mean resnet50"),
         (["mobilenetv2_035", "--weights"], "no weights match 'mobilenetv2_035'"),
@@ -107,13 +107,13 @@ def test_sorted_the_smallest_comes_first(capsys: pytest.CaptureFixture[str], sor
         (["--sort", "size"], "Choose from: name, parameters, flops"),
     ],
 )
-def test_errors_are_one_line_with_the_remedy(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+def test_errors_are_one_line_with_the_remedy(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     assert main(["models", *argv]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("steady: ")
-    assert said in err.replace('"', "")
+    assert message in err.replace('"', "")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -126,4 +126,4 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     out, _ = shown(capsys, pattern)
     assert max(map(len, out.splitlines())) <= columns
-    assert {one["name"] for one in wide} <= set(out.split())
+    assert {row["name"] for row in wide} <= set(out.split())

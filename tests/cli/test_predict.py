@@ -30,13 +30,13 @@ def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluate_prints_the_top1_that_the_runs_end_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def top1(*words: str, row: str) -> str:
         assert main([*words]) == 0
-        found = re.search(rf"^{row} +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
-        assert found is not None
-        return found[1]
+        match = re.search(rf"^{row} +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
+        assert match is not None
+        return match[1]
 
     for which in ("best", "last"):
-        said = top1("train", "--run", str(run), row=f"{which} top-1")
-        assert top1("evaluate", str(run), "--weights", which, row="top-1") == said
+        score = top1("train", "--run", str(run), row=f"{which} top-1")
+        assert top1("evaluate", str(run), "--weights", which, row="top-1") == score
     assert top1("evaluate", str(run), row="top-1") == top1("train", "--run", str(run), row="best top-1")
     assert main(["evaluate", str(run)]) == 0
     assert "best.safetensors (best by validation top-1, epoch " in capsys.readouterr().out.splitlines()[0]
@@ -165,10 +165,10 @@ def labels_run(labelled_digits: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_an_evaluation_of_labels_says_what_the_run_said(labels_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--run", str(labels_run)]) == 0
-    said = re.search(r"^best mAP +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
+    match = re.search(r"^best mAP +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
     assert main(["evaluate", str(labels_run), "--threshold", "0.3"]) == 0
     out = capsys.readouterr().out
-    assert said is not None and f"mAP    {said[1]}  (over 3 labels; 40 images)" in out
+    assert match is not None and f"mAP    {match[1]}  (over 3 labels; 40 images)" in out
     assert "best.safetensors (best by validation mAP, epoch " in out.splitlines()[0]
     head, *rows = out[out.index("\nlabel ") + 1 :].splitlines()
     assert head.split() == ["label", "n", "AP", "recall", "precision", "F1"] and len(rows) == 3

@@ -48,15 +48,15 @@ def test_a_dash_prints_markdown(runs: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_json_is_one_document_and_writes_nothing_by_itself(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "runs", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [run["name"] for run in told["runs"]] == ["baseline", "restarted"]
+    document = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in document["runs"]] == ["baseline", "restarted"]
     assert not (runs / "report.html").exists()
     assert main(["report", "runs", "--json", "-o", "r.csv"]) == 0
     assert (runs / "r.csv").exists()
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "said"),
+    ("argv", "code", "message"),
     [
         ([], 2, "no run named: steady report RUN..., or a folder of runs: steady report runs/"),
         (["runs/baselin"], 2, "runs/baselin does not exist. Did you mean baseline?"),
@@ -68,7 +68,7 @@ def test_json_is_one_document_and_writes_nothing_by_itself(runs: Path, capsys: p
     ],
 )
 def test_errors_are_one_line_with_the_remedy(
-    runs: Path, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, said: str
+    runs: Path, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
 ) -> None:
     Run.create(runs / "runs" / "empty", recipe())
     (runs / "thesis.md").write_text("chapter 1")
@@ -77,7 +77,7 @@ def test_errors_are_one_line_with_the_remedy(
     assert out == ""
     *_, last = err.splitlines()
     assert last.startswith("steady: ")
-    assert said in last
+    assert message in last
     assert "Traceback" not in err
 
 

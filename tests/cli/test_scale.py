@@ -156,8 +156,8 @@ def test_an_interrupt_ends_the_ranks_without_a_traceback() -> None:
     assert "measuring resnet20 on one device" in child.stderr.readline()
     time.sleep(1)
     os.killpg(child.pid, signal.SIGINT)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == 130 and "Traceback" not in said
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130 and "Traceback" not in errors
 
 
 def test_a_busy_machine_is_told(earlier: Path, capsys: pytest.CaptureFixture[str]) -> None:

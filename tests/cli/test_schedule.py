@@ -69,8 +69,8 @@ def test_a_picture_has_the_curves_and_needs_no_network(
     words = ["schedule", "--num-train", "50000", "--schedule", "cosine:80,to=0.1 constant", "-o", str(file)]
     assert main(words) == 0
     assert main(words) == 0  # it replaces its own
-    told = capsys.readouterr().out
-    assert re.search(r"85 +33,205 +0\.005 +0\.9 +128 +## +constant begins", told)
+    output = capsys.readouterr().out
+    assert re.search(r"85 +33,205 +0\.005 +0\.9 +128 +## +constant begins", output)
     text = file.read_text()
     picture = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
     assert [title.text for title in picture.iter(f"{SVG}text") if title.get("class") == "title"] == [

@@ -60,9 +60,9 @@ def test_leaving_waits_for_it_and_handlers_are_put_back() -> None:
 def test_what_we_set_for_ourselves_is_not_handed_down(tmp_path: Path) -> None:
     code = "from steadytrain.machine.process import share_cores; share_cores(); " + OURS
     child = "import os, sys; open(sys.argv[1], 'w').write(os.environ.get('GOMP_SPINCOUNT', 'none'))"
-    for given, expected in (({}, "none"), ({"GOMP_SPINCOUNT": "77"}, "77")):
+    for settings, expected in (({}, "none"), ({"GOMP_SPINCOUNT": "77"}, "77")):
         mine = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-        subprocess.run([*_python(code), *_python(child), str(tmp_path / "env")], env={**mine, **given}, check=True)
+        subprocess.run([*_python(code), *_python(child), str(tmp_path / "env")], env={**mine, **settings}, check=True)
         assert (tmp_path / "env").read_text() == expected
 
 

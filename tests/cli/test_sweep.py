@@ -332,8 +332,10 @@ def test_where_every_case_fails_it_is_said_why_and_nothing_goes_on(
     Path("failing_net.py").write_text(f"{NET.replace('make', 'build')}\ndef make(**options): raise KeyError('swsh')\n")
     words = command(recipe_file, digits, tmp_path / "sweep", "--model", "failing_net:make", "--over", "lr=1,2,3")
     assert main([*words, "--epochs", "3", "--halving"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("KeyError: 'swsh'") == 3 and "all have failed" in said and "%" not in said.split("halving")[1]
+    errors = capsys.readouterr().err
+    assert (
+        errors.count("KeyError: 'swsh'") == 3 and "all have failed" in errors and "%" not in errors.split("halving")[1]
+    )
     assert {row["status"] for row in table(tmp_path / "sweep")} == {"failed"}
 
 

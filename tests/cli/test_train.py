@@ -77,9 +77,9 @@ def test_a_probe_is_told_before_the_first_update(
 ) -> None:
     monkeypatch.setattr("steadytrain.training.profile.probe.SECONDS", 0.3)
     assert main(["train", "photos", "--run", "runs/a", "--probe", *QUICK]) == 0
-    told = capsys.readouterr().err
-    assert re.search(r"^probed step=0 feed_images_per_second=\S+ compute_images_per_second=\S+", told, re.MULTILINE)
-    assert told.index("probed step=0") < told.index("evaluated step=")
+    errors = capsys.readouterr().err
+    assert re.search(r"^probed step=0 feed_images_per_second=\S+ compute_images_per_second=\S+", errors, re.MULTILINE)
+    assert errors.index("probed step=0") < errors.index("evaluated step=")
 
 
 def test_a_finished_run_is_trained_on_from_its_weights_by_the_command_that_is_offered(
@@ -128,10 +128,10 @@ def test_repeats_train_each_seed_once_and_tell_the_mean(
     assert main([*words, "--repeats", "3", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "runs/a/seed-0 is finished" in err and first.stat().st_mtime_ns == before
-    told = json.loads(out)
-    assert [run["seed"] for run in told["runs"]] == [0, 1, 2]
-    (group,) = told["repeats"]
-    tops = [run["last"]["top1"] for run in told["runs"]]
+    document = json.loads(out)
+    assert [run["seed"] for run in document["runs"]] == [0, 1, 2]
+    (group,) = document["repeats"]
+    tops = [run["last"]["top1"] for run in document["runs"]]
     assert (group["name"], group["last_top1"]["mean"]) == ("a", pytest.approx(sum(tops) / 3))
     assert main(["report", "runs/a", "-o", "-"]) == 0
     assert "## Repeats" in capsys.readouterr().out

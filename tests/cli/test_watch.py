@@ -31,11 +31,11 @@ Captured = pytest.CaptureFixture[str]
 STEADY = [sys.executable, "-m", "steadytrain", "watch"]
 
 
-def write(folder: Path, told: Sequence[Event], *, every: float = 1.0, ago: float = 0.0) -> Run:
+def write(folder: Path, events: Sequence[Event], *, every: float = 1.0, ago: float = 0.0) -> Run:
     """A run with these events, an interval apart, the last of them so long ago."""
     run = Run.create(folder, recipe())
-    began = time.time() - ago - every * (len(told) - 1)
-    lines = [line(event, began + every * i) for i, event in enumerate(told)]
+    began = time.time() - ago - every * (len(events) - 1)
+    lines = [line(event, began + every * i) for i, event in enumerate(events)]
     (run.directory / "events.jsonl").write_text("".join(lines), encoding="utf-8")
     return run
 
@@ -44,10 +44,10 @@ def half(folder: Path) -> Run:
     """A run of another machine that was heard of just now, in the middle of its training."""
     run = Run.create(folder, recipe())
     attempt = Attempt(0.0, gpus=1)
-    told = [(attempt.now, event) for event in attempt.events()]
-    told = told[: len(told) // 2]
-    shift = time.time() - told[-1][0]
-    lines = [line(event, at + shift) for at, event in told]
+    rows = [(attempt.now, event) for event in attempt.events()]
+    rows = rows[: len(rows) // 2]
+    shift = time.time() - rows[-1][0]
+    lines = [line(event, at + shift) for at, event in rows]
     (run.directory / "events.jsonl").write_text("".join(lines), encoding="utf-8")
     return run
 
@@ -55,8 +55,8 @@ def half(folder: Path) -> Run:
 def frames(sent: str) -> list[list[str]]:
     """The screens that were drawn, each as its lines, without colours."""
     drawn = sent.partition("\x1b[?1049h")[2].partition("\x1b[?1049l")[0]
-    plain = [unstyled(one).replace("\r", "") for one in drawn.split("\x1b[H")]
-    return [[row.rstrip() for row in one.split("\n")] for one in plain if one.strip()]
+    plain = [unstyled(frame).replace("\r", "") for frame in drawn.split("\x1b[H")]
+    return [[row.rstrip() for row in screen.split("\n")] for screen in plain if screen.strip()]
 
 
 def drawn(run: Run, columns: int, rows: int = 40, *, ascii_only: bool = False) -> list[str]:
@@ -116,12 +116,12 @@ def test_json_is_one_document_with_the_ledger_and_the_verdict(tmp_path: Path, ca
     run = measured(tmp_path, steps=400)
     assert main(["watch", str(run.directory), "--json", "--price", "2"]) == 0
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert told["signs"]["status"] == "finished"
-    assert told["step"] == told["steps"] == 400
-    assert sum(told["ledger"]["seconds"].values()) == pytest.approx(told["ledger"]["wall_seconds"], rel=0.01)
-    assert told["cost"]["so_far"] == pytest.approx(2 * told["seconds"] / 3600)
-    assert told["causes"][0]["sentence"]
+    document = json.loads(out)
+    assert document["signs"]["status"] == "finished"
+    assert document["step"] == document["steps"] == 400
+    assert sum(document["ledger"]["seconds"].values()) == pytest.approx(document["ledger"]["wall_seconds"], rel=0.01)
+    assert document["cost"]["so_far"] == pytest.approx(2 * document["seconds"] / 3600)
+    assert document["causes"][0]["sentence"]
     assert err == ""
 
 
@@ -162,8 +162,8 @@ def test_a_run_that_has_not_begun_is_waited_for_and_followed_to_its_end(tmp_path
 
 def test_of_a_folder_the_newest_run_that_goes_on_is_watched(tmp_path: Path, capsys: Captured) -> None:
     measured(tmp_path, "over", steps=100)
-    here = replace(started(), machine={"host": platform.node()})
-    held = write(tmp_path / "held", [replace(here, startup={}), logged(20)], ago=0)
+    begun = replace(started(), machine={"host": platform.node()})
+    held = write(tmp_path / "held", [replace(begun, startup={}), logged(20)], ago=0)
     with held.lock():
         assert main(["watch", str(tmp_path), "--seconds", "0"]) == 0
         assert capsys.readouterr().out.startswith(f"held: resnet20, running, process {os.getpid()}")

@@ -79,16 +79,16 @@ def watches() -> Iterator[Watches]:
 
 
 def test_a_command_keeps_its_output_and_its_exit_code_and_the_verdict_goes_beside(watches: Watches) -> None:
-    told = watches.told["fails"]
-    assert (told.returncode, told.stdout) == (5, "epoch 1\n")
-    assert told.stderr.startswith("warning\n") and "ended with exit code 5" in told.stderr
-    assert "\nwaiting (" in told.stderr and "not measurable here: " in told.stderr
+    process = watches.told["fails"]
+    assert (process.returncode, process.stdout) == (5, "epoch 1\n")
+    assert process.stderr.startswith("warning\n") and "ended with exit code 5" in process.stderr
+    assert "\nwaiting (" in process.stderr and "not measurable here: " in process.stderr
 
 
 def test_the_document_has_standard_output_to_itself(watches: Watches) -> None:
-    told = watches.told["works"]
-    document = json.loads(told.stdout)
-    assert told.stderr == "epoch 1\n" and told.returncode == 0
+    process = watches.told["works"]
+    document = json.loads(process.stdout)
+    assert process.stderr == "epoch 1\n" and process.returncode == 0
     assert document["exit_code"] == 0 and document["causes"][0]["name"] == "waiting"
     assert document["rhythm"] is None and document["seen"]["working"] < 0.2
     assert set(document) == {
@@ -97,20 +97,20 @@ def test_the_document_has_standard_output_to_itself(watches: Watches) -> None:
 
 
 def test_a_process_is_watched_for_so_many_seconds_and_goes_on(watches: Watches) -> None:
-    told = watches.told["process"]
-    assert told.returncode == 0 and os.path.exists(f"/proc/{watches.pid}")  # noqa: PTH110
-    assert f"process {watches.pid} (" in told.stdout and "still running" in told.stdout
-    assert "Ctrl-C stops watching, not the process" in told.stderr
+    process = watches.told["process"]
+    assert process.returncode == 0 and os.path.exists(f"/proc/{watches.pid}")  # noqa: PTH110
+    assert f"process {watches.pid} (" in process.stdout and "still running" in process.stdout
+    assert "Ctrl-C stops watching, not the process" in process.stderr
 
 
 def test_a_command_that_a_signal_ended_has_the_exit_code_that_a_shell_gives_it() -> None:
-    told = _run(OURS.format(f"command={_python('import os; os.kill(os.getpid(), 9)')!r}"))
-    assert told.returncode == 137 and "ended with exit code 137" in told.stderr
+    process = _run(OURS.format(f"command={_python('import os; os.kill(os.getpid(), 9)')!r}"))
+    assert process.returncode == 137 and "ended with exit code 137" in process.stderr
 
 
 def test_a_command_goes_on_after_its_verdict(watches: Watches) -> None:
-    told = watches.told["goes on"]
-    assert json.loads(told.stdout)["state"] == "still running" and told.stderr == "done\n"
+    process = watches.told["goes on"]
+    assert json.loads(process.stdout)["state"] == "still running" and process.stderr == "done\n"
 
 
 def test_ctrl_c_ends_the_watch_with_a_verdict_and_leaves_the_process() -> None:
@@ -138,7 +138,7 @@ def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("values", "why"),
     [
         ({}, "use either --pid N or a command"),
         ({"pid": 1, "command": ["true"]}, "use either --pid N or a command"),
@@ -148,37 +148,37 @@ def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
         ({"command": ["no-such-program-here"]}, "no such command or file"),
     ],
 )
-def test_what_cannot_be_watched_is_said_in_one_line(given: dict[str, object], why: str) -> None:
+def test_what_cannot_be_watched_is_said_in_one_line(values: dict[str, object], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
-        watch_process(**given)  # type: ignore[arg-type]
+        watch_process(**values)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
 def test_another_users_process_is_watched_as_far_as_that_user_may(watches: Watches) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
-    told = watches.told["another user"]
-    assert told.returncode == 0, told.stderr
-    missing = " ".join(json.loads(told.stdout)["not_measurable"])
+    process = watches.told["another user"]
+    assert process.returncode == 0, process.stderr
+    missing = " ".join(json.loads(process.stdout)["not_measurable"])
     assert "what is read from disk" in missing and "which GPUs the process uses" in missing
     assert "what sleeping threads wait for" in missing
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_the_verdict_fits_its_columns(width: int) -> None:
-    told = process_verdict(
+    verdict = process_verdict(
         read(SCENE.moments()), "7 (python train.py)", 30.0, "still running", {"decode": 28, "storage": 2}, width
     )
-    assert max(map(len, told)) <= width
-    text = " ".join(" ".join(told).split())
+    assert max(map(len, verdict)) <= width
+    text = " ".join(" ".join(verdict).split())
     assert "decode (40% of the time): the GPU works 60% of each 1.8 s period; meanwhile 8 worker processes burn" in text
     assert "over the whole watch: decode 0:28, storage 0:02" in text
 
 
 def test_a_line_has_the_figures_of_the_moment() -> None:
-    told = process_line(30.0, read(SCENE.moments()))
-    assert told.startswith("watch seconds=30 cause=decode working=0.60 gpu0=0.60 cpu=7.91 cores=8 ")
-    assert "period_seconds=1.8" in told and "duty=0.6" in told
+    line = process_line(30.0, read(SCENE.moments()))
+    assert line.startswith("watch seconds=30 cause=decode working=0.60 gpu0=0.60 cpu=7.91 cores=8 ")
+    assert "period_seconds=1.8" in line and "duty=0.6" in line
     assert process_line(0.5, read([])) == "watch seconds=0 cause=unknown"
 
 

@@ -49,9 +49,9 @@ def start(digits: Path, run: Path, *words: str, **variables: str) -> subprocess.
 def trained(digits: Path, run: Path, *words: str, **variables: str) -> str:
     """What was printed by a run that went well."""
     child = start(digits, run, *words, **variables)
-    told, _ = child.communicate(timeout=240)
-    assert child.returncode == 0, told
-    return told
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, output
+    return output
 
 
 def of_kind(run: Path, kind: type[events.Event], rank: int = 0) -> list[events.Event]:
@@ -63,8 +63,8 @@ def pushes(run: Path, rank: int) -> int:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    told = load_file(run / "model.safetensors")
-    return {name: one for name, one in told.items() if "running_" not in name and "num_batches" not in name}
+    tensors = load_file(run / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if "running_" not in name and "num_batches" not in name}
 
 
 def wait_for_step(child: subprocess.Popen[str], run: Path, step: int) -> None:
@@ -77,24 +77,26 @@ def wait_for_step(child: subprocess.Popen[str], run: Path, step: int) -> None:
 
 
 def worker(child: subprocess.Popen[str], rank: int) -> psutil.Process:
-    for one in psutil.Process(child.pid).children():
-        if "STEADYTRAIN_SERVERS" in one.environ() and one.environ()["RANK"] == str(rank):
-            return one
+    for process in psutil.Process(child.pid).children():
+        if "STEADYTRAIN_SERVERS" in process.environ() and process.environ()["RANK"] == str(rank):
+            return process
     raise AssertionError(f"no worker {rank}")
 
 
 def servers(child: subprocess.Popen[str]) -> list[psutil.Process]:
     return [
-        one for one in psutil.Process(child.pid).children(recursive=True) if "ServerActor" in " ".join(one.cmdline())
+        process
+        for process in psutil.Process(child.pid).children(recursive=True)
+        if "ServerActor" in " ".join(process.cmdline())
     ]
 
 
 def listening(child: subprocess.Popen[str]) -> set[str]:
     """The addresses at which a command and its descendants listen."""
     addresses = set[str]()
-    for one in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
+    for process in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
-            sockets = one.net_connections(kind="inet")
+            sockets = process.net_connections(kind="inet")
             addresses |= {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
     return addresses
 
@@ -114,9 +116,9 @@ def trained_whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Who
     child = start(digits, run, *ASYNC, "--servers", "2")
     wait_for_step(child, run, 1)
     addresses = listening(child)
-    told, _ = child.communicate(timeout=240)
-    assert child.returncode == 0, told
-    return Whole(run, told, addresses)
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, output
+    return Whole(run, output, addresses)
 
 
 @pytest.fixture
@@ -126,7 +128,9 @@ def whole(trained_whole: Whole) -> Path:
 
 def test_nothing_listens_beyond_this_machine(trained_whole: Whole) -> None:
     assert trained_whole.addresses, "Ray was there"
-    assert {ipaddress.ip_address(one.removeprefix("::ffff:")).is_loopback for one in trained_whole.addresses} == {True}
+    assert {
+        ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback for address in trained_whole.addresses
+    } == {True}
 
 
 def test_ray_says_nothing(trained_whole: Whole) -> None:
@@ -134,9 +138,9 @@ def test_ray_says_nothing(trained_whole: Whole) -> None:
 
 
 def test_the_start_says_what_is_done_against_stale_gradients(trained_whole: Whole) -> None:
-    told = " ".join(trained_whole.told.split())
-    assert "momentum 0.9 of each worker" in told
-    assert "divided by 1 + the updates that a push has missed" in told
+    text = " ".join(trained_whole.told.split())
+    assert "momentum 0.9 of each worker" in text
+    assert "divided by 1 + the updates that a push has missed" in text
 
 
 def test_workers_make_all_updates_of_the_run_between_them(whole: Path) -> None:
@@ -165,9 +169,9 @@ def test_it_learns_as_one_process_does(whole: Path, alone: Path) -> None:
 
 
 def test_staleness_and_bytes_are_told(whole: Path) -> None:
-    told = [event for event in of_kind(whole, ServerStats, 1) if isinstance(event, ServerStats) and event.pushes]
+    events = [event for event in of_kind(whole, ServerStats, 1) if isinstance(event, ServerStats) and event.pushes]
     parameters = sum(tensor.numel() for tensor in weights(whole).values())
-    for event in told:
+    for event in events:
         assert 0 <= event.staleness <= event.staleness_max < STEPS
         assert sum(server["pushed_bytes"] for server in event.servers) == 4 * parameters * event.pushes
     [started] = of_kind(whole, Started)
@@ -177,9 +181,9 @@ def test_staleness_and_bytes_are_told(whole: Path) -> None:
 def test_the_checkpoint_is_that_of_one_process(whole: Path, alone: Path) -> None:
     """Any engine goes on from it: the optimizer's state is whole."""
     state = checkpoints.load(checkpoints.saved(whole / "checkpoints")[-1])
-    own = checkpoints.load(checkpoints.saved(alone / "checkpoints")[-1])
-    assert state["optimizer"]["state"].keys() == own["optimizer"]["state"].keys()
-    for number, values in own["optimizer"]["state"].items():
+    last = checkpoints.load(checkpoints.saved(alone / "checkpoints")[-1])
+    assert state["optimizer"]["state"].keys() == last["optimizer"]["state"].keys()
+    for number, values in last["optimizer"]["state"].items():
         saved = state["optimizer"]["state"][number]
         assert {name: tuple(value.shape) for name, value in saved.items()} == {
             name: tuple(value.shape) for name, value in values.items()
@@ -328,9 +332,9 @@ def test_where_workers_are_killed_no_update_is_lost_and_none_made_twice(
         counted.wait_for_trainees(child, rank, number + 1)
         worker(child, rank).kill()
     counted.wait_for_trainees(child, rank, kills + 1)
-    told, _ = child.communicate(timeout=240)
-    assert child.returncode == 0, told
-    assert told.count(f"worker {rank} was killed by SIGKILL") == kills and "it is started again" in told
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, output
+    assert output.count(f"worker {rank} was killed by SIGKILL") == kills and "it is started again" in output
     assert of_kind(counted.run, Ended)[-1].step == 8000  # type: ignore[attr-defined]
     applied, computed = counted.applied(), counted.computed()
     assert (applied % 800 == 0).all(), "each image in 800 updates, no more and no less"
@@ -346,9 +350,9 @@ def test_a_killed_server_is_recovered_from_the_last_checkpoint(digits: Path, cou
     child = start(digits, counted.run, *words, **counted.variables)
     wait_for_step(child, counted.run, 200)
     servers(child)[0].kill()
-    told, _ = child.communicate(timeout=240)
-    assert child.returncode == 0, told
-    assert "a server was lost: all start again from the last checkpoint" in told
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, output
+    assert "a server was lost: all start again from the last checkpoint" in output
     ended = of_kind(counted.run, Ended)[-1]
     assert isinstance(ended, Ended) and (ended.status, ended.step) == ("finished", 1000)
     assert of_kind(counted.run, Started)[-1].step >= 160  # type: ignore[attr-defined]
@@ -364,8 +368,8 @@ def test_what_2bit_has_not_sent_yet_is_in_the_checkpoint(digits: Path, counted: 
     child = start(digits, counted.run, *words, **counted.variables)
     wait_for_step(child, counted.run, 105)
     child.send_signal(signal.SIGTERM)
-    told, _ = child.communicate(timeout=120)
-    assert child.returncode == 75, told
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, output
     left = checkpoints.load(checkpoints.saved(counted.run / "checkpoints")[-1])["engine"]["async"]["residual"]
     assert left.abs().max() > 2, "more than one image's"
     trained(digits, counted.run, *words, **counted.variables)
@@ -389,8 +393,8 @@ def test_a_slowed_server_is_named_by_the_verdict(
         slow.resume()
         time.sleep(0.01)
     child.send_signal(signal.SIGTERM)
-    told, _ = child.communicate(timeout=120)
-    assert child.returncode == 75, told
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, output
     [started] = of_kind(run, Started)
     assert isinstance(started, Started)
     [number] = [n for n, place in enumerate(started.machine["servers"]) if place.endswith(f"process {slow.pid}")]
@@ -404,8 +408,8 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(digits: Path, tmp_path: P
     child = start(digits, run, *ASYNC, "--epochs", "100")
     wait_for_step(child, run, 100)
     child.send_signal(signal.SIGTERM)
-    told, _ = child.communicate(timeout=120)
-    assert child.returncode == 75, told
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, output
     saved = of_kind(run, Saved)[-1]
     assert isinstance(saved, Saved) and saved.step >= 100
     trained(digits, run, *ASYNC, "--epochs", "100")
@@ -423,8 +427,8 @@ def test_a_run_that_was_killed_whole_is_resumed_by_another_engine(digits: Path, 
     [left] = {Path(name) for name in re.findall(rf"{SCRATCH.parent}/\.{SCRATCH.name}\.\w+-\w+", commands)}
     child.kill()
     child.wait()
-    for one in victims:  # Ray's own and the workers end with their parent
-        one.wait(60)
+    for process in victims:  # Ray's own and the workers end with their parent
+        process.wait(60)
     assert left.is_dir(), "nobody was there to remove Ray's files"
     other = start(digits, tmp_path / "other", *ASYNC)
     wait_for_step(other, tmp_path / "other", 1)
@@ -486,8 +490,8 @@ def test_workers_join_a_run_on_the_users_own_cluster(digits: Path, tmp_path: Pat
         first = start(digits, run, *words, "2", **variables)
         wait_for_step(first, run, 50)
         second = start(digits, run, *words, "1", "--join", **variables)
-        told = [first.communicate(timeout=240)[0], second.communicate(timeout=60)[0]]
-    assert (first.returncode, second.returncode) == (0, 0), told
+        outputs = [first.communicate(timeout=240)[0], second.communicate(timeout=60)[0]]
+    assert (first.returncode, second.returncode) == (0, 0), outputs
     assert of_kind(run, Ended)[-1].step == 4000  # type: ignore[attr-defined]
-    made = [pushes(run, rank) for rank in range(3)]
-    assert sum(made) == 4000 and made[2] > 0, made
+    pushed = [pushes(run, rank) for rank in range(3)]
+    assert sum(pushed) == 4000 and pushed[2] > 0, pushed

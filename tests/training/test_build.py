@@ -26,8 +26,8 @@ def threads() -> Iterator[int]:
 
 def test_a_resumed_run_computes_with_as_many_threads_as_before(recipe: Recipe) -> None:
     recipe = recipe.with_({"parallel.compute_threads": None})
-    told: list[str] = []
-    machine = build.set_up_machine(recipe, CPU, {"compute_threads": 7}, told.append)
+    messages: list[str] = []
+    machine = build.set_up_machine(recipe, CPU, {"compute_threads": 7}, messages.append)
     assert machine["compute_threads"] == torch.get_num_threads() == 7
 
 
@@ -36,11 +36,11 @@ def test_with_another_number_of_ranks_cores_are_shared_out_anew(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     recipe = recipe.with_({"parallel.compute_threads": None})
-    told: list[str] = []
-    machine = build.set_up_machine(recipe, CPU, {"compute_threads": 64, "ranks": 8}, told.append)
+    messages: list[str] = []
+    machine = build.set_up_machine(recipe, CPU, {"compute_threads": 64, "ranks": 8}, messages.append)
     assert machine["compute_threads"] == facts.cores()
-    assert any(f"compute_threads was 64 and is now {facts.cores()}" in line for line in told)
-    again = build.set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, told.append, ranks=2, sharing=2)
+    assert any(f"compute_threads was 64 and is now {facts.cores()}" in line for line in messages)
+    again = build.set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, messages.append, ranks=2, sharing=2)
     assert again["compute_threads"] == 3
 
 

@@ -47,13 +47,13 @@ def drawn(seed: int, *, several: bool, n: int = 400) -> tuple[NDArray[np.float32
 @pytest.mark.parametrize("seed", range(3))
 def test_the_temperature_is_the_one_that_scipy_finds(seed: int, several: bool) -> None:
     logits, labels = drawn(seed, several=several)
-    found = fit_temperature(logits, labels)
+    temperature = fit_temperature(logits, labels)
     expected = minimize_scalar(
         lambda t: nll(logits, labels, t), bounds=(0.05, 20), method="bounded", options={"xatol": 1e-9}
     )
-    assert found == pytest.approx(expected.x, rel=1e-6)
-    assert found == pytest.approx(3, rel=0.2), "what made the model too sure is found"
-    assert fit_temperature(logits, labels) == found
+    assert temperature == pytest.approx(expected.x, rel=1e-6)
+    assert temperature == pytest.approx(3, rel=0.2), "what made the model too sure is found"
+    assert fit_temperature(logits, labels) == temperature
 
 
 def test_of_two_outputs_it_is_known_in_closed_form() -> None:
@@ -104,21 +104,21 @@ def test_a_run_is_calibrated_and_predicts_the_same_with_truer_probabilities(
     before, plain = evaluate(run), list(predict(run, images))
     weights_before = read_weights(run.directory / "best.safetensors")[0]
     assert main(["evaluate", str(run.directory), "--calibrate", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     trained = restore(run)
-    assert trained.temperature == told["temperature"] != 1
-    assert told["nll_before"] == pytest.approx(before.loss, rel=1e-6)
-    assert told["nll"] < told["nll_before"], "each half by the temperature of the other"
-    assert told["ece_before"] == pytest.approx(calibration(before).ece, abs=1e-7) and told["n"] == 80
+    assert trained.temperature == document["temperature"] != 1
+    assert document["nll_before"] == pytest.approx(before.loss, rel=1e-6)
+    assert document["nll"] < document["nll_before"], "each half by the temperature of the other"
+    assert document["ece_before"] == pytest.approx(calibration(before).ece, abs=1e-7) and document["n"] == 80
     after, scaled = evaluate(run), list(predict(run, images))
     assert (after.top1, after.mean_ap, after.right) == (before.top1, before.mean_ap, before.right)
-    assert after.loss < before.loss and told["score"] == after.score
+    assert after.loss < before.loss and document["score"] == after.score
     assert calibration(after, temperature=trained.temperature).ece < calibration(before).ece
-    assert [one.classes for one in scaled] == [one.classes for one in plain]
-    assert any(one.probabilities != other.probabilities for one, other in zip(plain, scaled, strict=True))
+    assert [prediction.classes for prediction in scaled] == [prediction.classes for prediction in plain]
+    assert any(this.probabilities != other.probabilities for this, other in zip(plain, scaled, strict=True))
     tensors, about = read_weights(run.directory / "best.safetensors")
     assert all(torch.equal(tensors[name], value) for name, value in weights_before.items())
-    assert about["calibration"]["temperature"] == told["temperature"]
+    assert about["calibration"]["temperature"] == document["temperature"]
     assert restore(run, which="last").temperature == 1, "it belongs to one weights file"
 
 
@@ -138,11 +138,11 @@ def test_predicted_probabilities_are_those_of_the_temperature(
 def test_what_is_printed_says_on_what_it_was_fitted_and_judged(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(run.directory)
     assert main(["evaluate", folder, "--calibrate"]) == 0
-    told = capsys.readouterr().out
-    assert "fitted on 80 images, kept with the weights" in told
-    assert "After: each half of the images by the temperature fitted on the other half" in told
-    assert "These images also chose the weights" in told
-    assert max(map(len, told.splitlines()[1:])) <= 80
+    output = capsys.readouterr().out
+    assert "fitted on 80 images, kept with the weights" in output
+    assert "After: each half of the images by the temperature fitted on the other half" in output
+    assert "These images also chose the weights" in output
+    assert max(map(len, output.splitlines()[1:])) <= 80
     assert main(["evaluate", folder]) == 0
     again = capsys.readouterr()
     assert "the temperature was fitted on these images, so their loss and ECE flatter it" in again.err

@@ -111,11 +111,11 @@ def test_a_damaged_newest_one_falls_back_to_the_one_before(name: str, harm: str,
     for step in (1, 2):
         checkpoints.save(tmp_path, step, {"w": torch.full((64,), float(step)), "step": step})
     _damage(tmp_path / "step-00000002" / name, harm)
-    told: list[str] = []
-    found = checkpoints.newest(tmp_path, told.append)
-    assert found == tmp_path / "step-00000001"
-    assert len(told) == 1
-    assert "step-00000002" in told[0]
+    messages: list[str] = []
+    place = checkpoints.newest(tmp_path, messages.append)
+    assert place == tmp_path / "step-00000001"
+    assert len(messages) == 1
+    assert "step-00000002" in messages[0]
 
 
 def test_when_all_are_damaged_it_says_so_and_how_to_start_afresh(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> Non
         time.sleep(0.005)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    told: list[str] = []
-    found = checkpoints.newest(tmp_path, told.append)
-    assert found is not None and not told
-    step = int(found.name.split("-")[1])
-    assert checkpoints.load(found)["w"].eq(step).all()
+    messages: list[str] = []
+    newest_place = checkpoints.newest(tmp_path, messages.append)
+    assert newest_place is not None and not messages
+    step = int(newest_place.name.split("-")[1])
+    assert checkpoints.load(newest_place)["w"].eq(step).all()
     checkpoints.save(tmp_path, 1000, {"w": torch.ones(1)}, keep=1)
     assert [place.name for place in tmp_path.iterdir()] == ["step-00001000"]
 

@@ -65,12 +65,12 @@ def test_what_ranks_wait_for_a_late_one_now_and_then_is_not_the_exchange() -> No
         time.sleep(wait)
         clock.to("host")
         clock.updated(update, 32)
-    told = clock.account()
-    assert (told.step, told.images) == (7, 224)
+    event = clock.account()
+    assert (event.step, event.images) == (7, 224)
     # The first one is warm-up; of the others, all would take as long as the quick ones.
-    assert told.exchange_seconds is not None and 6 * 0.01 <= told.exchange_seconds < 6 * 0.03
-    assert told.seconds["communication"] > 0.38
-    assert clock.account().exchange_seconds == told.exchange_seconds
+    assert event.exchange_seconds is not None and 6 * 0.01 <= event.exchange_seconds < 6 * 0.03
+    assert event.seconds["communication"] > 0.38
+    assert clock.account().exchange_seconds == event.exchange_seconds
     assert Clock(time.perf_counter()).account().exchange_seconds is None
 
 
@@ -120,16 +120,16 @@ def test_accounts_come_less_and_less_often() -> None:
 
 
 def test_a_runs_seconds_add_up_to_its_wall_time(recipe: Recipe, tmp_path: Path) -> None:
-    told = list(steps(Run.create(tmp_path / "run", recipe), began=time.perf_counter() - 3))
-    last = [event for event in told if isinstance(event, Accounted)][-1]
-    [ended] = [event for event in told if isinstance(event, Ended)]
+    events = list(steps(Run.create(tmp_path / "run", recipe), began=time.perf_counter() - 3))
+    last = [event for event in events if isinstance(event, Accounted)][-1]
+    [ended] = [event for event in events if isinstance(event, Ended)]
     assert set(last.seconds) <= set(BUCKETS) and last.seconds["startup"] >= 3
     assert sum(last.seconds.values()) == pytest.approx(last.wall_seconds)
     assert ended.seconds - 0.1 < last.wall_seconds <= ended.seconds
     assert last.images == ended.images and last.step == ended.step
     assert last.warmup_images == 2 * recipe.batch_size
     assert {"startup", "warmup", "forward", "backward", "optimizer", "evaluation", "checkpoint"} <= set(last.seconds)
-    assert isinstance(told[told.index(last) + 1], FeedStats)
+    assert isinstance(events[events.index(last) + 1], FeedStats)
 
 
 def test_a_run_that_fails_tells_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def train(digits: Path, tmp_path: Path, kept: Path) -> Train:
     """Train six updates of ``NET`` in a process of its own; what the run tells."""
 
     def run(
-        name: str, *words: str, here: str = "pass", dropped: float = 0.1, code: int = 0, **more: str
+        name: str, *words: str, statement: str = "pass", dropped: float = 0.1, code: int = 0, **more: str
     ) -> list[Event]:
-        (tmp_path / "own_net.py").write_text(NET.replace("HERE", here).replace("DROPPED", str(dropped)))
+        (tmp_path / "own_net.py").write_text(NET.replace("HERE", statement).replace("DROPPED", str(dropped)))
         command = [sys.executable, "-m", "steadytrain", "train", str(digits), "--run", str(tmp_path / name)]
         command += ["--model", "own_net:make", "--batch-size", "32", "--lr", "0.05", "--device", "cpu", "--size", "8"]
         settings = ("data.pad=1", "parallel.compute_threads=1", "budget.steps=6", "every.save_steps=2")
@@ -83,8 +83,10 @@ def train(digits: Path, tmp_path: Path, kept: Path) -> Train:
 def test_compiled_code_trains_the_same_network(train: Train, tmp_path: Path) -> None:
     train("compiled", "--compile", dropped=0.0)
     train("eager", dropped=0.0)
-    one, other = (checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("compiled", "eager"))
-    for name, value in one.items():
+    first, other = (
+        checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("compiled", "eager")
+    )
+    for name, value in first.items():
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
 
 
@@ -96,19 +98,21 @@ def test_any_optimizer_updates_what_was_compiled(train: Train, tmp_path: Path, n
     words = ["--optimizer", name, "--lr", "0.001"]
     train("compiled", "--compile", *words, dropped=0.0)
     train("eager", *words, dropped=0.0)
-    one, other = (checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("compiled", "eager"))
-    for key, value in one.items():
+    first, other = (
+        checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("compiled", "eager")
+    )
+    for key, value in first.items():
         torch.testing.assert_close(value, other[key], rtol=1e-3, atol=1e-4)
 
 
 @needs_compiler
 def test_what_compiling_made_and_cost_is_told_and_its_code_is_kept(train: Train, kept: Path) -> None:
-    told = train("run", "--compile")
-    [made] = [event for event in told if isinstance(event, Compiled)]
-    assert made.mode == "default" and made.graphs == 1 and list(made.breaks) == []
-    assert made.seconds > 0 < made.compiled_seconds and made.images == 32
-    [started] = [event for event in told if isinstance(event, Started)]
-    assert started.machine["compile"] == "default" and started.startup["compile"] >= made.seconds
+    happened = train("run", "--compile")
+    [compiled] = [event for event in happened if isinstance(event, Compiled)]
+    assert compiled.mode == "default" and compiled.graphs == 1 and list(compiled.breaks) == []
+    assert compiled.seconds > 0 < compiled.compiled_seconds and compiled.images == 32
+    [started] = [event for event in happened if isinstance(event, Started)]
+    assert started.machine["compile"] == "default" and started.startup["compile"] >= compiled.seconds
     assert list((kept / "compiled").iterdir()), "code is kept for the next attempt"
 
 
@@ -117,8 +121,8 @@ def test_what_compiling_made_and_cost_is_told_and_its_code_is_kept(train: Train,
 def test_a_killed_run_goes_on_to_the_same_bits(train: Train, tmp_path: Path, weights: Callable[[Path], bytes]) -> None:
     train("whole", "--compile")
     train("killed", "--compile", code=-9, KILLED_AFTER="5")
-    told = train("killed", "--compile")
-    assert [event.step for event in told if isinstance(event, Started)] == [0, 4]
+    happened = train("killed", "--compile")
+    assert [event.step for event in happened if isinstance(event, Started)] == [0, 4]
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
 
 
@@ -138,11 +142,11 @@ def test_a_run_without_it_never_imports_the_compiler(name: str, digits: Path, tm
 @pytest.mark.slow
 @needs_compiler
 def test_where_python_comes_between_is_told(train: Train, tmp_path: Path) -> None:
-    told = train("run", "--compile", here="torch._dynamo.graph_break()")
-    [made] = [event for event in told if isinstance(event, Compiled)]
+    happened = train("run", "--compile", here="torch._dynamo.graph_break()")
+    [compiled] = [event for event in happened if isinstance(event, Compiled)]
     lines = (tmp_path / "own_net.py").read_text().splitlines()
     line = lines.index("        torch._dynamo.graph_break()") + 1
-    assert made.graphs > 1 and len(made.breaks) == 1 and f"own_net.py:{line}: " in made.breaks[0]
+    assert compiled.graphs > 1 and len(compiled.breaks) == 1 and f"own_net.py:{line}: " in compiled.breaks[0]
 
 
 def test_a_machine_without_a_compiler_trains_as_if_nobody_had_asked(
@@ -150,9 +154,11 @@ def test_a_machine_without_a_compiler_trains_as_if_nobody_had_asked(
 ) -> None:
     """Running statistics, dropout's draws and weights are those of a run that never tried."""
     train("eager")
-    told = train("tried", "--compile", CXX="no-such-compiler", TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
-    assert not [event for event in told if isinstance(event, Compiled)]
-    assert "compile" not in next(event for event in told if isinstance(event, Started)).machine
-    said = [event.message for event in told if isinstance(event, Noticed) and "cannot be compiled" in event.message]
-    assert len(said) == 1 and "no-such-compiler" in said[0] and said[0].endswith("training goes on without")
+    happened = train("tried", "--compile", CXX="no-such-compiler", TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
+    assert not [event for event in happened if isinstance(event, Compiled)]
+    assert "compile" not in next(event for event in happened if isinstance(event, Started)).machine
+    messages = [
+        event.message for event in happened if isinstance(event, Noticed) and "cannot be compiled" in event.message
+    ]
+    assert len(messages) == 1 and "no-such-compiler" in messages[0] and messages[0].endswith("training goes on without")
     assert weights(tmp_path / "tried") == weights(tmp_path / "eager")

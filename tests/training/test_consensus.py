@@ -54,8 +54,8 @@ def _measures(group: Group) -> dict[str, torch.Tensor]:
 
 
 def test_what_was_wanted_before_an_evaluation_is_not_forgotten_in_it() -> None:
-    for told in as_group(_measures, 2):
-        assert len(told["at"]) == 1 and told["at"][0] > 5 and told["asked"].tolist() == [True]
+    for answer in as_group(_measures, 2):
+        assert len(answer["at"]) == 1 and answer["at"][0] > 5 and answer["asked"].tolist() == [True]
 
 
 def _stops(group: Group) -> dict[str, torch.Tensor]:
@@ -73,4 +73,4 @@ def _stops(group: Group) -> dict[str, torch.Tensor]:
 
 
 def test_a_signal_soon_after_the_start_is_heard_at_once() -> None:
-    assert [int(told["at"]) for told in as_group(_stops, 2)] == [4, 4]
+    assert [int(answer["at"]) for answer in as_group(_stops, 2)] == [4, 4]

@@ -31,12 +31,12 @@ def test_what_is_gathered_on_the_device_is_what_would_be_copied_to_it() -> None:
 def test_a_run_whose_images_are_on_the_device_learns_the_same_and_tells_it(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Callable[[Path], bytes]
 ) -> None:
-    told = {}
+    values = {}
     for name, feed in (("host", ImageLoader), ("device", partial(ImageLoader, device=HERE))):
         # On a CPU a run names no device, since its batches are there already.
         monkeypatch.setattr(build, "ImageLoader", lambda *data, device, feed=feed, **options: feed(*data, **options))
         events = steps(Run.create(tmp_path / name, recipe))
-        told[name] = [event for event in events if isinstance(event, FeedStats)][-1]
+        values[name] = [event for event in events if isinstance(event, FeedStats)][-1]
     assert weights(tmp_path / "device") == weights(tmp_path / "host")
-    assert told["host"].kept_bytes == told["device"].kept_bytes == told["device"].device_bytes == 320 * 8 * 8
-    assert told["host"].device_bytes == 0
+    assert values["host"].kept_bytes == values["device"].kept_bytes == values["device"].device_bytes == 320 * 8 * 8
+    assert values["host"].device_bytes == 0

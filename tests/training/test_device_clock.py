@@ -23,14 +23,14 @@ def host(*parts: tuple[str, float]) -> list[Span]:
 
 
 def test_a_wait_that_the_device_worked_through_costs_nothing() -> None:
-    told = attribute([Span("forward", 0, 2), Span("backward", 2, 9)], host(("forward", 1), ("input", 8)), 0, 9)
-    assert told == {"forward": 2, "backward": 7}
+    seconds = attribute([Span("forward", 0, 2), Span("backward", 2, 9)], host(("forward", 1), ("input", 8)), 0, 9)
+    assert seconds == {"forward": 2, "backward": 7}
 
 
 def test_the_devices_idle_time_goes_to_what_the_host_was_at() -> None:
     did = host(("forward", 1), ("logging", 2), ("input", 5), ("host", 1), ("forward", 1))
-    told = attribute([Span("forward", 0, 2), Span("forward", 9, 10)], did, 0, 10)
-    assert told == {"forward": 3, "logging": 1, "input": 5, "host": 1}
+    seconds = attribute([Span("forward", 0, 2), Span("forward", 9, 10)], did, 0, 10)
+    assert seconds == {"forward": 3, "logging": 1, "input": 5, "host": 1}
 
 
 def test_images_that_are_on_their_way_when_all_else_is_asked_for_are_a_transfer() -> None:
@@ -48,8 +48,8 @@ def test_each_second_is_in_one_bucket(
     spans = host(*did)
     end = spans[-1].ended
     device = [Span("backward", s.began + off, s.ended + off) for s in host(*worked) if s.bucket == "forward"]
-    told = attribute(device, spans, 0.0, end)
-    assert sum(told.values()) == pytest.approx(end) and all(seconds >= 0 for seconds in told.values())
+    spent = attribute(device, spans, 0.0, end)
+    assert sum(spent.values()) == pytest.approx(end) and all(seconds >= 0 for seconds in spent.values())
 
 
 @dataclass

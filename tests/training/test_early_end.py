@@ -26,10 +26,10 @@ def hopeless(recipe: Recipe) -> Recipe:
 
 def test_patience_ends_a_run_and_says_when_and_why(hopeless: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", hopeless)
-    told = list(steps(run))
-    assert [e.epoch for e in told if isinstance(e, events.Evaluated)] == [1, 2, 3]
-    assert isinstance(told[-1], events.Ended) and (told[-1].status, told[-1].step) == ("finished", 30)
-    (message,) = (e.message for e in told if isinstance(e, events.Noticed) and "ends early" in e.message)
+    seen = list(steps(run))
+    assert [e.epoch for e in seen if isinstance(e, events.Evaluated)] == [1, 2, 3]
+    assert isinstance(seen[-1], events.Ended) and (seen[-1].status, seen[-1].step) == ("finished", 30)
+    (message,) = (e.message for e in seen if isinstance(e, events.Noticed) and "ends early" in e.message)
     assert message.startswith("the run ends early, at epoch 3: validation top-1 has not risen above 0.")
     assert "in 2 evaluations; the best weights are kept" in message
     assert run.weights.exists() and (run.directory / "best.safetensors").exists()
@@ -39,8 +39,8 @@ def test_patience_ends_a_run_and_says_when_and_why(hopeless: Recipe, tmp_path: P
 
 
 def test_a_run_that_goes_on_rising_is_left_alone(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
-    told = list(steps(Run.create(tmp_path / "patient", recipe.with_({"budget.patience": 2}))))
-    assert isinstance(told[-1], events.Ended) and told[-1].step == 20
+    seen = list(steps(Run.create(tmp_path / "patient", recipe.with_({"budget.patience": 2}))))
+    assert isinstance(seen[-1], events.Ended) and seen[-1].step == 20
     train(Run.create(tmp_path / "plain", recipe))
     assert weights(tmp_path / "patient") == weights(tmp_path / "plain")
 
@@ -66,18 +66,18 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_ends_at_once(hopeless: 
     lines = run.log_path().read_text().splitlines(keepends=True)
     run.log_path().write_text("".join(line for line in lines if json.loads(line)["kind"].lower() != "ended"))
     run.weights.unlink()
-    told = list(steps(Run.open(run.directory)))
-    assert not any(isinstance(e, events.Step) for e in told)
-    assert isinstance(told[-1], events.Ended) and told[-1].step == 30
+    seen = list(steps(Run.open(run.directory)))
+    assert not any(isinstance(e, events.Step) for e in seen)
+    assert isinstance(seen[-1], events.Ended) and seen[-1].step == 30
     assert run.weights.exists()
 
 
 def test_the_clock_ends_a_run_with_an_evaluation_and_a_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 9, "budget.minutes": 1e-6}))
-    told = list(steps(run))
-    assert [(e.step, e.n) for e in told if isinstance(e, events.Evaluated)] == [(1, 80)]
-    assert isinstance(told[-1], events.Ended) and (told[-1].status, told[-1].step) == ("finished", 1)
-    assert any(isinstance(e, events.Noticed) and "minutes are over" in e.message for e in told)
+    seen = list(steps(run))
+    assert [(e.step, e.n) for e in seen if isinstance(e, events.Evaluated)] == [(1, 80)]
+    assert isinstance(seen[-1], events.Ended) and (seen[-1].status, seen[-1].step) == ("finished", 1)
+    assert any(isinstance(e, events.Noticed) and "minutes are over" in e.message for e in seen)
     assert checkpoints.saved(run.checkpoints)[-1].name == "step-00000001"
 
 

@@ -84,8 +84,8 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit() -> None:
     resumed.load_state_dict({"updates": 2, "module": {k: v.clone() for k, v in average.module.state_dict().items()}})
     assert resumed.state_dict()["updates"] == average.state_dict()["updates"] == 2
     move(module)
-    for one in (average, resumed):
-        one.update(module)
+    for ema in (average, resumed):
+        ema.update(module)
     ours, theirs = average.module.state_dict(), resumed.module.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -100,16 +100,16 @@ def test_settled_statistics_are_those_of_the_averaged_weights_over_all_batches()
     for n, images in enumerate(batches, 1):
         average.settle(module, images, share=1 / n)
     outputs = average.module[0](batches.flatten(0, 1))  # type: ignore[index]
-    own = dict(average.module.named_buffers())
-    torch.testing.assert_close(own["1.running_mean"], outputs.mean((0, 2, 3)))
+    values = dict(average.module.named_buffers())
+    torch.testing.assert_close(values["1.running_mean"], outputs.mean((0, 2, 3)))
     each = torch.stack([average.module[0](images).var((0, 2, 3)) for images in batches])  # type: ignore[index]
-    torch.testing.assert_close(own["1.running_var"], each.mean(0))
-    before = own["1.running_mean"].clone()
+    torch.testing.assert_close(values["1.running_var"], each.mean(0))
+    before = values["1.running_mean"].clone()
     average.update(module)
-    assert torch.equal(own["1.running_mean"], before)
+    assert torch.equal(values["1.running_mean"], before)
     average.keeps_statistics = False
     average.update(module)
-    assert torch.equal(own["1.running_mean"], dict(module.named_buffers())["1.running_mean"])
+    assert torch.equal(values["1.running_mean"], dict(module.named_buffers())["1.running_mean"])
     assert not any(part.training for part in average.module.modules())
 
 
@@ -119,6 +119,6 @@ def test_frozen_norms_have_nothing_to_settle() -> None:
     assert average.has_statistics(module)
     module[1].eval()
     assert not average.has_statistics(module)
-    before = [one.clone() for one in average.module.buffers()]
+    before = [buffer.clone() for buffer in average.module.buffers()]
     average.settle(module, torch.rand(8, 1, 3, 3), share=1.0)
     assert all(torch.equal(*pair) for pair in zip(before, average.module.buffers(), strict=True))

@@ -55,13 +55,13 @@ def test_counts_are_exact_whatever_the_batch_size(size: int) -> None:
     logits, labels = draw.normal(size=(50, 8)), draw.integers(0, 8, 50)
     module = Given(torch.tensor(logits, dtype=torch.float32)).train()
     on_cpu = Policy(Precision(), torch.device("cpu"))
-    told = evaluate_module(module, _batches(labels, size), on_cpu, Input(mean=(0.0,) * 3, std=(1.0,) * 3), 8)
+    evaluation = evaluate_module(module, _batches(labels, size), on_cpu, Input(mean=(0.0,) * 3, std=(1.0,) * 3), 8)
     ranks = (logits > np.take_along_axis(logits, labels[:, None], 1)).sum(1)
-    assert (told.n, told.top1, told.top5) == (50, (ranks == 0).mean(), (ranks < 5).mean())
+    assert (evaluation.n, evaluation.top1, evaluation.top5) == (50, (ranks == 0).mean(), (ranks < 5).mean())
     losses = np.log(np.exp(logits).sum(1)) - np.take_along_axis(logits, labels[:, None], 1)[:, 0]
-    assert told.loss == pytest.approx(losses.mean(), rel=1e-6)
-    assert told.total == tuple(np.bincount(labels, minlength=8))
-    assert told.right == tuple(np.bincount(labels[ranks == 0], minlength=8))
+    assert evaluation.loss == pytest.approx(losses.mean(), rel=1e-6)
+    assert evaluation.total == tuple(np.bincount(labels, minlength=8))
+    assert evaluation.right == tuple(np.bincount(labels[ranks == 0], minlength=8))
     assert module.training
 
 
@@ -90,14 +90,14 @@ def test_the_output_for_each_image_adds_up_to_what_is_counted() -> None:
     logits, labels = draw.normal(size=(50, 8)).astype(np.float32), draw.integers(0, 8, 50)
     logits[:5] = 1.0  # all equal: one of them is predicted
     on_cpu, input = Policy(Precision(), torch.device("cpu")), Input(mean=(0.0,) * 3, std=(1.0,) * 3)
-    told = evaluate_module(Given(torch.from_numpy(logits)), _batches(labels, 7), on_cpu, input, 8, num_outputs=50)
-    assert told.outputs is not None and told.outputs.shape == (50, 4)
-    predicted, p_predicted, loss, rank = told.outputs.T
+    evaluation = evaluate_module(Given(torch.from_numpy(logits)), _batches(labels, 7), on_cpu, input, 8, num_outputs=50)
+    assert evaluation.outputs is not None and evaluation.outputs.shape == (50, 4)
+    predicted, p_predicted, loss, rank = evaluation.outputs.T
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    assert (predicted == labels).mean() == (rank == 1).mean() == told.top1
+    assert (predicted == labels).mean() == (rank == 1).mean() == evaluation.top1
     assert p_predicted == pytest.approx(softmax.max(1), rel=1e-5)
     assert np.exp(-loss) == pytest.approx(softmax[np.arange(50), labels], rel=1e-5)
-    assert loss.mean(dtype=np.float64) == pytest.approx(told.loss, rel=1e-6)
+    assert loss.mean(dtype=np.float64) == pytest.approx(evaluation.loss, rel=1e-6)
     assert (rank[5:] == 1 + (softmax > np.exp(-loss)[:, None] * (1 + 1e-6)).sum(1)[5:]).all()
 
 
@@ -116,17 +116,17 @@ def test_labels_are_counted_and_ranked_as_by_scikit_learn_whatever_the_batch_siz
         draw.random((50, 6)) < 0.3,
     )  # with equal ones
     labels[:, 4] = False  # no image has it
-    told = _labelled(logits, labels, size)
+    document = _labelled(logits, labels, size)
     present = [0, 1, 2, 3, 5]
     expected = [average_precision_score(labels[:, k], logits[:, k]) for k in present]
     aps = average_precisions(logits, labels)
     assert aps[4] is None and [aps[k] for k in present] == pytest.approx(expected, abs=1e-12)
-    assert told.mean_ap == pytest.approx(np.mean(expected), abs=1e-12) and told.score == told.mean_ap
-    assert (told.n, told.top5) == (50, None)
-    assert told.top1 == accuracy_score(labels, logits > 0)
-    assert told.total == tuple(labels.sum(0)) and told.right == tuple((labels & (logits > 0)).sum(0))
+    assert document.mean_ap == pytest.approx(np.mean(expected), abs=1e-12) and document.score == document.mean_ap
+    assert (document.n, document.top5) == (50, None)
+    assert document.top1 == accuracy_score(labels, logits > 0)
+    assert document.total == tuple(labels.sum(0)) and document.right == tuple((labels & (logits > 0)).sum(0))
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    assert told.loss == pytest.approx(-np.log(np.where(labels, p, 1 - p)).mean(), rel=1e-6)
+    assert document.loss == pytest.approx(-np.log(np.where(labels, p, 1 - p)).mean(), rel=1e-6)
 
 
 def test_ranks_have_the_average_precision_of_one_process() -> None:
@@ -156,18 +156,18 @@ def test_ranks_have_the_average_precision_of_one_process() -> None:
 def test_an_average_precision_of_outputs_that_are_no_numbers_is_none() -> None:
     logits, labels = np.zeros((4, 2), np.float32), np.ones((4, 2))
     logits[1, 0] = np.nan
-    told = _labelled(logits, labels, 4)
-    assert np.isnan(told.score) and np.isnan(told.loss)
+    document = _labelled(logits, labels, 4)
+    assert np.isnan(document.score) and np.isnan(document.loss)
 
 
 def test_a_finished_run_tells_of_each_validation_image(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
     train(run)
-    said, rows = run.progress().best, list(read_predictions(run.predictions))
-    assert said is not None and len(rows) == said.n == 80
+    best, rows = run.progress().best, list(read_predictions(run.predictions))
+    assert best is not None and len(rows) == best.n == 80
     assert {row.shard for row in rows} == {"digits.rec"} and len({row.record for row in rows}) == 80
-    assert sum(row.rank == 1 for row in rows) == sum(row.true == row.predicted for row in rows) == said.top1 * 80
-    assert np.mean([row.loss for row in rows]) == pytest.approx(said.loss, rel=1e-5)
+    assert sum(row.rank == 1 for row in rows) == sum(row.true == row.predicted for row in rows) == best.top1 * 80
+    assert np.mean([row.loss for row in rows]) == pytest.approx(best.loss, rel=1e-5)
     assert all(row.p_true <= row.p_predicted + 1e-6 for row in rows)
     with Records.open(recipe.data.train) as records:
         assert [records.classes[records.labels[row.record]] for row in rows] == [row.true for row in rows]
@@ -187,11 +187,11 @@ def test_a_run_that_is_stopped_tells_of_the_images_at_its_best(recipe: Recipe, t
 
 def test_a_finished_run_evaluates_as_it_said(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
-    said = train(run).evaluated
-    told = evaluate(run.directory, batch_size=17)
-    assert said is not None
-    assert (told.n, told.top1, told.top5) == (said.n, said.top1, said.top5)
-    assert told.loss == pytest.approx(said.loss, rel=1e-5)
+    evaluated = train(run).evaluated
+    document = evaluate(run.directory, batch_size=17)
+    assert evaluated is not None
+    assert (document.n, document.top1, document.top5) == (evaluated.n, evaluated.top1, evaluated.top5)
+    assert document.loss == pytest.approx(evaluated.loss, rel=1e-5)
 
 
 def test_the_best_and_the_last_weights_can_be_asked_for(recipe: Recipe, tmp_path: Path) -> None:
@@ -238,14 +238,14 @@ def test_a_run_begun_with_a_relative_path_is_evaluated_and_resumed_from_any_fold
     monkeypatch.chdir(tmp_path)
     run = Run.create("runs/a", recipe.with_({"budget.epochs": 1, "data.train": digits.name}))
     train(run)
-    here = evaluate("runs/a")
+    document = evaluate("runs/a")
     monkeypatch.chdir("/")
-    assert evaluate(tmp_path / "runs/a").loss == here.loss
+    assert evaluate(tmp_path / "runs/a").loss == document.loss
     for event in steps(Run.create(tmp_path / "runs/b", run.recipe)):
         if isinstance(event, Step) and event.step == 2:
             break
     assert main(["resume", str(tmp_path / "runs/b")]) == 0
-    assert evaluate(tmp_path / "runs/b").loss == here.loss
+    assert evaluate(tmp_path / "runs/b").loss == document.loss
 
 
 def test_labels_that_the_model_lacks_are_refused(recipe: Recipe, data_folder: Path, tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_predictions_come_in_order_with_probabilities(recipe: Recipe, digits_fol
     run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 12}))
     train(run)
     files = sorted(digits_folder.glob("*/*.png"))[::10]
-    told = list(predict(restore(run.directory), files, top=3))
-    assert [one.path for one in told] == files
-    assert all(len(one.classes) == 3 and sum(one.probabilities) <= 1 + 1e-6 for one in told)
-    right = [one.classes[0] == one.path.parent.name for one in told]
+    predictions = list(predict(restore(run.directory), files, top=3))
+    assert [prediction.path for prediction in predictions] == files
+    assert all(len(prediction.classes) == 3 and sum(prediction.probabilities) <= 1 + 1e-6 for prediction in predictions)
+    right = [prediction.classes[0] == prediction.path.parent.name for prediction in predictions]
     assert sum(right) > 0.9 * len(right)
 
 
@@ -301,8 +301,10 @@ def test_a_folder_stands_for_its_images(recipe: Recipe, digits_folder: Path, tmp
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "notes.txt").write_text("no image")
     files = sorted((digits_folder / "3").glob("*.png"))
-    told = list(predict(run, [files[1], digits_folder / "3"], top=1))
-    assert [one.path for one in told] == [files[1], *files] and not any(one.error for one in told)
+    predictions = list(predict(run, [files[1], digits_folder / "3"], top=1))
+    assert [prediction.path for prediction in predictions] == [files[1], *files] and not any(
+        prediction.error for prediction in predictions
+    )
     with pytest.raises(DataError, match="none is a folder without images"):
         list(predict(run, tmp_path / "none"))
 
@@ -312,7 +314,9 @@ def test_predicting_sees_what_evaluating_sees(recipe: Recipe, digits_folder: Pat
     train(run)
     trained = restore(run.directory)
     files = sorted(digits_folder.glob("*/*.png"))
-    top1 = sum(one.classes[0] == one.path.parent.name for one in predict(trained, files)) / len(files)
+    top1 = sum(prediction.classes[0] == prediction.path.parent.name for prediction in predict(trained, files)) / len(
+        files
+    )
     assert top1 == evaluate(trained, digits_folder).top1
 
 
@@ -352,15 +356,15 @@ def test_every_public_function_takes_a_run_a_path_or_a_string(
 ) -> None:
     run, image = Run.create(tmp_path / "run", recipe), min(digits_folder.glob("*/*.png"))
     assert st.train(str(run.directory)).status == st.train(run.directory).status == st.train(run).status == "finished"
-    told = []
+    rows = []
     for place in (run, run.directory, str(run.directory)):
         assert list(st.steps(place)) == []
         page = st.report(place, tmp_path / "report.md", force=True).read_text()
         trained = st.restore(place)
         predicted = [[*st.predict(from_, files)] for from_ in (place, trained) for files in (image, [str(image)])]
         assert predicted == 4 * predicted[:1]
-        told.append((st.evaluate(place), predicted, str(st.diagnose(place)), st.ledger(place).steps, page))
-    assert told == 3 * told[:1]
+        rows.append((st.evaluate(place), predicted, str(st.diagnose(place)), st.ledger(place).steps, page))
+    assert rows == 3 * rows[:1]
     data, paths = recipe.data, [Path(recipe.data.train), digits_folder]
     assert replace(data, train=paths[0], val=paths[1]) == replace(data, val=str(digits_folder))
 

@@ -33,12 +33,12 @@ PICTURES = {"small": small_pngs(30), "photos": mixed_jpegs(30)}
 
 def squares(loader: ImageLoader) -> list[tuple[int, bytes, int]]:
     """Position, pixels and record of every image."""
-    found = []
+    sizes = []
     for batch in loader:
         assert batch.images.shape[1] == batch.images.shape[2]
         rows = zip(batch.positions.tolist(), batch.images, batch.ids.tolist(), strict=True)
-        found += [(position, bytes([image.shape[0]]) + image.tobytes(), number) for position, image, number in rows]
-    return found
+        sizes += [(position, bytes([image.shape[0]]) + image.tobytes(), number) for position, image, number in rows]
+    return sizes
 
 
 @pytest.mark.parametrize("kind", ["resized-crop", "pad-crop", "none"])

@@ -86,8 +86,8 @@ def write_classes(folder: Path, **counts: int) -> Path:
 
 
 def test_a_pretrained_model_predicts_names_of_classes(fetched: str, photo: Path) -> None:
-    (told,) = st.predict(fetched, photo, top=2)
-    assert told.classes == ("Egyptian cat", "lynx") and told.probabilities[0] > told.probabilities[1]
+    (prediction,) = st.predict(fetched, photo, top=2)
+    assert prediction.classes == ("Egyptian cat", "lynx") and prediction.probabilities[0] > prediction.probabilities[1]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -109,13 +109,13 @@ def test_a_photograph_that_lies_on_its_side_is_predicted_as_its_upright_copy(
     stripped = tmp_path / "stripped.jpg"  # the same pixels, and nothing that says how they lie
     Image.open(lying).save(stripped, quality="keep", exif=b"")
     images: list[str | Path | bytes] = [lying, tmp_path / "upright.png", stripped, lying.read_bytes()]
-    found, wanted, wrong, piped = (
-        dict(zip(one.classes, one.probabilities, strict=True))
-        for one in st.predict(trained, images, top=1000, batch_size=1)
+    matched, wanted, wrong, piped = (
+        dict(zip(prediction.classes, prediction.probabilities, strict=True))
+        for prediction in st.predict(trained, images, top=1000, batch_size=1)
     )
-    furthest = max(abs(found[name] - wanted[name]) for name in wanted)
+    furthest = max(abs(matched[name] - wanted[name]) for name in wanted)
     apart = max(abs(wrong[name] - wanted[name]) for name in wanted)
-    assert found == piped
+    assert matched == piped
     assert furthest == 0 if side == 1 else furthest < 5e-7
     assert orientation == 1 or apart > 10 * furthest + 1e-6, "lying, it is another image"
 
@@ -178,13 +178,13 @@ def test_a_data_set_may_have_fewer_classes_than_the_model(
     fetched: str, tmp_path: Path, names: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_classes(tmp_path / "photos", **{names[0]: 3, names[1]: 1})
-    told = st.evaluate(fetched, folder)
+    document = st.evaluate(fetched, folder)
     how = "synset" if names[0].startswith("n0") else "name"
     assert f"{folder} has 2 of the model's 1,000 classes (matched: 2 by {how})" in capsys.readouterr().err
-    assert (told.n, told.top1, told.total[CAT], told.total[TENCH]) == (4, 3 / 4, 3, 1)
+    assert (document.n, document.top1, document.total[CAT], document.total[TENCH]) == (4, 3 / 4, 3, 1)
     logits = torch.zeros(1000)
     logits[CAT], logits[LYNX] = 9.0, 8.0
-    assert told.loss == pytest.approx(float(-logits.log_softmax(0)[[CAT] * 3 + [TENCH]].mean()), rel=1e-5)
+    assert document.loss == pytest.approx(float(-logits.log_softmax(0)[[CAT] * 3 + [TENCH]].mean()), rel=1e-5)
 
 
 def test_restricting_counts_the_outputs_of_the_datas_classes_alone(
@@ -195,10 +195,10 @@ def test_restricting_counts_the_outputs_of_the_datas_classes_alone(
     trained = st.restore(tmp_path / "stock.pth", model="timm/test_resnet")
     folder = write_classes(tmp_path / "photos", tench=2, lynx=1)
     assert st.evaluate(trained, folder).top1 == 0
-    told = st.evaluate(trained, folder, restrict=True)
-    assert (told.top1, told.top5) == (1 / 3, 1)  # the lynx; Egyptian cat is no class of the data
+    document = st.evaluate(trained, folder, restrict=True)
+    assert (document.top1, document.top5) == (1 / 3, 1)  # the lynx; Egyptian cat is no class of the data
     two = torch.tensor([8.0, 5.0]).log_softmax(0)
-    assert told.loss == pytest.approx(-float(two[0] + 2 * two[1]) / 3, rel=1e-5)
+    assert document.loss == pytest.approx(-float(two[0] + 2 * two[1]) / 3, rel=1e-5)
 
 
 def test_classes_that_the_model_lacks_are_listed_before_anything_is_packed(
@@ -217,9 +217,9 @@ def test_a_file_says_which_class_of_the_model_a_class_of_the_data_is(
 ) -> None:
     folder, file = write_classes(tmp_path / "photos", tench=1, moggy=2), tmp_path / "classes.txt"
     file.write_text("moggy\tEgyptian cat\n")
-    told = st.evaluate(fetched, folder, classes=file)
-    assert (told.top1, told.total[CAT]) == (2 / 3, 2)
-    assert "(matched: 2 by file)" not in (said := capsys.readouterr().err) and "1 by file" in said
+    document = st.evaluate(fetched, folder, classes=file)
+    assert (document.top1, document.total[CAT]) == (2 / 3, 2)
+    assert "(matched: 2 by file)" not in (errors := capsys.readouterr().err) and "1 by file" in errors
     assert st.evaluate(fetched, folder, classes={"moggy": "n02124075"}).top1 == 2 / 3
     for mapping, message in (
         ({"moggy": "unicorn"}, "that timm/test_resnet.* has not: unicorn"),
@@ -234,10 +234,10 @@ def test_a_file_says_which_class_of_the_model_a_class_of_the_data_is(
 
 def test_the_results_of_each_image_name_the_models_classes(fetched: str, tmp_path: Path) -> None:
     folder, file = write_classes(tmp_path / "photos", n01440764=1, n02124075=2), tmp_path / "images.csv"
-    told = st.evaluate(fetched, folder, per_image=file)
+    document = st.evaluate(fetched, folder, per_image=file)
     lines = [(line.true, line.predicted, line.rank == 1) for line in read_predictions(file)]
     assert lines == [("tench", "Egyptian cat", False)] + [("Egyptian cat", "Egyptian cat", True)] * 2
-    assert sum(line.loss for line in read_predictions(file)) / 3 == pytest.approx(told.loss, rel=1e-4)
+    assert sum(line.loss for line in read_predictions(file)) / 3 == pytest.approx(document.loss, rel=1e-4)
 
 
 def test_a_record_file_without_names_has_numbers_of_outputs(fetched: str, tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_a_run_of_synsets_is_evaluated_on_their_names(recipe: Recipe, tmp_path: 
     changes = {"data.train": str(folder), "data.size": 16, "model.name": "digits", "batch_size": 4}
     run = st.Run.create(tmp_path / "run", recipe.with_(changes))
     st.train(run)
-    told = st.evaluate(run, write_classes(tmp_path / "named", **{"lynx": 2, "egyptian cat": 3}))
-    assert told.total == (0, 3, 2)
+    document = st.evaluate(run, write_classes(tmp_path / "named", **{"lynx": 2, "egyptian cat": 3}))
+    assert document.total == (0, 3, 2)
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
@@ -285,9 +285,9 @@ def test_a_run_is_evaluated_as_it_was_when_its_best_was_chosen(recipe: Recipe, t
     scores = [event for event in run.events() if isinstance(event, Evaluated)]
     best = max(scores, key=lambda event: event.top1)
     for place in (run, run.directory / "best.safetensors"):
-        told = st.evaluate(place)
-        assert (told.top1, told.top5, told.n) == (best.top1, best.top5, best.n)
-        assert told.loss == pytest.approx(best.loss, rel=1e-6)
+        document = st.evaluate(place)
+        assert (document.top1, document.top5, document.n) == (best.top1, best.top5, best.n)
+        assert document.loss == pytest.approx(best.loss, rel=1e-6)
     assert st.evaluate(run, which="last").top1 == scores[-1].top1
 
 
@@ -323,13 +323,13 @@ def test_many_images_are_predicted_in_batches_as_each_alone(tmp_path: Path) -> N
     files.insert(3, tmp_path / "nowhere.png")
     alone = [prediction for path in files for prediction in st.predict(trained, path)]
     together = list(st.predict(trained, files, batch_size=8))
-    assert [one.path for one in together] == files
-    for one, other in zip(alone, together, strict=True):
-        assert (one.path, one.classes, one.error) == (other.path, other.classes, other.error)
-        assert one.probabilities == pytest.approx(other.probabilities, rel=1e-4)
-    bad = {files.index(one.path): one.error for one in together if one.error is not None}
+    assert [prediction.path for prediction in together] == files
+    for this, other in zip(alone, together, strict=True):
+        assert (this.path, this.classes, this.error) == (other.path, other.classes, other.error)
+        assert this.probabilities == pytest.approx(other.probabilities, rel=1e-4)
+    bad = {files.index(prediction.path): prediction.error for prediction in together if prediction.error is not None}
     assert sorted(bad) == [0, 3, 8, 9, 20] and bad[3] == f"cannot read {files[3]}: No such file or directory"
-    assert all(not one.classes for one in together if one.error)
+    assert all(not prediction.classes for prediction in together if prediction.error)
 
 
 _FAULTS = """
@@ -363,10 +363,12 @@ def test_images_come_from_patterns_record_files_and_bytes(fetched: str, photo: P
     trained = st.restore(fetched, device="cpu")
     folder = write_classes(tmp_path / "photos", cat=2, dog=1)
     st.pack(folder, tmp_path / "packed")
-    found = list(st.predict(trained, [str(folder / "*" / "0.png"), tmp_path / "packed.rec", photo.read_bytes()], top=1))
+    predictions = list(
+        st.predict(trained, [str(folder / "*" / "0.png"), tmp_path / "packed.rec", photo.read_bytes()], top=1)
+    )
     names = ["photos/cat/0.png", "photos/dog/0.png", *(f"packed.rec:{number}" for number in range(3)), "-"]
-    assert [str(one.path).removeprefix(f"{tmp_path}/") for one in found] == names
-    assert {one.classes for one in found} == {("Egyptian cat",)}
+    assert [str(prediction.path).removeprefix(f"{tmp_path}/") for prediction in predictions] == names
+    assert {prediction.classes for prediction in predictions} == {("Egyptian cat",)}
     with pytest.raises(DataError, match="no file for 1 of its names"):
         next(st.predict(trained, str(tmp_path / "*.gif")))
 
@@ -387,5 +389,7 @@ def test_predicting_goes_on_with_fewer_images_where_memory_runs_out(fetched: str
 
     trained = st.restore(fetched, device="cpu")
     files = write_photos(tmp_path / "photos", 10)
-    found = list(st.predict(replace(trained, module=Small(trained.module)), files, top=1))
-    assert [one.path for one in found] == files and {one.classes for one in found} == {("Egyptian cat",)}
+    predictions = list(st.predict(replace(trained, module=Small(trained.module)), files, top=1))
+    assert [prediction.path for prediction in predictions] == files and {
+        prediction.classes for prediction in predictions
+    } == {("Egyptian cat",)}

@@ -107,9 +107,9 @@ def _goes_on_to_the_same(whole: Path, run: Path, weights: Callable[[Path], bytes
     assert Run.open(run).finished() is None
     assert main(_words(Path(Run.open(run).recipe.data.train), run)) == 0
     assert weights(whole) == weights(run)
-    told = list(Run.open(run).events())
-    assert {e.attempt for e in told} == {1, 2, 3}
-    last = {e.step: e.position for e in told if isinstance(e, events.Step)}
+    seen = list(Run.open(run).events())
+    assert {e.attempt for e in seen} == {1, 2, 3}
+    last = {e.step: e.position for e in seen if isinstance(e, events.Step)}
     assert last == {e.step: e.position for e in Run.open(whole).events() if isinstance(e, events.Step)}
 
 
@@ -126,8 +126,8 @@ def test_a_damaged_newest_checkpoint_costs_steps_not_bits(
     newest = sorted(harmed.checkpoints.iterdir())[-1] / "state.safetensors"
     newest.write_bytes(newest.read_bytes()[:-100])
     train(harmed)
-    told = list(harmed.events())
-    noticed = [e for e in told if isinstance(e, events.Noticed)]
+    seen = list(harmed.events())
+    noticed = [e for e in seen if isinstance(e, events.Noticed)]
     assert any("is damaged" in e.message and "step-00000020" in e.message for e in noticed)
     assert weights(whole.directory) == weights(harmed.directory)
 

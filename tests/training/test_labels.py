@@ -41,9 +41,9 @@ def test_a_run_learns_labels_and_its_best_weights_are_those_of_the_highest_map(
 ) -> None:
     run = Run.create(tmp_path / "run", labels_recipe)
     train(run)
-    told = [event for event in run.events() if isinstance(event, Evaluated)]
+    evaluations = [event for event in run.events() if isinstance(event, Evaluated)]
     best = run.progress().best
-    assert best is not None and best.mean_ap == max(event.mean_ap or 0 for event in told) > 0.9
+    assert best is not None and best.mean_ap == max(event.mean_ap or 0 for event in evaluations) > 0.9
     assert best.top5 is None and 0.5 < best.top1 < 1
     labels, probabilities = read_table(run.predictions)
     assert average_precision_score(labels, probabilities) == pytest.approx(best.mean_ap, abs=1e-9)
@@ -57,8 +57,8 @@ def test_a_run_learns_labels_and_its_best_weights_are_those_of_the_highest_map(
 def test_the_first_event_names_the_labels(labels_recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", labels_recipe.with_({"budget.epochs": 0.2}))
     train(run)
-    [told] = [event for event in run.events() if isinstance(event, Started)]
-    assert told.data["classes"] == list(LABELS) and told.data["multi_label"] is True
+    [started] = [event for event in run.events() if isinstance(event, Started)]
+    assert started.data["classes"] == list(LABELS) and started.data["multi_label"] is True
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_records_without_a_card_have_labels_by_number(tmp_path: Path) -> None:
 
     path = write("a", [[n % 2, n % 3 == 0, 1] for n in range(40)])
     recipe = Recipe.from_dict({"data": {"train": str(path)}, "parallel": {"device": "cpu"}, **REST})
-    told = train(Run.create(tmp_path / "run", recipe)).evaluated
-    assert told is not None and told.mean_ap is not None
+    evaluated = train(Run.create(tmp_path / "run", recipe)).evaluated
+    assert evaluated is not None and evaluated.mean_ap is not None
     assert restore(tmp_path / "run").classes == ("0", "1", "2")
     assert evaluate(tmp_path / "run", path).n == 40
     with pytest.raises(DataError, match=r"values than 0 and 1 \(2 in image 1\)"):
@@ -193,9 +193,9 @@ def test_one_label_for_each_image_is_said(tmp_path: Path, digits_folder: Path) -
     recipe = Recipe.from_dict({"data": {"train": str(table)}, "parallel": {"device": "cpu"}, **REST})
     run = Run.create(tmp_path / "run", recipe)
     train(run)
-    said = [event.message for event in run.events() if isinstance(event, Noticed)]
+    messages = [event.message for event in run.events() if isinstance(event, Noticed)]
     assert any(
-        "exactly one of the 2 labels" in line and "one column 'label' makes them classes" in line for line in said
+        "exactly one of the 2 labels" in line and "one column 'label' makes them classes" in line for line in messages
     )
 
 
@@ -203,9 +203,9 @@ def test_labels_that_no_validation_image_has_are_said(labels_recipe: Recipe, dig
     table = digits_folder / "few.csv"
     images = [str(path.relative_to(digits_folder)) for path in sorted(digits_folder.glob("*/*.png"))[:6]]
     table.write_text("path,labels\n" + "".join(f"{image},even\n" for image in images))
-    said: list[str] = []
-    open_data(labels_recipe.with_({"data.val": str(table)}).data, seed=0, say=said.append).close()
-    assert "2 labels have no validation image, and no part in mAP: large, round" in said
+    messages: list[str] = []
+    open_data(labels_recipe.with_({"data.val": str(table)}).data, seed=0, say=messages.append).close()
+    assert "2 labels have no validation image, and no part in mAP: large, round" in messages
 
 
 def test_labels_above_the_threshold_are_predicted(labels_recipe: Recipe, digits_folder: Path, tmp_path: Path) -> None:
@@ -236,8 +236,13 @@ def test_other_data_are_evaluated_by_their_labels_names(
     table.write_text("\n".join([",".join(("path", *order)), *lines]))
     pack(table, tmp_path / "columns")
     for data in (table, tmp_path / "columns.rec"):
-        told = evaluate(run, data)
-        assert (told.n, told.mean_ap, told.total, told.loss) == (400, whole.mean_ap, whole.total, whole.loss)
+        document = evaluate(run, data)
+        assert (document.n, document.mean_ap, document.total, document.loss) == (
+            400,
+            whole.mean_ap,
+            whole.total,
+            whole.loss,
+        )
     table.write_text(table.read_text().replace("path,round", "path,oval"))
     with pytest.raises(DataError, match=r"other labels than the class list \(oval, round"):
         evaluate(run, table)

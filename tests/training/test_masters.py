@@ -39,7 +39,7 @@ def made(numbers: str = "pure-bf16", **more: object) -> tuple[Policy, nn.Sequent
     module = policy.prepare(net())
     assert isinstance(module, nn.Sequential)
     spec = Optim(**{"lr": 0.1, "weight_decay": 0.0, **more})  # type: ignore[arg-type]
-    groups = [{"params": [policy.master(one) for one in module.parameters()]}]
+    groups = [{"params": [policy.master(parameter) for parameter in module.parameters()]}]
     return policy, module, optim.build(spec, groups, lr=spec.lr, device=CPU, allow_import=True)
 
 
@@ -93,25 +93,25 @@ def test_masters_are_updated_as_fp32_parameters_are_by_the_same_gradients(kind: 
     policy, module, optimizer = made(name=kind)
     plain = copy.deepcopy(module).float()
     with torch.no_grad():
-        for own, theirs in zip(plain.parameters(), module.parameters(), strict=True):
-            own.copy_(policy.master(theirs))
+        for parameter, theirs in zip(plain.parameters(), module.parameters(), strict=True):
+            parameter.copy_(policy.master(theirs))
     spec = Optim(kind, lr=0.1, weight_decay=0.0)
     expected = optim.build(spec, [{"params": list(plain.parameters())}], lr=0.1, device=CPU, allow_import=True)
     draw = torch.Generator().manual_seed(1)
     for _ in range(3):
-        for own, theirs in zip(plain.parameters(), module.parameters(), strict=True):
+        for parameter, theirs in zip(plain.parameters(), module.parameters(), strict=True):
             theirs.grad = torch.randn(theirs.shape, generator=draw).to(theirs.dtype)
-            own.grad = torch.empty_like(own).copy_(theirs.grad)
+            parameter.grad = torch.empty_like(parameter).copy_(theirs.grad)
         if clip is not None:
             policy.unscale(optimizer)
-            masters = [policy.master(one) for one in module.parameters()]
+            masters = [policy.master(parameter) for parameter in module.parameters()]
             assert nn.utils.clip_grad_norm_(masters, clip) == nn.utils.clip_grad_norm_(plain.parameters(), clip)
         policy.step(optimizer)
         expected.step()
         expected.zero_grad()
-        for own, theirs in zip(plain.parameters(), module.parameters(), strict=True):
-            assert torch.equal(policy.master(theirs), own)
-            assert torch.equal(theirs, own.to(theirs.dtype)) and theirs.grad is None
+        for parameter, theirs in zip(plain.parameters(), module.parameters(), strict=True):
+            assert torch.equal(policy.master(theirs), parameter)
+            assert torch.equal(theirs, parameter.to(theirs.dtype)) and theirs.grad is None
 
 
 def test_an_overflow_of_fp16_leaves_parameters_and_masters() -> None:
@@ -148,16 +148,18 @@ def test_what_was_saved_goes_on_bit_for_bit(name: str) -> None:
 
 def test_an_average_follows_the_masters_in_fp32() -> None:
     policy, module, optimizer = made()
-    masters = [policy.master(one) for one in module.parameters()]
+    masters = [policy.master(parameter) for parameter in module.parameters()]
     average = Ema(module, 0.9, masters)
-    assert {one.dtype for one in average.module.parameters()} == {torch.float32}
-    expected = [one.detach().clone() for one in masters]
+    assert {parameter.dtype for parameter in average.module.parameters()} == {torch.float32}
+    expected = [master.detach().clone() for master in masters]
     for seed in range(3):
         update(policy, module, optimizer, seed)
         average.update(module)
         keep = min(0.9, (seed + 1) / (seed + 10))
-        expected = [torch.lerp(one, own.detach(), 1 - keep) for one, own in zip(expected, masters, strict=True)]
-    for own, one in zip(average.module.parameters(), expected, strict=True):
-        torch.testing.assert_close(own, one, rtol=1e-6, atol=0)
+        expected = [
+            torch.lerp(before, master.detach(), 1 - keep) for before, master in zip(expected, masters, strict=True)
+        ]
+    for parameter, mean in zip(average.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter, mean, rtol=1e-6, atol=0)
     with policy.autocast():
         assert average.module(torch.rand(2, 3, 8, 8)).dtype is torch.bfloat16

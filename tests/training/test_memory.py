@@ -77,8 +77,8 @@ def narrow(recipe: Recipe, own: Own) -> Callable[..., Recipe]:
     return make
 
 
-def halved(told: list[Event]) -> list[tuple[str, int]]:
-    return [(event.during, event.images) for event in told if isinstance(event, Halved)]
+def halved(events: list[Event]) -> list[tuple[str, int]]:
+    return [(event.during, event.images) for event in events if isinstance(event, Halved)]
 
 
 def of_weights(path: Path, weights: Weights) -> bytes:
@@ -94,7 +94,7 @@ def test_an_update_out_of_memory_is_the_accumulation_by_hand_to_the_last_bit(
     hand = list(steps(Run.create(tmp_path / "hand", narrow({"optim.accumulate": 4})), allow_import=True))
     assert halved(ours) == [("update", 16), ("update", 8)] and halved(hand) == []
     assert weights(tmp_path / "ours") == weights(tmp_path / "hand")
-    lines = [[event.loss for event in told if isinstance(event, Logged)] for told in (ours, hand)]
+    lines = [[event.loss for event in name if isinstance(event, Logged)] for name in (ours, hand)]
     assert len(lines[0]) == 4 and lines[0] == lines[1]
 
 
@@ -102,9 +102,9 @@ def test_parts_of_unequal_size_give_the_mean_over_the_batch(narrow: Callable[...
     losses = []
     for name, options in (("ours", {"room": 20}), ("whole", {})):
         recipe = narrow({"batch_size": 50, "every.log_steps": 1}, norm=False, **options)
-        told = list(steps(Run.create(tmp_path / name, recipe), allow_import=True))
-        losses.append([event.loss for event in told if isinstance(event, Logged)])
-        assert halved(told) == ([("update", 25), ("update", 13)] if options else [])
+        events = list(steps(Run.create(tmp_path / name, recipe), allow_import=True))
+        losses.append([event.loss for event in events if isinstance(event, Logged)])
+        assert halved(events) == ([("update", 25), ("update", 13)] if options else [])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -112,8 +112,8 @@ def test_mixed_images_have_the_same_partners_in_smaller_passes(narrow: Callable[
     losses = []
     for name, options in (("ours", {"room": 8}), ("whole", {})):
         recipe = narrow({"data.transforms": ["mixup:0.4"], "every.log_steps": 1}, norm=False, **options)
-        told = list(steps(Run.create(tmp_path / name, recipe), allow_import=True))
-        losses.append([event.loss for event in told if isinstance(event, Logged)])
+        events = list(steps(Run.create(tmp_path / name, recipe), allow_import=True))
+        losses.append([event.loss for event in events if isinstance(event, Logged)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -133,9 +133,9 @@ def test_a_resumed_run_keeps_the_smaller_passes(
 def test_an_evaluation_out_of_memory_counts_every_image_once(narrow: Callable[..., Recipe], tmp_path: Path) -> None:
     scores = []
     for name, options in (("ours", {"evaluated": 9}), ("whole", {})):
-        told = list(steps(Run.create(tmp_path / name, narrow(**options)), allow_import=True))
-        scores.append([(e.n, e.top1, e.loss) for e in told if isinstance(e, Evaluated)])
-        assert halved(told) == ([("evaluation", 16), ("evaluation", 8)] if options else [])
+        events = list(steps(Run.create(tmp_path / name, narrow(**options)), allow_import=True))
+        scores.append([(e.n, e.top1, e.loss) for e in events if isinstance(e, Evaluated)])
+        assert halved(events) == ([("evaluation", 16), ("evaluation", 8)] if options else [])
     assert [score[:2] for score in scores[0]] == [score[:2] for score in scores[1]] and scores[0][0][0] == 80
     assert [loss for *_, loss in scores[0]] == pytest.approx([loss for *_, loss in scores[1]], rel=1e-5)
 
@@ -156,9 +156,9 @@ def test_below_one_image_the_error_says_what_to_do(narrow: Callable[..., Recipe]
         FailedError, match=r"^the memory is not enough for one image at a time \(CUDA.*: choose smaller"
     ):
         train(run, allow_import=True)
-    told = list(run.events())
-    assert [images for _, images in halved(told)] == [16, 8, 4, 2, 1]
-    assert [event.error for event in told if isinstance(event, Failed)] == ["FailedError"]
+    events = list(run.events())
+    assert [images for _, images in halved(events)] == [16, 8, 4, 2, 1]
+    assert [event.error for event in events if isinstance(event, Failed)] == ["FailedError"]
 
 
 def test_batch_norms_that_refuse_one_image_are_named(narrow: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -167,9 +167,11 @@ def test_batch_norms_that_refuse_one_image_are_named(narrow: Callable[..., Recip
 
 
 def test_the_average_settles_in_passes_that_fit(narrow: Callable[..., Recipe], tmp_path: Path) -> None:
-    told = list(steps(Run.create(tmp_path / "run", narrow({"optim.ema": 0.9}, room=8, evaluated=8)), allow_import=True))
-    assert ("evaluation", 8) in halved(told) or halved(told) == [("update", 16), ("update", 8)]
-    assert len([event for event in told if isinstance(event, Evaluated)]) == 2
+    events = list(
+        steps(Run.create(tmp_path / "run", narrow({"optim.ema": 0.9}, room=8, evaluated=8)), allow_import=True)
+    )
+    assert ("evaluation", 8) in halved(events) or halved(events) == [("update", 16), ("update", 8)]
+    assert len([event for event in events if isinstance(event, Evaluated)]) == 2
 
 
 LIMITED = """
@@ -239,9 +241,9 @@ def test_two_ranks_agree_on_what_the_narrower_one_has_room_for(
     ranks(digits, own, tmp_path / "ours", "--set", 'model.options={"room": 4, "rank": 1, "norm": false}')
     ranks(digits, own, tmp_path / "hand", "--set", 'model.options={"norm": false}', "--set", "optim.accumulate=4")
     for rank, expected in ((0, [4]), (1, [8, 4])):
-        told = list(Run.open(tmp_path / "ours").events(rank))
-        assert [images for _, images in halved(told)] == expected
-        assert {event.attempt for event in told if isinstance(event, Started)} == {1}, "nobody started again"
+        events = list(Run.open(tmp_path / "ours").events(rank))
+        assert [images for _, images in halved(events)] == expected
+        assert {event.attempt for event in events if isinstance(event, Started)} == {1}, "nobody started again"
     assert weights(tmp_path / "ours") == weights(tmp_path / "hand")
 
 

@@ -168,14 +168,14 @@ def coloured(digits_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def wholes(coloured: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """``wholes(kind, name)``: the run of a method, trained by one process from beginning to end."""
-    folder, made = tmp_path_factory.mktemp("wholes"), dict[tuple[str, str], Path]()
+    folder, folders = tmp_path_factory.mktemp("wholes"), dict[tuple[str, str], Path]()
 
     def train(kind: str, name: str) -> Path:
-        if (kind, name) not in made:
-            run = Run.create(folder / str(len(made)), _recipe(coloured, kind, name))
-            made[kind, name] = run.directory
+        if (kind, name) not in folders:
+            run = Run.create(folder / str(len(folders)), _recipe(coloured, kind, name))
+            folders[kind, name] = run.directory
             _drain(steps(run, allow_import=True))
-        return made[kind, name]
+        return folders[kind, name]
 
     return train
 
@@ -190,9 +190,9 @@ def _as_many_threads() -> Iterator[None]:
 
 
 def _drain(events: Iterator[Event]) -> list[Event]:
-    told = list(events)
-    assert isinstance(told[-1], Ended) and told[-1].status == "finished"
-    return told
+    seen = list(events)
+    assert isinstance(seen[-1], Ended) and seen[-1].status == "finished"
+    return seen
 
 
 def _weights(run: Path) -> dict[str, Tensor]:
@@ -215,14 +215,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     wholes: Callable[[str, str], Path], coloured: Path, tmp_path: Path, kind: str, name: str
 ) -> None:
     run = Run.create(tmp_path / "run", _recipe(coloured, kind, name))
-    told: list[Event] = []
+    events: list[Event] = []
     for event in steps(
         run,
-        stop=lambda: "SIGTERM" if any(isinstance(e, Step) and e.step == 3 for e in told[-4:]) else None,
+        stop=lambda: "SIGTERM" if any(isinstance(e, Step) and e.step == 3 for e in events[-4:]) else None,
         allow_import=True,
     ):
-        told.append(event)
-    assert isinstance(told[-1], Ended) and (told[-1].status, told[-1].step) == ("preempted", 3)
+        events.append(event)
+    assert isinstance(events[-1], Ended) and (events[-1].status, events[-1].step) == ("preempted", 3)
     _drain(steps(run, allow_import=True))
     whole = wholes(kind, name)
     assert _differences(_weights(run.directory), _weights(whole)) == []
@@ -250,8 +250,8 @@ def test_updates_that_were_not_saved_are_repeated_to_the_same_bits(
     for event in steps(run, allow_import=True):
         if isinstance(event, Step) and event.step == 5:
             break  # as a SIGKILL leaves it: the newest checkpoint is of update 4
-    told = _drain(steps(run, allow_import=True))
-    assert [event.step for event in told if isinstance(event, Step)] == [5, 6]
+    events = _drain(steps(run, allow_import=True))
+    assert [event.step for event in events if isinstance(event, Step)] == [5, 6]
     assert _differences(_weights(run.directory), _weights(wholes(kind, name))) == []
 
 

@@ -67,7 +67,7 @@ def test_a_line_that_reads_a_scalar_is_named(wait: Callable[[torch.Tensor], obje
 
 def test_a_line_is_named_once_with_how_often_it_waited() -> None:
     x = torch.ones(4)
-    assert list(_seen(lambda: [float(one) for one in x]).waits.values()) == [4]
+    assert list(_seen(lambda: [float(element) for element in x]).waits.values()) == [4]
 
 
 def test_what_is_on_the_host_already_is_no_wait() -> None:

@@ -94,12 +94,12 @@ def test_a_phased_run_that_is_interrupted_comes_to_the_same_bits(
 def test_only_the_classifier_moves_in_the_first_phase(recipe: Recipe, start: Path, tmp_path: Path) -> None:
     phased = recipe.with_({"model.weights": str(start), "model.train": "head:1+full", "every.save_steps": 1})
     run = Run.create(tmp_path / "run", phased.with_({"every.keep": 99}))
-    told = list(steps(run))
+    seen = list(steps(run))
     models = {step: checkpoints.load(run.checkpoints / f"step-{step:08d}")["model"] for step in (1, 10, 11)}
     head = changed(models[1], models[10])
     assert 1 <= len(head) <= 2
     assert len(changed(models[10], models[11])) > 2
-    assert any(isinstance(e, events.Noticed) and "trained from here on" in e.message and e.step == 11 for e in told)
+    assert any(isinstance(e, events.Noticed) and "trained from here on" in e.message and e.step == 11 for e in seen)
 
 
 @pytest.mark.parametrize("change", [{"precision.compile": "default"}, {"parallel.graph": True}])
@@ -117,10 +117,10 @@ def test_a_probe_has_no_other_loss(recipe: Recipe, change: dict[str, object]) ->
 def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Path, tmp_path: Path) -> None:
     probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "seed": 3})
     run = Run.create(tmp_path / "run", probe)
-    told = list(steps(run))
-    (evaluated,) = (e for e in told if isinstance(e, events.Evaluated))
+    seen = list(steps(run))
+    (evaluated,) = (e for e in seen if isinstance(e, events.Evaluated))
     assert (evaluated.step, evaluated.n) == (0, 80) and evaluated.top1 > 0.8
-    assert isinstance(told[-1], events.Ended) and told[-1].status == "finished"
+    assert isinstance(seen[-1], events.Ended) and seen[-1].status == "finished"
     moved = changed(load_file(start), weights_of(tmp_path / "run"))
     assert 1 <= len(moved) <= 2
     assert evaluate(run).top1 == evaluated.top1
@@ -133,8 +133,8 @@ def test_training_goes_on_from_a_probe_and_resumes_to_the_same_bits(
     recipe: Recipe, start: Path, tmp_path: Path, weights: Weights
 ) -> None:
     both = recipe.with_({"model.weights": str(start), "model.train": "probe:2+full", "optim.ema": 0.9})
-    told = list(steps(Run.create(tmp_path / "whole", both)))
-    assert [e.step for e in told if isinstance(e, events.Evaluated)] == [0, 10, 20]
+    seen = list(steps(Run.create(tmp_path / "whole", both)))
+    assert [e.step for e in seen if isinstance(e, events.Evaluated)] == [0, 10, 20]
     run = Run.create(tmp_path / "parts", both)
     train_for(run, 7)
     train(run)
@@ -200,8 +200,8 @@ def test_the_penalty_is_chosen_on_images_that_no_pass_was_fitted_to(recipe: Reci
         Image.fromarray(noise.integers(0, 256, (8, 8), np.uint8)).save(place / f"{k}.png")
     pack(tmp_path / "images", tmp_path / "noise")
     data = {"data.train": str(tmp_path / "noise.rec"), "model.train": "probe:3", "budget.epochs": 0}
-    told = list(steps(Run.create(tmp_path / "run", recipe.with_({**data, "batch_size": 8}))))
-    (message,) = (e.message for e in told if isinstance(e, events.Noticed) and "penalty" in e.message)
+    seen = list(steps(Run.create(tmp_path / "run", recipe.with_({**data, "batch_size": 8}))))
+    (message,) = (e.message for e in seen if isinstance(e, events.Noticed) and "penalty" in e.message)
     assert "penalty 1 " in message or "penalty 0.1 " in message, "nothing can be learned of noise"
 
 

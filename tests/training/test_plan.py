@@ -104,8 +104,8 @@ def test_the_evidence_is_explained(steady: Steady, command: list[object]) -> Non
 
 
 def test_epochs_and_a_budget_of_minutes_exclude_each_other(steady: Steady, command: list[object]) -> None:
-    _, said = steady(*command, "--budget-minutes", "60", "--epochs", "3")
-    assert "--budget-minutes chooses the epochs" in said
-    _, said = steady("train", *command[1:], "--budget-minutes", "60")
-    assert "--budget-minutes belongs to steady finetune" in said
+    _, output = steady(*command, "--budget-minutes", "60", "--epochs", "3")
+    assert "--budget-minutes chooses the epochs" in output
+    _, output = steady("train", *command[1:], "--budget-minutes", "60")
+    assert "--budget-minutes belongs to steady finetune" in output
     assert "budget.minutes" in PLANNED

@@ -32,11 +32,11 @@ def images_BHWC(b: int, h: int, w: int, c: int) -> Tensor:
 @settings(deadline=None)
 def test_images_are_normalised(shape: tuple[int, int, int, int], channels_last: bool) -> None:
     policy = Policy(Precision(channels_last=channels_last), CPU)
-    given, channels = images_BHWC(*shape), shape[3]
+    images, channels = images_BHWC(*shape), shape[3]
     mean, std = MEAN[:channels], STD[:channels]
-    got = policy.images(given, mean, std)
+    got = policy.images(images, mean, std)
     wide = torch.tensor([mean, std], dtype=torch.float64)
-    expected = ((given.double() / 255 - wide[0]) / wide[1]).permute(0, 3, 1, 2)
+    expected = ((images.double() / 255 - wide[0]) / wide[1]).permute(0, 3, 1, 2)
     torch.testing.assert_close(got.double(), expected, atol=1e-6, rtol=1e-6)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert got.dtype is torch.float32
@@ -49,11 +49,11 @@ def test_images_stay_between_0_and_1_without_a_mean() -> None:
 
 
 def test_a_slice_of_a_batch_is_normalised_like_the_whole() -> None:
-    policy, given = Policy(Precision(), CPU), images_BHWC(6, 8, 8, 3)
-    whole = policy.images(given, MEAN, STD)
-    parts = [policy.images(part, MEAN, STD) for part in given.chunk(3)]
+    policy, images = Policy(Precision(), CPU), images_BHWC(6, 8, 8, 3)
+    whole = policy.images(images, MEAN, STD)
+    parts = [policy.images(part, MEAN, STD) for part in images.chunk(3)]
     assert torch.equal(torch.cat(parts), whole)
-    assert torch.equal(policy.images(given[:, ::2, 1:7], MEAN, STD), whole[:, :, ::2, 1:7])
+    assert torch.equal(policy.images(images[:, ::2, 1:7], MEAN, STD), whole[:, :, ::2, 1:7])
 
 
 def test_a_mean_for_other_channels_is_refused() -> None:
@@ -82,8 +82,8 @@ def test_bf16_computes_in_16_bits_and_keeps_the_parameters() -> None:
 
 def test_slow_or_missing_instructions_are_said() -> None:
     assert Policy(Precision(), CPU).notes == ()
-    told = Policy(Precision("bf16"), CPU).notes
-    assert bool(told) is not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    notes = Policy(Precision("bf16"), CPU).notes
+    assert bool(notes) is not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         with pytest.raises(RecipeError, match=r"'fp16' and this CPU has no instructions for it: use fp32"):
             Policy(Precision("fp16"), CPU)
@@ -170,13 +170,13 @@ def test_an_update_on_a_gpu_never_synchronises(name: str, kind: str) -> None:
     device = torch.device("cuda", 0)
     policy = Policy(Precision(name), device)  # type: ignore[arg-type]
     module = policy.prepare(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 6 * 6, 4)))
-    given = images_BHWC(4, 8, 8, 3).to(device)
+    images = images_BHWC(4, 8, 8, 3).to(device)
     optimizer = optim.build(Optim(kind), [{"params": list(module.parameters())}], lr=0.1, device=device)
     for k in range(4):
         torch.cuda.set_sync_debug_mode("error" if k else "default")  # the first update may allocate
         try:
             with policy.autocast():
-                loss = module(policy.images(given, MEAN, STD)).float().square().mean()
+                loss = module(policy.images(images, MEAN, STD)).float().square().mean()
             policy.scale(loss).backward()  # type: ignore[no-untyped-call]
             optim.set_lr(optimizer, 0.1 / (k + 1))
             policy.unscale(optimizer)

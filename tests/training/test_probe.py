@@ -37,19 +37,19 @@ def _kinds(events: list[Event]) -> list[str]:
 def test_a_finished_run_is_probed_and_only_its_events_grow(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
     train(run)
-    before, told, seconds = _files(run.directory), list(run.events()), ledger(run).wall_seconds
+    before, events, seconds = _files(run.directory), list(run.events()), ledger(run).wall_seconds
     log = run.directory / "events.jsonl"
     content = log.read_bytes()
-    found = probe_run(run, seconds=SECONDS)
+    probed = probe_run(run, seconds=SECONDS)
     after = _files(run.directory)
     assert {name for name in after if after[name] != before.get(name)} == {"events.jsonl"}
     assert log.read_bytes().startswith(content)
-    assert list(run.events())[: len(told)] == told
-    assert _kinds(list(run.events())[len(told) :]) == ["Ceilings", "StepMeasured"]
-    assert found.ceilings.feed_images_per_second > 0
-    assert found.ceilings.compute_images_per_second > 0
-    assert found.ceilings.both_images_per_second > 0
-    assert found.ceilings.step == 20
+    assert list(run.events())[: len(events)] == events
+    assert _kinds(list(run.events())[len(events) :]) == ["Ceilings", "StepMeasured"]
+    assert probed.ceilings.feed_images_per_second > 0
+    assert probed.ceilings.compute_images_per_second > 0
+    assert probed.ceilings.both_images_per_second > 0
+    assert probed.ceilings.step == 20
     finished = run.finished()
     assert finished is not None and finished.step == 20
     assert ledger(run).wall_seconds == seconds
@@ -92,8 +92,8 @@ def test_a_probe_at_the_start_of_training_changes_no_bit_of_weights_averages_and
     recipe = recipe.with_({"model.name": "probe_drawing:make", "optim.name": "adamw", "optim.ema": 0.9})
     whole, probed = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "probed", recipe)
     list(steps(whole, allow_import=True))
-    told = list(steps(probed, allow_import=True, probe=True))
-    assert _kinds(told)[:4] == ["Started", "Noticed", "Ceilings", "StepMeasured"]
+    events = list(steps(probed, allow_import=True, probe=True))
+    assert _kinds(events)[:4] == ["Started", "Noticed", "Ceilings", "StepMeasured"]
     assert weights(whole.directory) == weights(probed.directory)
     states = [sorted(run.checkpoints.iterdir())[-1] / "state.safetensors" for run in (whole, probed)]
     assert states[0].read_bytes() == states[1].read_bytes()
@@ -108,9 +108,9 @@ def test_a_probe_that_fails_does_not_keep_a_run_from_training(
     )
     (tmp_path / "probe_alone.py").write_text(f"import threading\n{held}")  # what holds a lock cannot be copied
     run = Run.create(tmp_path / "run", recipe.with_({"model.name": "probe_alone:make"}))
-    told = list(steps(run, allow_import=True, probe=True))
+    events = list(steps(run, allow_import=True, probe=True))
     assert run.finished() is not None
-    assert any("training goes on without" in event.message for event in told if isinstance(event, Noticed))
+    assert any("training goes on without" in event.message for event in events if isinstance(event, Noticed))
 
 
 def test_a_run_that_has_not_begun_can_be_probed(recipe: Recipe, tmp_path: Path) -> None:

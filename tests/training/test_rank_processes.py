@@ -41,19 +41,19 @@ def start(digits: Path, run: Path, *words: str) -> subprocess.Popen[str]:
 def trained(digits: Path, run: Path, *words: str) -> str:
     """What was printed by a run that went well."""
     child = start(digits, run, *words)
-    told, _ = child.communicate(timeout=240)
-    assert child.returncode == 0, told
-    return told
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, output
+    return output
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     """Without the running statistics of batch norms, which are the first rank's own."""
-    told = load_file(run / "model.safetensors")
-    return {name: one for name, one in told.items() if "running_" not in name and "num_batches" not in name}
+    tensors = load_file(run / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if "running_" not in name and "num_batches" not in name}
 
 
-def same(one: Path, other: Path) -> bool:
-    ours, theirs = weights(one), weights(other)
+def same(path: Path, other: Path) -> bool:
+    ours, theirs = weights(path), weights(other)
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -74,18 +74,18 @@ def wait_for_step(child: subprocess.Popen[str], run: Path, step: int) -> None:
 
 def ranks_of(child: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     """By their rank."""
-    found = psutil.Process(child.pid).children()
-    told = {int(one.environ()["RANK"]): one for one in found if "RANK" in one.environ()}
-    assert sorted(told) == list(range(count))
-    return [told[rank] for rank in range(count)]
+    processes = psutil.Process(child.pid).children()
+    by_rank = {int(process.environ()["RANK"]): process for process in processes if "RANK" in process.environ()}
+    assert sorted(by_rank) == list(range(count))
+    return [by_rank[rank] for rank in range(count)]
 
 
 @pytest.fixture(scope="module")
 def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained by two ranks from beginning to end."""
     run = tmp_path_factory.mktemp("ranks") / "whole"
-    told = trained(digits, run, "--procs", "2")
-    assert told.count("started attempt=1") == 1, "the first rank alone speaks"
+    outcome = trained(digits, run, "--procs", "2")
+    assert outcome.count("started attempt=1") == 1, "the first rank alone speaks"
     return run
 
 
@@ -94,7 +94,7 @@ def test_two_ranks_recompute_to_the_same_bits(digits: Path, whole: Path, tmp_pat
     trained(digits, tmp_path / "again", "--procs", "2", "--recompute")
     assert same(whole, tmp_path / "again")
     ours, theirs = (load_file(run / "model.safetensors") for run in (tmp_path / "again", whole))
-    assert all(torch.equal(one, theirs[name]) for name, one in ours.items()), "running statistics too"
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items()), "running statistics too"
 
 
 @pytest.mark.slow
@@ -102,19 +102,19 @@ def test_two_ranks_recompute_to_the_same_bits(digits: Path, whole: Path, tmp_pat
 def test_ranks_compile_each_for_itself_and_train_together(digits: Path, whole: Path, tmp_path: Path) -> None:
     trained(digits, tmp_path / "ranks", "--procs", "2", "--compile")
     for rank in (0, 1):
-        [made] = of_kind(tmp_path / "ranks", events.Compiled, rank)
-        assert isinstance(made, events.Compiled) and made.images == 32 and list(made.breaks) == []
+        [compiled] = of_kind(tmp_path / "ranks", events.Compiled, rank)
+        assert isinstance(compiled, events.Compiled) and compiled.images == 32 and list(compiled.breaks) == []
     ours, theirs = weights(tmp_path / "ranks"), weights(whole)
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=1e-4)
 
 
 def test_an_evaluation_by_ranks_counts_every_image_once(whole: Path, tmp_path: Path, digits: Path) -> None:
-    told = [event for event in of_kind(whole, events.Evaluated) if isinstance(event, events.Evaluated)]
-    assert [event.n for event in told] == [80] * 4
+    evaluations = [event for event in of_kind(whole, events.Evaluated) if isinstance(event, events.Evaluated)]
+    assert [event.n for event in evaluations] == [80] * 4
     rows = list(read_predictions(whole / "predictions.csv"))
     assert len({row.record for row in rows}) == len(rows) == 80
-    assert sum(row.rank == 1 for row in rows) / 80 == max(event.top1 for event in told)
+    assert sum(row.rank == 1 for row in rows) / 80 == max(event.top1 for event in evaluations)
 
 
 def _train_as_rank(group: Group, folder: str) -> dict[str, Any]:
@@ -128,9 +128,11 @@ def test_two_ranks_rank_all_images_for_the_average_precision_of_labels(labels_re
 
     run = Run.create(tmp_path / "run", labels_recipe.with_({"budget.epochs": 2}))
     as_group(partial(_train_as_rank, folder=str(run.directory)), 2)
-    told = [event for event in of_kind(tmp_path / "run", events.Evaluated) if isinstance(event, events.Evaluated)]
-    best = max(told, key=lambda event: event.score)
-    assert [event.n for event in told] == [80, 80] and best.mean_ap is not None
+    evaluations = [
+        event for event in of_kind(tmp_path / "run", events.Evaluated) if isinstance(event, events.Evaluated)
+    ]
+    best = max(evaluations, key=lambda event: event.score)
+    assert [event.n for event in evaluations] == [80, 80] and best.mean_ap is not None
     with (tmp_path / "run" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     labels = [[name in row["true"].split(";") for name in ("even", "large", "round")] for row in rows]
@@ -148,8 +150,8 @@ def test_each_rank_has_a_log_of_its_own_and_the_steps_are_the_same(whole: Path) 
         for rank in (0, 1)
     ]
     assert means[0] == means[1] and means[0][:2] == [1, 320]
-    told = of_kind(whole, events.Accounted, rank=1)[-1]
-    assert isinstance(told, events.Accounted) and told.seconds["communication"] > 0
+    event = of_kind(whole, events.Accounted, rank=1)[-1]
+    assert isinstance(event, events.Accounted) and event.seconds["communication"] > 0
 
 
 def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_termination(
@@ -161,9 +163,9 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
     os.kill(ranks_of(child, 2)[1].pid, signal.SIGKILL)
     wait_for_step(child, run, 14)
     child.terminate()
-    told, _ = child.communicate(timeout=120)
-    assert child.returncode == 75, told
-    assert "rank 1 was killed by SIGKILL" in told
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, output
+    assert "rank 1 was killed by SIGKILL" in output
     words = [sys.executable, "-m", "steadytrain", "resume", str(run), "--until", "3"]
     printed = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert printed.returncode == 75, printed.stderr
@@ -183,14 +185,14 @@ def test_a_run_goes_on_with_more_ranks_in_the_same_order(digits: Path, whole: Pa
     child = start(digits, run, "--procs", "2")
     wait_for_step(child, run, 10)
     child.terminate()
-    told, _ = child.communicate(timeout=60)
-    assert child.returncode == 75, told
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 75, output
     trained(digits, run, "--procs", "3")
     resumed = of_kind(run, events.Resumed)[-1]
     assert isinstance(resumed, events.Resumed) and (resumed.ranks_before, resumed.ranks) == (2, 3)
     assert _schedule(run) == _schedule(whole)
-    for name, one in weights(run).items():
-        torch.testing.assert_close(one, weights(whole)[name], rtol=0, atol=0.05)
+    for name, weight in weights(run).items():
+        torch.testing.assert_close(weight, weights(whole)[name], rtol=0, atol=0.05)
 
 
 def _schedule(run: Path) -> dict[int, tuple[int, float]]:
@@ -205,9 +207,9 @@ def test_killed_ranks_cost_what_was_not_saved_and_nothing_else(digits: Path, who
     for victim, step in kills:
         wait_for_step(child, run, step)
         os.kill(ranks_of(child, 2)[victim].pid, signal.SIGKILL)
-    told, _ = child.communicate(timeout=120)
-    assert child.returncode == 0, told
-    assert all(f"rank {victim} was killed by SIGKILL" in told for victim, _ in kills)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    assert all(f"rank {victim} was killed by SIGKILL" in output for victim, _ in kills)
     assert same(whole, run)
     costs = [event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed)]
     assert len(costs) == len(kills) and all(0 <= cost.images_repeated <= 7 * 32 for cost in costs)
@@ -220,15 +222,15 @@ def test_a_rank_that_has_other_images_is_named(digits: Path, tmp_path: Path) -> 
         (tmp_path / "other" / part.name).write_bytes(part.read_bytes())
     seldom = ["--set", "every.evaluate_epochs=2"]  # in no digest, but where ranks have to meet
     run = ["--run", str(tmp_path / "run")]
-    told = _as_two([[str(digits), *run], [str(tmp_path / "other" / "digits.rec"), *run, *seldom]])
-    assert told[0][0] == 2 and "rank 1" in told[0][1] and "another recipe" in told[0][1]
-    assert "data.train: " in told[0][1] and "every.evaluate_epochs: 2.0 and 1.0" in told[0][1]
+    answers = _as_two([[str(digits), *run], [str(tmp_path / "other" / "digits.rec"), *run, *seldom]])
+    assert answers[0][0] == 2 and "rank 1" in answers[0][1] and "another recipe" in answers[0][1]
+    assert "data.train: " in answers[0][1] and "every.evaluate_epochs: 2.0 and 1.0" in answers[0][1]
 
 
 @pytest.mark.slow
 def test_ranks_of_a_finished_run_all_say_so_where_they_share_no_disk(digits: Path, whole: Path, tmp_path: Path) -> None:
-    told = _as_two([[str(digits), "--run", str(whole)], [str(digits), "--run", str(tmp_path / "elsewhere")]])
-    assert [code for code, _ in told] == [0, 0], told
+    answers = _as_two([[str(digits), "--run", str(whole)], [str(digits), "--run", str(tmp_path / "elsewhere")]])
+    assert [code for code, _ in answers] == [0, 0], answers
 
 
 def _as_two(words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
@@ -237,22 +239,22 @@ def _as_two(words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
     port = free_port()
     children = [
         subprocess.Popen(
-            [*COMMAND, *own, *SETTINGS],
+            [*COMMAND, *own_words, *SETTINGS],
             env=os.environ | rank_variables(rank, 2, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank, own in enumerate(words)
+        for rank, own_words in enumerate(words)
     ]
-    told = [child.communicate(timeout=120)[0] for child in children]
-    return [(child.returncode, text) for child, text in zip(children, told, strict=True)]
+    outputs = [child.communicate(timeout=120)[0] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, outputs, strict=True)]
 
 
 @pytest.mark.slow
 def test_two_ranks_and_two_micro_batches_of_one_process_augment_to_the_same_bits(digits: Path, tmp_path: Path) -> None:
-    own = "tests.data.transforms.test_augment:blur_or_flip"
-    words = ["--transforms", f"rotate:10,randaugment:2,9,color:0.4,{own},erase:0.25,mixup:0.2,cutmix:1"]
+    factory = "tests.data.transforms.test_augment:blur_or_flip"
+    words = ["--transforms", f"rotate:10,randaugment:2,9,color:0.4,{factory},erase:0.25,mixup:0.2,cutmix:1"]
     trained(digits, tmp_path / "ranks", "--procs", "2", *words)
     trained(digits, tmp_path / "alone", "--set", "optim.accumulate=2", *words)
     assert same(tmp_path / "ranks", tmp_path / "alone")
@@ -275,8 +277,8 @@ def test_local_ranks_that_are_killed_between_two_averages_go_on_to_the_same_bits
     child = start(digits, run, *words)
     wait_for_step(child, run, 23)  # saved after 21, averaged after 20 and 25
     os.kill(ranks_of(child, 2)[1].pid, signal.SIGKILL)
-    told, _ = child.communicate(timeout=120)
-    assert child.returncode == 0 and "rank 1 was killed by SIGKILL" in told, told
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0 and "rank 1 was killed by SIGKILL" in output, output
     ours, theirs = (load_file(place / "model.safetensors") for place in (run, tmp_path / "whole"))
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items()), "running statistics too"
 
@@ -310,8 +312,8 @@ def test_parts_of_parameters_train_as_whole_ones_and_go_on_in_one_process(
 ) -> None:
     run = tmp_path / "run"
     words = [*COMMAND, str(digits), "--run", str(run), *SETTINGS, "--procs", "2", "--set", "parallel.shard=true"]
-    told = subprocess.run([*words, "--until", "2"], capture_output=True, text=True, timeout=240, check=False)
-    assert told.returncode == 75, told.stderr
+    process = subprocess.run([*words, "--until", "2"], capture_output=True, text=True, timeout=240, check=False)
+    assert process.returncode == 75, process.stderr
     trained(digits, tmp_path / "other", "--procs", "2", "--set", "parallel.shard=true")
     trained(digits, run, "--procs", "1")
     for place in (run, tmp_path / "other"):

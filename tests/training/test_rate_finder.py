@@ -19,18 +19,18 @@ from steadytrain.training.profile.rate_finder import HIGHEST, LOWEST, find_rate,
 def test_the_suggestion_is_the_same_each_time_and_trains_better_than_rates_far_from_it(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    found = find_rate(recipe, updates=120)
-    assert found == find_rate(recipe, updates=120)
-    assert found.rates[0] == LOWEST and found.rates[-1] <= HIGHEST * (1 + 1e-9)
+    curve = find_rate(recipe, updates=120)
+    assert curve == find_rate(recipe, updates=120)
+    assert curve.rates[0] == LOWEST and curve.rates[-1] <= HIGHEST * (1 + 1e-9)
     accuracy = {}
     for factor in (0.01, 1, 100):
-        run = Run.create(tmp_path / str(factor), recipe.with_({"optim.lr": found.suggestion * factor}))
+        run = Run.create(tmp_path / str(factor), recipe.with_({"optim.lr": curve.suggestion * factor}))
         try:
             outcome = train(run)
             accuracy[factor] = 0.0 if outcome.evaluated is None else outcome.evaluated.top1
         except FailedError:  # it diverged
             accuracy[factor] = 0.0
-    assert accuracy[1] > max(accuracy[0.01], accuracy[100]), (found.suggestion, accuracy)
+    assert accuracy[1] > max(accuracy[0.01], accuracy[100]), (curve.suggestion, accuracy)
 
 
 def test_the_suggestion_is_at_most_a_tenth_of_the_rate_that_diverged() -> None:
@@ -38,11 +38,11 @@ def test_the_suggestion_is_at_most_a_tenth_of_the_rate_that_diverged() -> None:
     losses = [2.3 - 1.5 * k / 54 for k in range(55)] + [2.0, 6.0, 20.0, 80.0, math.inf]
     steep = [2.3] * 40 + [2.3 - 0.1 * k for k in range(15)] + [6.0, 20.0, 80.0, 90.0, math.inf]
     for curve in (losses, steep):
-        found = read_curve(rates, curve, diverged=True)
-        assert found.diverged == rates[-1]
-        assert found.suggestion == pytest.approx(min(found.slowed, rates[-1] / 10), rel=0.05)
-    assert found.steepest > rates[-1] / 10
-    assert len(found.smoothed) == 59 and all(map(math.isfinite, found.smoothed))
+        suggested = read_curve(rates, curve, diverged=True)
+        assert suggested.diverged == rates[-1]
+        assert suggested.suggestion == pytest.approx(min(suggested.slowed, rates[-1] / 10), rel=0.05)
+    assert suggested.steepest > rates[-1] / 10
+    assert len(suggested.smoothed) == 59 and all(map(math.isfinite, suggested.smoothed))
 
 
 def test_the_suggestion_is_where_the_fall_slows_down_and_not_where_it_is_steepest() -> None:
@@ -50,9 +50,9 @@ def test_the_suggestion_is_where_the_fall_slows_down_and_not_where_it_is_steepes
     rates = [1e-6 * 10 ** (k / 20) for k in range(100)]
     fall = [1.5 / (1 + (2e-4 / rate) ** 1.5) for rate in rates]
     losses = [2.5 - part + 40 * rate for part, rate in zip(fall, rates, strict=True)]
-    found = read_curve(rates, losses, diverged=False)
-    assert found.steepest == pytest.approx(2e-4, rel=0.5)
-    assert 6e-4 < found.suggestion < 2e-3
+    curve = read_curve(rates, losses, diverged=False)
+    assert curve.steepest == pytest.approx(2e-4, rel=0.5)
+    assert 6e-4 < curve.suggestion < 2e-3
 
 
 def test_a_loss_that_never_falls_says_so() -> None:
@@ -68,12 +68,14 @@ def test_the_command_prints_a_flag_and_draws_the_curve_and_touches_no_run(
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     plot = tmp_path / "rates.svg"
     assert main(["schedule", "--find-lr", str(run.directory), "--updates", "60", "-o", str(plot), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["lr"] == pytest.approx(found["suggestion"] / 2, rel=0.06)  # the recipe doubles it for its batch
+    document = json.loads(capsys.readouterr().out)
+    assert document["lr"] == pytest.approx(document["suggestion"] / 2, rel=0.06)  # the recipe doubles it for its batch
     assert plot.read_text().count("<polyline") == 2
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
     assert main(["schedule", "--find-lr", str(run.directory), "--updates", "60"]) == 0
-    assert capsys.readouterr().out.startswith(f"--lr {found['lr']:g}, which is {found['suggestion']:g} for batches of")
+    assert capsys.readouterr().out.startswith(
+        f"--lr {document['lr']:g}, which is {document['suggestion']:g} for batches of"
+    )
     assert main(["schedule", "--find-lr", str(run.directory), "--updates", "5"]) == 2
     assert "--updates is 5; it must be from 20" in capsys.readouterr().err
     assert main(["schedule", "--find-lr", "--num-train", "5"]) == 2

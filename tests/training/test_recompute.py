@@ -106,16 +106,16 @@ def _trained(recipe: Recipe, run: Path, **changes: object) -> list[Event]:
 @pytest.mark.parametrize("name", TRIED)
 def test_no_bit_of_a_run_changes(recipe: Recipe, tmp_path: Path, weights: Weights, name: str) -> None:
     usual = _trained(recipe.with_(TRIED[name]), tmp_path / "usual")
-    told = _trained(recipe.with_(TRIED[name]), tmp_path / "again", **{"parallel.recompute": True})
-    assert [e.loss for e in told if isinstance(e, Logged)] == [e.loss for e in usual if isinstance(e, Logged)]
+    trained = _trained(recipe.with_(TRIED[name]), tmp_path / "again", **{"parallel.recompute": True})
+    assert [e.loss for e in trained if isinstance(e, Logged)] == [e.loss for e in usual if isinstance(e, Logged)]
     assert weights(tmp_path / "again") == weights(tmp_path / "usual")
-    assert len([e for e in told if isinstance(e, Noticed) and "recomputed in each backward" in e.message]) == 1
+    assert len([e for e in trained if isinstance(e, Noticed) and "recomputed in each backward" in e.message]) == 1
 
 
 def test_running_statistics_are_updated_once_an_update(recipe: Recipe, tmp_path: Path) -> None:
     _trained(recipe, tmp_path / "run", **{"model.name": "resnet20", "parallel.recompute": True})
     kept, _ = checkpoints.read_weights(tmp_path / "run" / "model.safetensors")
-    assert {int(one) for name, one in kept.items() if name.endswith("num_batches_tracked")} == {4}
+    assert {int(count) for name, count in kept.items() if name.endswith("num_batches_tracked")} == {4}
 
 
 def test_a_stopped_run_goes_on_with_it_to_the_same_bits(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
@@ -138,9 +138,9 @@ def _made(name: str, size: int, *, again: bool) -> tuple[State, Update, DeviceBa
     recipe = Recipe(data=Data(train="-"), model=Model(name), parallel=Parallel(recompute=again), batch_size=8)
     torch.manual_seed(0)
     built = models.build(recipe.model, num_classes=10, channels=3, size=size, allow_import=True)
-    told = replace(Input().filled(size, (0.5,) * 3, (0.25,) * 3), size=size, channels=3)
+    changed = replace(Input().filled(size, (0.5,) * 3, (0.25,) * 3), size=size, channels=3)
     state = build.state(recipe, built, Engine(torch.device("cpu")))
-    update = build.update(recipe, built, told, state)
+    update = build.update(recipe, built, changed, state)
     parts = recompute_parts(recipe, update, state)
     return state, update, random_batch(8, update.image_shape, torch.device("cpu")), parts
 
@@ -150,20 +150,20 @@ def test_statistics_of_any_kind_are_those_without(own: Own) -> None:
     own("counting_net", NET)
     states = []
     for again in (False, True):
-        state, update, batch, told = _made("counting_net:make", 16, again=again)
+        state, update, batch, notices = _made("counting_net:make", 16, again=again)
         torch.manual_seed(1)
         for _ in range(3):
             update(state, batch, 0.05)
         states.append(state.module.state_dict())
-    assert told is not None and "8.layers.2" in told.parts
-    one, other = states
-    assert list(one) == list(other) and one["4.calls"] == 3
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert notices is not None and "8.layers.2" in notices.parts
+    plain, other = states
+    assert list(plain) == list(other) and plain["4.calls"] == 3
+    assert [name for name in plain if not torch.equal(plain[name], other[name])] == []
 
 
 def _kept(module: nn.Module, images: torch.Tensor) -> int:
     """Bytes that autograd keeps of a forward pass, but for parameters and statistics."""
-    constant = {one.data_ptr() for one in (*module.parameters(), *module.buffers())}
+    constant = {value.data_ptr() for value in (*module.parameters(), *module.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,7 +173,7 @@ def _kept(module: nn.Module, images: torch.Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         _ = module(images)
-    return sum(one.nbytes() for one in kept.values())
+    return sum(tensor.nbytes() for tensor in kept.values())
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def _kept(module: nn.Module, images: torch.Tensor) -> int:
 def test_fewer_activations_are_kept(name: str, size: int, share_kept: float) -> None:
     images = torch.rand(2, 3, size, size)
     usual = _kept(_made(name, size, again=False)[0].module, images)
-    state, _, _, told = _made(name, size, again=True)
-    assert told is not None and told.usual_bytes == pytest.approx(usual / 2, rel=0.02)
-    assert told.kept_bytes < share_kept * told.usual_bytes
-    assert _kept(state.module, images) <= told.kept_bytes * 2 * 1.02
+    state, _, _, notices = _made(name, size, again=True)
+    assert notices is not None and notices.usual_bytes == pytest.approx(usual / 2, rel=0.02)
+    assert notices.kept_bytes < share_kept * notices.usual_bytes
+    assert _kept(state.module, images) <= notices.kept_bytes * 2 * 1.02
 
 
 def test_a_copy_of_the_network_computes_with_its_own_weights() -> None:
@@ -198,7 +198,7 @@ def test_a_copy_of_the_network_computes_with_its_own_weights() -> None:
     images = batch.images.permute(0, 3, 1, 2).float()
     assert other(images).abs().max() == 0 < state.module(images).abs().max()
     other(images).sum().backward()
-    assert all(one.grad is None for one in state.module.parameters())
+    assert all(parameter.grad is None for parameter in state.module.parameters())
     assert other.get_parameter("linear.bias").grad is not None
 
 
@@ -230,8 +230,8 @@ def test_compiled_code_recomputes_too(digits: Path, tmp_path: Path) -> None:
         command += ["--model", "digits", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
         command += ["--set", "budget.steps=4", "--set", "parallel.compute_threads=1", *words]
         subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
-        [made] = [event for event in Run.open(tmp_path / name).events() if isinstance(event, Compiled)]
-        assert list(made.breaks) == []
+        [compiled] = [event for event in Run.open(tmp_path / name).events() if isinstance(event, Compiled)]
+        assert list(compiled.breaks) == []
     usual, again = (checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("usual", "again"))
     for key, value in usual.items():
         torch.testing.assert_close(again[key], value, rtol=1e-3, atol=1e-4)

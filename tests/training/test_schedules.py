@@ -76,7 +76,7 @@ def test_one_cycle_moves_the_momentum_against_the_rate_and_goes_on_with_the_same
     recipe = recipe.with_({"optim.schedule": "one-cycle", "optim.momentum": 0.95})
     fixed = recipe.with_({"optim.schedule": "one-cycle,momentum=0.95"})
     whole, parts, still = (
-        Run.create(tmp_path / name, one) for name, one in (("a", recipe), ("b", recipe), ("c", fixed))
+        Run.create(tmp_path / name, changed) for name, changed in (("a", recipe), ("b", recipe), ("c", fixed))
     )
     train(whole)
     told(parts, 7)

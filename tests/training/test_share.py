@@ -16,18 +16,18 @@ def shares(size: int, *, batch_size: int = 120, accumulate: int = 1, before: int
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_every_image_of_a_batch_is_one_ranks(size: int, accumulate: int) -> None:
-    told = shares(size, accumulate=accumulate)
-    seen = [image for one in told for image in range(one.offset, one.offset + one.images)]
+    parts = shares(size, accumulate=accumulate)
+    seen = [image for part in parts for image in range(part.offset, part.offset + part.images)]
     assert seen == list(range(120))
-    assert {one.micro_batches for one in told} == {accumulate * size}
+    assert {part.micro_batches for part in parts} == {accumulate * size}
 
 
 @pytest.mark.parametrize(("before", "size"), [(4, 3), (4, 2), (4, 1), (2, 4), (3, 5), (6, 4)])
 def test_micro_batches_stay_as_they_were_when_ranks_leave_and_join(before: int, size: int) -> None:
-    told = shares(size, before=before)
-    assert sum(one.images for one in told) == 120 and all(one.count for one in told)
-    assert told[0].micro_batches == (before if size <= before else told[0].micro_batches)
-    assert told[0].micro_batches % before == 0, "no micro-batch begins in the midst of an earlier one"
+    parts = shares(size, before=before)
+    assert sum(part.images for part in parts) == 120 and all(part.count for part in parts)
+    assert parts[0].micro_batches == (before if size <= before else parts[0].micro_batches)
+    assert parts[0].micro_batches % before == 0, "no micro-batch begins in the midst of an earlier one"
 
 
 def test_a_batch_that_cannot_be_split_is_refused_with_those_that_can() -> None:

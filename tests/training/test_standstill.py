@@ -69,17 +69,17 @@ def test_a_run_whose_data_do_not_come_ends_with_3_and_goes_on_when_they_do(
     digits: Path, tmp_path: Path, pipe: Path
 ) -> None:
     child = _train(digits, tmp_path / "run", pipe, 0.02)
-    _, said = child.communicate(timeout=100)
+    _, errors = child.communicate(timeout=100)
     assert child.returncode == StalledError.exit_code == 3
     run = Run.open(tmp_path / "run")
-    told = list(run.events())
-    (stalled,) = (event for event in told if isinstance(event, Stalled))
-    (failed,) = (event for event in told if isinstance(event, Failed))
+    events = list(run.events())
+    (stalled,) = (event for event in events if isinstance(event, Stalled))
+    (failed,) = (event for event in events if isinstance(event, Failed))
     assert stalled.what == "feed" and "the loop waits for a batch; feed-0 working on record" in stalled.culprit
     assert "in image_of_a_disk_that_hangs" in stalled.culprit
     assert "in image_of_a_disk_that_hangs\n" in (run.directory / stalled.stacks).read_text()
-    assert failed.error == "StalledError" and failed.message in said
-    assert "Traceback" not in said
+    assert failed.error == "StalledError" and failed.message in errors
+    assert "Traceback" not in errors
     pipe.unlink()
     again = _train(digits, tmp_path / "run", pipe, 0.02)
     again.communicate(timeout=100)
@@ -95,23 +95,23 @@ def _let_go_when_told(child: subprocess.Popen[str], run: Path, pipe: Path) -> st
         time.sleep(0.02)
     with pipe.open("r+b", buffering=0):  # open at both ends: whoever reads has something to wait for until it is closed
         time.sleep(0.1)
-    _, said = child.communicate(timeout=100)
+    _, errors = child.communicate(timeout=100)
     assert child.returncode == 0
-    return said
+    return errors
 
 
 def test_a_start_that_takes_long_is_told_of_and_never_ended(digits: Path, tmp_path: Path, pipe: Path) -> None:
     child = _train(digits, tmp_path / "run", pipe, 0.0001, where="start")
-    said = _let_go_when_told(child, tmp_path / "run", pipe)
-    assert "the loop is at startup, in open_on_a_disk_that_hangs" in said
+    output = _let_go_when_told(child, tmp_path / "run", pipe)
+    assert "the loop is at startup, in open_on_a_disk_that_hangs" in output
     assert Run.open(tmp_path / "run").finished()
 
 
 @pytest.mark.slow
 def test_a_run_whose_data_come_late_goes_on(digits: Path, tmp_path: Path, pipe: Path) -> None:
     child = _train(digits, tmp_path / "run", pipe, 5)
-    said = _let_go_when_told(child, tmp_path / "run", pipe)
-    assert "no progress for" in said and "training continues" in said
-    told = list(Run.open(tmp_path / "run").events())
-    assert any(isinstance(event, Noticed) and event.message.startswith("training continues") for event in told)
-    assert isinstance(told[-1], Ended)
+    output = _let_go_when_told(child, tmp_path / "run", pipe)
+    assert "no progress for" in output and "training continues" in output
+    events = list(Run.open(tmp_path / "run").events())
+    assert any(isinstance(event, Noticed) and event.message.startswith("training continues") for event in events)
+    assert isinstance(events[-1], Ended)

@@ -41,9 +41,9 @@ def _trained(folder: Path, recipe: Recipe) -> tuple[Started, list[str], dict[str
     train(run)
     events = list(run.events())
     (started,) = (event for event in events if isinstance(event, Started))
-    told = [event.message for event in events if isinstance(event, Noticed)]
+    messages = [event.message for event in events if isinstance(event, Noticed)]
     weights = load_file(folder / "model.safetensors")
-    return started, told, {name: value.numpy().tobytes() for name, value in weights.items()}
+    return started, messages, {name: value.numpy().tobytes() for name, value in weights.items()}
 
 
 @needs_cores
@@ -57,7 +57,7 @@ def test_the_fewest_threads_that_take_hardly_longer_compute_and_others_are_told_
     count = started.machine["compute_threads"]
     assert seconds[count] <= SLACK * min(seconds.values())
     assert all(took > SLACK * min(seconds.values()) for number, took in seconds.items() if number < count)
-    assert any("compute threads" in told for told in notices) == (count < facts.cores())
+    assert any("compute threads" in notice for notice in notices) == (count < facts.cores())
     assert torch.get_num_threads() == before
 
 
@@ -71,16 +71,16 @@ def test_what_was_measured_once_holds_for_the_same_command(
     assert json.loads(kept.read_text()) == first.machine["threads_seconds"]
     kept.write_text(json.dumps({"1": 1.0 if fewest == 1 else 9.0, "2": 2.0}))
     again = [_trained(tmp_path / name, _recipe(digits)) for name in ("second", "third")]
-    assert [one[0].machine["compute_threads"] for one in again] == [fewest, fewest]
+    assert [events[0].machine["compute_threads"] for events in again] == [fewest, fewest]
     assert again[0][2] == again[1][2]
 
 
 def test_measuring_leaves_no_trace_in_the_weights(digits: Path, tmp_path: Path, cache: Path) -> None:
     measured = _trained(tmp_path / "measured", _recipe(digits))
     count = measured[0].machine["compute_threads"]
-    told = _trained(tmp_path / "told", _recipe(digits, Parallel(compute_threads=count)))
-    assert "threads_seconds" not in told[0].machine
-    assert measured[2] == told[2]
+    trained = _trained(tmp_path / "told", _recipe(digits, Parallel(compute_threads=count)))
+    assert "threads_seconds" not in trained[0].machine
+    assert measured[2] == trained[2]
 
 
 @pytest.mark.parametrize("parallel", [Parallel(compute_threads=2), Parallel(deterministic=True)])
