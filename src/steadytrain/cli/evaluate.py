@@ -109,10 +109,8 @@ def evaluate(
         steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
     from steadytrain.data.predictions import require_writable
-    from steadytrain.reports import wilson
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training.inference import open_evaluation_data
-    from steadytrain.training.metrics import calibration, class_scores, macro
     from steadytrain.training.trained import read_class_file
 
     altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
@@ -161,24 +159,7 @@ def evaluate(
     if trained.is_multi_label:
         document = _label_figures(trained, result, above)
     else:
-        interval, scores, calibrated = wilson(result.top1, result.n), class_scores(result), calibration(result)
-        per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
-        document = {
-            "n": result.n,
-            "top1": result.top1,
-            "top1_low": interval.low,
-            "top1_high": interval.high,
-            "top5": result.top5,
-            "loss": result.loss,
-            **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
-            "ece": calibrated.ece,
-            "confidence": calibrated.confidence,
-            "calibration": [vars(row) for row in calibrated.bins],
-            "classes": [
-                {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
-                for name, n, right, score in per_class
-            ],
-        }
+        document = _class_figures(trained, result)
     document |= {
         "seconds": seconds,
         "images_per_second": result.n / seconds,
@@ -204,6 +185,31 @@ def _threshold(trained: Trained, threshold: float | None) -> float:
     if threshold is not None and not trained.is_multi_label:
         raise InputError(f"{trained.name} names one class for each image, the likeliest: drop --threshold")
     return 0.5 if threshold is None else threshold
+
+
+def _class_figures(trained: Trained, result: Evaluation) -> dict[str, Any]:
+    """Return the figures of an evaluation where each image has one class."""
+    from steadytrain.reports import wilson
+    from steadytrain.training.metrics import calibration, class_scores, macro
+
+    interval, scores, calibrated = wilson(result.top1, result.n), class_scores(result), calibration(result)
+    per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
+    return {
+        "n": result.n,
+        "top1": result.top1,
+        "top1_low": interval.low,
+        "top1_high": interval.high,
+        "top5": result.top5,
+        "loss": result.loss,
+        **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
+        "ece": calibrated.ece,
+        "confidence": calibrated.confidence,
+        "calibration": [vars(row) for row in calibrated.bins],
+        "classes": [
+            {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
+            for name, n, right, score in per_class
+        ],
+    }
 
 
 def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> dict[str, Any]:

@@ -14,7 +14,15 @@ from steadytrain.monitor.rules.cause import LEAST_SECONDS
 from steadytrain.monitor.rules.cause import Cause as Cause
 from steadytrain.monitor.rules.devices import gpu, ranks
 from steadytrain.monitor.rules.host import host_code, unexplained
-from steadytrain.monitor.rules.interruptions import add_disk_waits, compilation, interruptions, starts
+from steadytrain.monitor.rules.interruptions import (
+    add_disk_waits,
+    checkpoints,
+    compilation,
+    evaluations,
+    log_lines,
+    lost_work,
+    starts,
+)
 from steadytrain.monitor.rules.loader import epoch_gap, feed
 from steadytrain.monitor.rules.processor import compute_threads, cores, memory
 from steadytrain.monitor.rules.servers import servers
@@ -22,7 +30,7 @@ from steadytrain.monitor.rules.update import fixed_costs, precision, sync
 
 RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
     *(feed, epoch_gap, cores, compute_threads, memory, host_code, fixed_costs, precision, sync),
-    *(gpu, ranks, servers, interruptions, starts, compilation),
+    *(gpu, ranks, servers, evaluations, checkpoints, log_lines, lost_work, starts, compilation),
 )
 
 

@@ -31,66 +31,76 @@ SAVE_SECONDS = 1.0  # that a checkpoint takes beyond that only where something i
 STARTING = {"data": "Opening the data", "model": "Building the model", "state": "Preparing the optimizer state"}
 
 
-def interruptions(evidence: Evidence) -> Iterator[Cause]:
-    """Find evaluations, checkpoints and log lines that are too long, or too frequent."""
+def evaluations(evidence: Evidence) -> Iterator[Cause]:
+    """Find evaluations that are too long, or too frequent."""
     ledger, every = evidence.ledger, evidence.recipe.every
     share, (num, seconds) = ledger.share("evaluation"), evidence.evaluations
-    if share >= (LEAST if every.evaluate_epochs < 1 else USUAL_EVALUATION):
-        often = "each epoch" if every.evaluate_epochs == 1 else f"every {every.evaluate_epochs:g} epochs"
-        figures = [f"{count(num, 'evaluation')} of {duration(seconds / max(num, 1))}, one {often}"]
-        if num_val := evidence.started.data.get("num_val"):
-            figures.append(f"{num_val:,} images each")
-        ratio = share / (1 - share) if share < 1 else 1e6
-        rarer = max(1, math.ceil(every.evaluate_epochs * ratio * (1 - WANTED) / WANTED - 1e-9))  # whole epochs
-        fewer = max(1, math.floor(num * every.evaluate_epochs / rarer))  # one always ends the run
-        is_short = num <= 1 or fewer >= num
-        images = float(evidence.started.data.get("num_val") or 0) * num
-        forward = evidence.mean_seconds("forward", "host") / max(evidence.recipe.batch_size, 1)
-        excess = seconds - SLOW_EVALUATION * images * forward
-        is_slow = is_short and evidence.on_cpu and images > 0 and forward > 0 and excess >= LEAST_SLOW
-        figures += [f"{place}: {duration(took)}" for place, took in _foreign_seconds(evidence, "evaluation").items()]
-        if is_slow:
-            share = clip(excess / ledger.wall_seconds)
-            figures.append(f"the same images take {duration(images * forward)} in training's forward passes")
-        short = f"The evaluation takes {percent(share)} of the time: the run is short, or the validation set is large."
-        yield Cause(
-            name="evaluation",
-            share=share,
-            sentence=f"Evaluation is slower than training's forward passes: that costs {percent(share)} of the time."
-            if is_slow
-            else short
-            if is_short
-            else f"{count(num, 'evaluation')} take {percent(share)} of the time.",
-            evidence=tuple(figures),
-            change="" if is_short else f"--set every.evaluate_epochs={rarer}",
-            saves=0.0 if is_short else share * (1 - fewer / num),
-            is_usual=num <= 1 and not is_slow,
-        )
+    if share < (LEAST if every.evaluate_epochs < 1 else USUAL_EVALUATION):
+        return
+    often = "each epoch" if every.evaluate_epochs == 1 else f"every {every.evaluate_epochs:g} epochs"
+    figures = [f"{count(num, 'evaluation')} of {duration(seconds / max(num, 1))}, one {often}"]
+    if num_val := evidence.started.data.get("num_val"):
+        figures.append(f"{num_val:,} images each")
+    ratio = share / (1 - share) if share < 1 else 1e6
+    rarer = max(1, math.ceil(every.evaluate_epochs * ratio * (1 - WANTED) / WANTED - 1e-9))  # whole epochs
+    fewer = max(1, math.floor(num * every.evaluate_epochs / rarer))  # one always ends the run
+    is_short = num <= 1 or fewer >= num
+    images = float(evidence.started.data.get("num_val") or 0) * num
+    forward = evidence.mean_seconds("forward", "host") / max(evidence.recipe.batch_size, 1)
+    excess = seconds - SLOW_EVALUATION * images * forward
+    is_slow = is_short and evidence.on_cpu and images > 0 and forward > 0 and excess >= LEAST_SLOW
+    figures += [f"{place}: {duration(took)}" for place, took in _foreign_seconds(evidence, "evaluation").items()]
+    if is_slow:
+        share = clip(excess / ledger.wall_seconds)
+        figures.append(f"the same images take {duration(images * forward)} in training's forward passes")
+    short = f"The evaluation takes {percent(share)} of the time: the run is short, or the validation set is large."
+    yield Cause(
+        name="evaluation",
+        share=share,
+        sentence=f"Evaluation is slower than training's forward passes: that costs {percent(share)} of the time."
+        if is_slow
+        else short
+        if is_short
+        else f"{count(num, 'evaluation')} take {percent(share)} of the time.",
+        evidence=tuple(figures),
+        change="" if is_short else f"--set every.evaluate_epochs={rarer}",
+        saves=0.0 if is_short else share * (1 - fewer / num),
+        is_usual=num <= 1 and not is_slow,
+    )
 
+
+def checkpoints(evidence: Evidence) -> Iterator[Cause]:
+    """Find checkpoints that are too long, or too frequent."""
+    ledger, every = evidence.ledger, evidence.recipe.every
     share, (num, seconds) = ledger.share("checkpoint"), evidence.checkpoints
-    if share >= LEAST:
-        each = seconds / max(num, 1)
-        minutes = max(USUAL_MINUTES, float(math.ceil(each / (WANTED / 2) / 60)))
-        fewer = 1 + math.floor(ledger.wall_seconds * (1 - share) / 60 / minutes)
-        is_rare = every.save_minutes is None and every.save_steps is None  # saving bounds its share by itself
-        is_short = is_rare or fewer >= num
-        often = f", every {count(every.save_steps, 'update')}" if every.save_steps and not is_short else ""
-        changes = ["--set every.save_steps=none"] if every.save_steps else []
-        if every.save_minutes is not None and (not changes or minutes != every.save_minutes):
-            changes.append(f"--set every.save_minutes={minutes:g}")
-        bytes_each = 12.0 * float(evidence.started.model.get("parameters") or 0)  # weights, and two moments of each
-        is_slow = is_short and each >= SAVE_SECONDS + bytes_each / DISK_RATE
-        why = ": the disk is slow" if is_slow else ", because the run is short" if is_short else ""
-        yield Cause(
-            name="checkpoint",
-            share=share,
-            sentence=f"Writing {count(num, 'checkpoint')}{often} takes {percent(share)} of the time{why}.",
-            evidence=(f"{count(num, 'checkpoint')} of {duration(each)}",),
-            change="" if is_short else " ".join(changes),
-            saves=0.0 if is_short else share * (1 - fewer / num),
-            is_usual=is_short and not is_slow,
-        )
+    if share < LEAST:
+        return
+    each = seconds / max(num, 1)
+    minutes = max(USUAL_MINUTES, float(math.ceil(each / (WANTED / 2) / 60)))
+    fewer = 1 + math.floor(ledger.wall_seconds * (1 - share) / 60 / minutes)
+    is_rare = every.save_minutes is None and every.save_steps is None  # saving bounds its share by itself
+    is_short = is_rare or fewer >= num
+    often = f", every {count(every.save_steps, 'update')}" if every.save_steps and not is_short else ""
+    changes = ["--set every.save_steps=none"] if every.save_steps else []
+    if every.save_minutes is not None and (not changes or minutes != every.save_minutes):
+        changes.append(f"--set every.save_minutes={minutes:g}")
+    bytes_each = 12.0 * float(evidence.started.model.get("parameters") or 0)  # weights, and two moments of each
+    is_slow = is_short and each >= SAVE_SECONDS + bytes_each / DISK_RATE
+    why = ": the disk is slow" if is_slow else ", because the run is short" if is_short else ""
+    yield Cause(
+        name="checkpoint",
+        share=share,
+        sentence=f"Writing {count(num, 'checkpoint')}{often} takes {percent(share)} of the time{why}.",
+        evidence=(f"{count(num, 'checkpoint')} of {duration(each)}",),
+        change="" if is_short else " ".join(changes),
+        saves=0.0 if is_short else share * (1 - fewer / num),
+        is_usual=is_short and not is_slow,
+    )
 
+
+def log_lines(evidence: Evidence) -> Iterator[Cause]:
+    """Find log lines that are too long, or too frequent, and a log on a slow disk."""
+    ledger, every = evidence.ledger, evidence.recipe.every
     share, steps, seconds = ledger.share("logging"), max(ledger.steps, 1), ledger.seconds["logging"]
     if share < LEAST:
         return
@@ -119,39 +129,38 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def starts(evidence: Evidence) -> Iterator[Cause]:
-    """Find work that was lost when an attempt was killed, and a start that is much of the run."""
+def lost_work(evidence: Evidence) -> Iterator[Cause]:
+    """Find work that was lost when an attempt was killed."""
     ledger, pace = evidence.ledger, mean_pace(evidence)
     share, seconds = ledger.share("lost"), ledger.seconds["lost"]
-    if share >= LEAST:
-        num, written = evidence.checkpoints
-        seconds_per_save = written / num if num else 1.0
-        restarts = max(evidence.attempts - 1, 1)
-        # Young's interval (J. W. Young, Comm. ACM 17, 1974, 530-531): what is written and what is lost cost the same.
-        interval = math.sqrt(2 * seconds_per_save * ledger.wall_seconds / max(evidence.attempts, 1))
-        left = min(1.0, interval * restarts / seconds)  # half of it is lost, and half of it written
-        change, saves = "", 0.0
-        if left <= 0.9 and pace is not None:
-            saves = share * (1 - left)
-            change = f"--set every.save_minutes={interval / 60:.0f}"
-            if interval < 120:
-                change = f"--set every.save_steps={max(1, round(interval / pace.step))}"
-        yield Cause(
-            name="restart",
-            share=share,
-            sentence=f"{percent(share)} of the time was lost: work after the last checkpoint before an interruption.",
-            evidence=(
-                f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",
-                f"a checkpoint takes {duration(seconds_per_save)} to write",
-            ),
-            change=change,
-            saves=saves,
-        )
+    if share < LEAST:
+        return
+    num, written = evidence.checkpoints
+    seconds_per_save = written / num if num else 1.0
+    restarts = max(evidence.attempts - 1, 1)
+    # Young's interval (J. W. Young, Comm. ACM 17, 1974, 530-531): what is written and what is lost cost the same.
+    interval = math.sqrt(2 * seconds_per_save * ledger.wall_seconds / max(evidence.attempts, 1))
+    left = min(1.0, interval * restarts / seconds)  # half of it is lost, and half of it written
+    change, saves = "", 0.0
+    if left <= 0.9 and pace is not None:
+        saves = share * (1 - left)
+        change = f"--set every.save_minutes={interval / 60:.0f}"
+        if interval < 120:
+            change = f"--set every.save_steps={max(1, round(interval / pace.step))}"
+    yield Cause(
+        name="restart",
+        share=share,
+        sentence=f"{percent(share)} of the time was lost: work after the last checkpoint before an interruption.",
+        evidence=(
+            f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",
+            f"a checkpoint takes {duration(seconds_per_save)} to write",
+        ),
+        change=change,
+        saves=saves,
+    )
 
-    yield from _starting(evidence)
 
-
-def _starting(evidence: Evidence) -> Iterator[Cause]:
+def starts(evidence: Evidence) -> Iterator[Cause]:
     """Find a slow start: one that waited for storage or something else, ran foreign code, or was long in itself."""
     ledger, started = evidence.ledger, evidence.started
     share, seconds, wall = ledger.share("startup"), ledger.seconds["startup"], ledger.wall_seconds
