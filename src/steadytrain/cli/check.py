@@ -239,7 +239,16 @@ def _kind(kind: str, n: int, findings: list[Finding], width: int, *, files: bool
     yield from wrap(f"{about.severity}: {about.title}{times}", width, "", "    ")
     yield from wrap(about.packed if files and about.packed else about.then, width, "  ")
     if any(finding.offset is not None for finding in findings):
-        yield from _table(findings, width)
+        # By byte, record and id, right-aligned, with what is known of each behind.
+        rows = [("byte", "record", "id", "")]
+        for finding in findings:
+            byte, record = ("-" if n is None else f"{n:,}" for n in (finding.offset, finding.record))
+            detail = ": ".join(part for part in (finding.name, finding.detail) if part)
+            rows.append((byte, record, "-" if finding.id is None else str(finding.id), detail))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        for row in rows:
+            start = "    " + "  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
+            yield from wrap(row[3], width, f"{start}  ", " " * (len(start) + 2)) or [start]
     else:
         for finding in findings:
             yield from wrap(
@@ -247,19 +256,6 @@ def _kind(kind: str, n: int, findings: list[Finding], width: int, *, files: bool
             )
     if n > len(findings):
         yield f"    and {n - len(findings):,} more; --json names them all"
-
-
-def _table(findings: list[Finding], width: int) -> Iterator[str]:
-    """Yield findings by byte, record and id, right-aligned, with what is known of each behind."""
-    rows = [("byte", "record", "id", "")]
-    for finding in findings:
-        byte, record = ("-" if n is None else f"{n:,}" for n in (finding.offset, finding.record))
-        detail = ": ".join(part for part in (finding.name, finding.detail) if part)
-        rows.append((byte, record, "-" if finding.id is None else str(finding.id), detail))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        start = "    " + "  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
-        yield from wrap(row[3], width, f"{start}  ", " " * (len(start) + 2)) or [start]
 
 
 def _range(pair: tuple[int, int]) -> str:

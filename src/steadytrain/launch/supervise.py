@@ -116,10 +116,11 @@ def wait_together(
                 on_end(place)
         if len(ended) == len(processes):
             return ended
-        now = time.monotonic()
+        now, codes = time.monotonic(), [processes[place].returncode for place in ended]
+        num_killed, num_bad = sum(code < 0 for code in codes), sum(code != 0 for code in codes)
         if requests:
             ask_at = min(ask_at, now)
-        elif _num_failed([processes[place].returncode for place in ended], may_be_killed) > may_fail:
+        elif num_bad - min(num_killed, may_be_killed) > may_fail:
             ask_at = min(ask_at, now + lenience_seconds)
         if kill_at == math.inf and now >= ask_at:
             kill_at, num_requests = now + grace_seconds, len(requests)
@@ -128,11 +129,6 @@ def wait_together(
             for process in processes:
                 process.kill()
         time.sleep(POLL_SECONDS)
-
-
-def _num_failed(codes: Sequence[int], may_be_killed: int) -> int:
-    num_killed = sum(code < 0 for code in codes)
-    return sum(code != 0 for code in codes) - min(num_killed, may_be_killed)
 
 
 @contextmanager

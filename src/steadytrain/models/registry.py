@@ -61,7 +61,12 @@ def find(name: str, *, allow_import: bool = False) -> Source:
     if name in BUILTINS:
         return Source("built-in", name)
     if name.startswith("torchvision/"):
-        return _find_torchvision(name.removeprefix("torchvision/"))
+        import torchvision
+
+        inner, names = name.removeprefix("torchvision/"), torchvision.models.list_models(module=torchvision.models)
+        if inner not in names:
+            raise ModelError(f"torchvision has no classifier {inner!r}.{did_you_mean(inner, names)}")
+        return Source("torchvision", inner)
     import timm.models
 
     inner = name.removeprefix("timm/")
@@ -74,16 +79,6 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         if tag not in tags:
             raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {', '.join(tags) or 'none'}")
     return Source("timm", inner)
-
-
-def _find_torchvision(inner: str) -> Source:
-    """One of torchvision's classifiers. Raises ModelError."""
-    import torchvision
-
-    names = torchvision.models.list_models(module=torchvision.models)
-    if inner not in names:
-        raise ModelError(f"torchvision has no classifier {inner!r}.{did_you_mean(inner, names)}")
-    return Source("torchvision", inner)
 
 
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}

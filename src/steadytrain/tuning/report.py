@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -78,19 +77,19 @@ def recipe_file(tuned: Tuned, *, finetune: bool, name: str) -> str:
     lines, unwritten = write_toml(recipe, usual, reasons)
     verb, shown = "finetune" if finetune else "train", evidence(tuned)
     command = f"steady {verb} --recipe {shlex.quote(name)}" + "".join(f" --set {key}=none" for key in unwritten)
-    head = [*_head(tuned, shown), "#", f"#   {command}"]
+    machine, _, versions = shown.on.partition("; ")
+    device, _, day = machine.rpartition(", ")
+    head = [
+        f"# {clean(tuned.recipe.model.name)} tuned for {clean(device)}, on {day}.",
+        f"# {versions}; {duration(tuned.seconds)}.",
+        *_comment(gain_words(shown)),
+        "#",
+        f"#   {command}",
+    ]
     for remark in remarks(shown):
         head += ["#", *_comment(remark)]
     about = "# What was measured, for the report of the run: training reads nothing of it."
     return "\n".join([*head, "", *lines, "", about, *shown.to_toml(), ""])
-
-
-def _head(tuned: Tuned, shown: Evidence) -> Iterator[str]:
-    machine, _, versions = shown.on.partition("; ")
-    device, _, day = machine.rpartition(", ")
-    yield f"# {clean(tuned.recipe.model.name)} tuned for {clean(device)}, on {day}."
-    yield f"# {versions}; {duration(tuned.seconds)}."
-    yield from _comment(gain_words(shown))
 
 
 def _comment(text: str) -> list[str]:

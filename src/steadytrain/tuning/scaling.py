@@ -93,7 +93,10 @@ def measure(
     document: dict[str, Any] = {"one": alone, "ranks": ranks, "fitted": None, "epochs": recipe.budget.epochs}
     if procs is not None:
         say(f"measuring the link between {procs} ranks here")
-        document["fitted"] = asdict(_fit_link(recipe.model.name, procs))
+        words = ["bandwidth", "--model", recipe.model.name, "--procs", str(procs), "--seconds", str(FEED_SECONDS)]
+        backends = _run_verb([*words, "--json"])["backends"]
+        fastest = next((row for row in backends if row["backend"] == "nccl"), backends[0])
+        document["fitted"] = asdict(fit_backend(fastest, procs))
     if feeds:
         train = str(recipe.data.train)
         say(f"measuring the loader on {train}")
@@ -117,13 +120,6 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
     for line in figures["notes"]:
         say(line)
     return figures
-
-
-def _fit_link(model: str, procs: int) -> Link:
-    """Fit the link between ranks on this machine to the measurements of ``steady bandwidth``."""
-    words = ["bandwidth", "--model", model, "--procs", str(procs), "--seconds", str(FEED_SECONDS), "--json"]
-    backends = _run_verb(words)["backends"]
-    return fit_backend(next((row for row in backends if row["backend"] == "nccl"), backends[0]), procs)
 
 
 def _run_verb(words: Sequence[str]) -> dict[str, Any]:

@@ -157,23 +157,19 @@ def open_checkpoint(name: str, *, params: Path | None = None) -> Checkpoint:
     symbol = read_symbol(symbol_path)
     if params_path is None:
         return Checkpoint(symbol, symbol_path, size=infer_input(symbol, {})[1])
-    arrays = _arrays(params_path)
+    arrays = read_params(params_path)
+    if isinstance(arrays, list):
+        if arrays:
+            raise ModelError(
+                f"{params_path} holds {len(arrays)} arrays without names, and a checkpoint has one for each: save it"
+                " with mx.model.save_checkpoint or net.export"
+            )
+        arrays = {}
+    arrays = {re.sub(r"^(arg|aux):", "", name): array for name, array in arrays.items()}
     require_arrays(symbol, arrays, symbol_path, params_path)
     channels, size = infer_input(symbol, arrays)
     classes, synsets = read_synsets(symbol_path.parent)
     return Checkpoint(symbol, symbol_path, params_path, arrays, channels, size, classes, synsets)
-
-
-def _arrays(path: Path) -> dict[str, Array]:
-    """Arrays by name, without the prefixes. Raises ModelError."""
-    arrays = read_params(path)
-    named = {} if isinstance(arrays, list) else arrays
-    if isinstance(arrays, list) and arrays:
-        raise ModelError(
-            f"{path} holds {len(arrays)} arrays without names, and a checkpoint has one for each: save it with"
-            " mx.model.save_checkpoint or net.export"
-        )
-    return {re.sub(r"^(arg|aux):", "", name): array for name, array in named.items()}
 
 
 def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Path, params_path: Path) -> None:

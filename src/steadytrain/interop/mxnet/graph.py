@@ -112,8 +112,15 @@ def build_network(
             their nodes), images of another size than it takes, or arrays of other shapes than its layers have.
     """
     require_operators(symbol)
-    symbol = _single_head(symbol)
-    end = _end(symbol) if logits else symbol.heads[0]
+    if len(symbol.heads) != 1:
+        names = ", ".join(symbol.nodes[number].name for number, _ in symbol.heads)
+        raise ModelError(
+            f"the symbol returns {len(symbol.heads)} values ({names}), and a classifier returns one: cut it after a"
+            " layer (--layer-before-fullc NAME), or export one of them alone"
+        )
+    end = symbol.heads[0]
+    while logits and symbol.nodes[end[0]].op in OUTPUTS and symbol.nodes[end[0]].inputs:
+        end = symbol.nodes[end[0]].inputs[0]  # what the softmax gets
     head = find_head(symbol, end[0])
     if num_classes is not None:
         if head is None:
@@ -205,25 +212,6 @@ def require_operators(symbol: Symbol) -> None:
             f" {'; '.join(listed[:_SHOWN])}{more}. Cut the network before them (--layer-before-fullc NAME), or export"
             " it without them"
         )
-
-
-def _single_head(symbol: Symbol) -> Symbol:
-    """The symbol, where it returns one value. Raises ModelError for several."""
-    if len(symbol.heads) == 1:
-        return symbol
-    names = ", ".join(symbol.nodes[number].name for number, _ in symbol.heads)
-    raise ModelError(
-        f"the symbol returns {len(symbol.heads)} values ({names}), and a classifier returns one: cut it after a layer"
-        " (--layer-before-fullc NAME), or export one of them alone"
-    )
-
-
-def _end(symbol: Symbol) -> tuple[int, int]:
-    """The entry that holds the logits: what the softmax at the end gets."""
-    entry = symbol.heads[0]
-    while symbol.nodes[entry[0]].op in OUTPUTS and symbol.nodes[entry[0]].inputs:
-        entry = symbol.nodes[entry[0]].inputs[0]
-    return entry
 
 
 def find_head(symbol: Symbol, end: int) -> int | None:
