@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -118,6 +119,15 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     else:
         problem = f"cannot write {path} ({error.strerror or error}): fix that"
     return StorageError(f"{problem} and run the same command again")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Raise an ``OSError`` of the block as a :class:`StorageError` about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
 
 
 def first_line(error: BaseException) -> str:

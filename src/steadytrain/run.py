@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.config import Data, Recipe
-from steadytrain.errors import InputError, RecipeError, RunError, storage_error
+from steadytrain.errors import InputError, RecipeError, RunError, storage_error, storage_errors
 from steadytrain.events import (
     Accounted,
     Ended,
@@ -62,21 +62,33 @@ REPEAT = "seed-"
 MAX_REPEATS = 1000
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a text file whole or not at all. Raises StorageError; what was there before then stays."""
-    target = path.resolve()  # a link stays one
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
-            target.write_bytes(text.encode("utf-8", "replace"))
-            return
+@contextlib.contextmanager
+def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
+    """Yield a hidden path beside a file, to be written, which takes its place at the end: whole or not at all.
+
+    ``name``: what an error calls the file; None: its path.
+
+    Raises:
+        StorageError: it cannot be written; what was there before stays.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with storage_errors(name or path):
         try:
-            part.write_bytes(text.encode("utf-8", "replace"))
-            part.replace(target)
+            yield part
+            part.replace(path)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error(error, path) from error
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file whole or not at all. Raises StorageError; what was there before then stays."""
+    target, data = path.resolve(), text.encode("utf-8", "replace")  # a link stays one
+    with storage_errors(path):
+        if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
+            target.write_bytes(data)
+            return
+    with replacing(target, name=path) as part:
+        part.write_bytes(data)
 
 
 @dataclass
@@ -169,7 +181,7 @@ class Run:
             StorageError: it cannot be written.
         """
         path = Path(directory)
-        try:
+        with storage_errors(path):
             before = Run.open(path) if (path / "recipe.json").exists() else None
             is_another = before is not None and before.recipe.digest != recipe.digest
             if before is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -188,8 +200,6 @@ class Run:
                 # One that trains something else is written only while no process holds the run.
                 with before.lock() if before is not None and is_another else contextlib.nullcontext():
                     replace_file(path / "recipe.json", recipe.to_json())
-        except OSError as error:
-            raise storage_error(error, path) from error
         return Run(path, recipe)
 
     @staticmethod

@@ -19,7 +19,7 @@ from steadytrain.cli.schedule import draw, require_kind
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
-from steadytrain.errors import InputError, ModelError, storage_error
+from steadytrain.errors import InputError, ModelError, storage_error, storage_errors
 from steadytrain.format import NONE, count, number, percent, rate, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
@@ -202,10 +202,8 @@ def _write(path: Path, plan: Plan, speeds: Sequence[NetworkSpeed]) -> None:
     """Save all figures, whole or not at all. Raises StorageError."""
     from steadytrain.reports.files import write
 
-    try:
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, path) from error
     write(path, json_module.dumps(_document(plan, speeds), indent=2) + "\n", force=True)
 
 

@@ -8,7 +8,7 @@ from steadytrain.cli.console import note, progress
 from steadytrain.cli.options import Json
 from steadytrain.cli.train import print_next_commands, train_visibly
 from steadytrain.config import Budget, Data, Model, Optim, Recipe
-from steadytrain.errors import InputError, storage_error
+from steadytrain.errors import InputError, storage_errors
 from steadytrain.machine.process import spin_where_alone
 from steadytrain.run import Run
 
@@ -76,12 +76,10 @@ def _write_digits(folder: Path) -> Path:
     from PIL import Image
 
     digits = load_digits()
-    try:
+    with storage_errors(folder):
         for i, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
             path = folder / str(digit) / f"{i:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             grey = np.round(pixels * (255 / 16)).astype(np.uint8)  # the scans count ink from 0 to 16
             Image.fromarray(grey).save(path)
-    except OSError as error:
-        raise storage_error(error, folder) from error
     return folder

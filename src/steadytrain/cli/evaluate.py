@@ -17,8 +17,9 @@ from steadytrain.cli.console import note, print_json, print_text, progress, prog
 from steadytrain.cli.options import Device, Json, Labels, Root, Which, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
-from steadytrain.errors import InputError, storage_error
+from steadytrain.errors import InputError
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5
+from steadytrain.run import replacing
 
 if TYPE_CHECKING:
     from steadytrain.training import Evaluation, Trained
@@ -358,17 +359,10 @@ def _write_csv(path: Path | None, classes: int) -> Iterator[Callable[[Sequence[o
         writer.writerow(head)
         yield writer.writerow
         return
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            writer = csv_module.writer(file, lineterminator="\n")
-            writer.writerow(head)
-            yield writer.writerow
-        part.replace(path)
-    except OSError as error:
-        raise storage_error(error, path) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv_module.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        yield writer.writerow
 
 
 def with_input(trained: Trained, size: str | None, tta: str | None) -> tuple[Trained, dict[str, object]]:

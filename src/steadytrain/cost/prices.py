@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_error
+from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_errors
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
 from steadytrain.run import replace_file
@@ -305,10 +305,8 @@ def refresh(source: str, *, cloud: str | None = None) -> Refreshed:
     if folder is None:
         raise StorageError("there is no folder for caches: name one with STEADYTRAIN_CACHE=FOLDER")
     place = folder / f"{cloud}.json"
-    try:
+    with storage_errors(place):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, place) from error
     replace_file(place, json.dumps({"cloud": cloud, "source": source, "date": date, "rows": rows}))
     return Refreshed(path=place, cloud=cloud, date=date, rows=len(rows), left_out=left_out)
 

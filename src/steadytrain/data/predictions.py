@@ -12,7 +12,6 @@ for how many labels the prediction is not what the image has, and a column for e
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.recordio.reader import Records
-from steadytrain.errors import DataError, InputError, storage_error
+from steadytrain.errors import DataError, InputError
+from steadytrain.run import replacing
 
 MOST_LINES = 65_536
 """Lines that are put together at a time: a million images take no more memory than these."""
@@ -122,17 +122,10 @@ def write_label_predictions(
 
 def _write_table(path: Path, head: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Write a CSV file whole or not at all. Raises StorageError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(head)
-            writer.writerows(lines)
-        part.replace(path)
-    except OSError as error:
-        raise storage_error(error, path) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(lines)
 
 
 def read_predictions(path: Path) -> Iterator[ImageResult]:

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from steadytrain import __version__
-from steadytrain.errors import InputError, storage_error
+from steadytrain.errors import InputError, storage_errors
 
 PORT = 8000
 USER = 10001
@@ -70,15 +70,13 @@ def write(
         raise InputError(f"{model} needs other files beside it: export the model to one file first (steady export)")
     texts = render(model.name, image=image, words=words, grace_seconds=grace_seconds)
     sources = [model, *(model.parent / name for name in _more_files(model.name))]
-    try:
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         for source in sources:
             if source.resolve().parent != folder.resolve():
                 shutil.copyfile(source, folder / source.name)
-    except OSError as error:
-        raise storage_error(error, folder) from error
     return [folder / name for name in (*texts, *(source.name for source in sources))]
 
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from steadytrain.errors import ModelError, SteadyError, first_line, storage_error
+from steadytrain.errors import ModelError, SteadyError, first_line, storage_error, storage_errors
 from steadytrain.models.exported import require_library
 from steadytrain.training.compute.precision import DTYPES, store
 
@@ -310,10 +310,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         StorageError: it cannot be written.
     """
-    try:
+    with storage_errors(path):
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
-    except OSError as error:
-        raise storage_error(error, path) from error
     try:
         yield folder / path.name
         others = [each for each in folder.iterdir() if each.name != path.name]

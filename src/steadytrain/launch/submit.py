@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain import __version__
-from steadytrain.errors import FailedError, InputError, storage_error
+from steadytrain.errors import FailedError, InputError, storage_errors
 from steadytrain.format import count
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, Stage
@@ -46,12 +46,10 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
     written = []
     for file in plan.files:
         path = folder / file.name
-        try:
+        with storage_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text, encoding="utf-8")
             path.chmod(file.mode)
-        except OSError as error:
-            raise storage_error(error, path) from error
         written.append(path)
     return written
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain import __version__
-from steadytrain.errors import first_line
+from steadytrain.errors import StorageError, first_line
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models.nets import BUILTINS
 from steadytrain.models.registry import Entry
 from steadytrain.models.weights import NETWORK_ERRORS
+from steadytrain.run import replace_file
 
 _LAYOUT = 1  # raised when the same network would be counted otherwise
 
@@ -116,15 +116,10 @@ def _read_cache(cache: Path | None) -> dict[str, tuple[int, int]]:
 
 def _write_cache(cache: Path | None, counts: Mapping[str, tuple[int, int]]) -> None:
     """Keep counts, with those that another process has written meanwhile; does nothing where it cannot write."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, StorageError):
         file = _cache_file(cache)
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            part.write_text(json.dumps(_read_cache(cache) | dict(counts), indent=0, sort_keys=True), encoding="utf-8")
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        replace_file(file, json.dumps(_read_cache(cache) | dict(counts), indent=0, sort_keys=True))
 
 
 def _cache_file(cache: Path | None) -> Path:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.errors import FailedError, ModelError, storage_error
+from steadytrain.errors import FailedError, ModelError, storage_errors
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint, require_arrays, swap_colours
 from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import TOLERANCE, match_known
@@ -190,18 +190,14 @@ def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, 
                 f" {trained.name} by {difference:.1e} of the largest ({TOLERANCE:.0e} is allowed): the network computes"
                 " something that the symbol does not say, such as a hook, or a layer with a forward of its own"
             )
-        try:
+        with storage_errors(out):
             for part, file in zip(parts, files, strict=True):
                 part.replace(file)
-        except OSError as error:
-            raise storage_error(error, out) from error
     notes = []
     synset, text = out.with_name("synset.txt"), "".join(f"{name}\n" for name in _synset_lines(trained))
     if not synset.exists() or synset.read_text(encoding="utf-8", errors="replace") == text:
-        try:
+        with storage_errors(synset):
             synset.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise storage_error(error, synset) from error
         files.append(synset)
     else:
         notes.append(f"{synset} is another model's: the names of the classes were not written")

@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
-from steadytrain.errors import FailedError, SteadyError, first_line, storage_error
+from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
 from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
 from steadytrain.machine.process import lasting_imports, share_cores
@@ -280,23 +280,19 @@ class ProbeCache:
     def clear(self) -> None:
         """Forget all outcomes. Raises StorageError if the file cannot be removed."""
         self._outcomes.clear()
-        try:
+        with storage_errors(self.path or Path()):
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(error, self.path or Path()) from error
 
     def put(self, key: str, outcome: Outcome) -> None:
         """Add an outcome. Raises StorageError if it cannot be written."""
         self._outcomes[key] = outcome
         if self.path is None:
             return
-        try:
+        with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"key": key, "outcome": vars(outcome)}) + "\n")
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
 
 def cache_path(recipe: Recipe, identity: Mapping[str, Any], without: Iterable[str]) -> Path | None:
@@ -335,11 +331,9 @@ def save_choices(recipe: Recipe, free: Iterable[str], ranks: int, choices: Mappi
     path = _choices_path(recipe, free, ranks)
     if path is None:
         return
-    try:
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(choices), encoding="utf-8")
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def _choices_path(recipe: Recipe, free: Iterable[str], ranks: int) -> Path | None:

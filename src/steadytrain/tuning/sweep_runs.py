@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
-from steadytrain.errors import FailedError, InputError, RunError, storage_error
+from steadytrain.errors import FailedError, InputError, RunError, storage_errors
 from steadytrain.format import count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
@@ -313,10 +313,8 @@ class ArrayTrainer:
         plan = self.plan(unfinished, until)
         _, answer = submit(self.job, plan, self._folder, self._say)
         number = answer.partition(";")[0]
-        try:
+        with storage_errors(path):
             path.write_text(json.dumps({"job": number}), encoding="utf-8")
-        except OSError as error:
-            raise storage_error(error, path) from error
         for remark in plan.notes:
             self._say(remark)
         raise PendingSweep(f"submitted {count(len(unfinished), 'run')} as array job {number}: {again}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from steadytrain.data.recordio.framing import index_path, unpack
 from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing, Names
-from steadytrain.errors import DataError, storage_error
+from steadytrain.errors import DataError
+from steadytrain.run import replacing
 
 _PORTION = 32
 
@@ -70,17 +71,10 @@ def write_index(examined: Examined, *, force: bool = False) -> Path | None:
     ids, offsets = examined.headers.ids[rows], examined.headers.offsets[rows]
     keys = ids.tolist() if len(np.unique(ids)) == len(ids) else range(len(ids))
     text = "".join(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets.tolist(), strict=True))
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="ascii", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise storage_error(error, path) from error
+    with replacing(path) as part, part.open("w", encoding="ascii", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     return path
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from steadytrain import __version__
-from steadytrain.errors import FailedError, InputError, StorageError, storage_error
+from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
 from steadytrain.format import count, duration, size
 
 CHUNK_BYTES = 1 << 18
@@ -265,7 +265,7 @@ def download(
     mirrors = tuple(mirrors)
     urls = (*mirror_urls(mirrors, file.name), *file.urls)
     trusted = frozenset(origin for mirror in mirrors if (origin := _origin(mirror)) is not None)
-    try:
+    with storage_errors(target):
         if target.exists():
             if not (wrong := _wrong(target, file)):
                 progress(target.stat().st_size)
@@ -282,8 +282,6 @@ def download(
                 reasons.append(f"{url}: {error}")
                 if url != urls[-1]:
                     say(f"{url}: {error}; the next place is tried")
-    except OSError as error:
-        raise storage_error(error, target) from error
     raise FailedError(
         f"{file.name} could not be fetched ({'; '.join(reasons)}): run the same command again, which goes on where this"
         f" ended, or put the file into {folder} yourself, or give --mirror URL"

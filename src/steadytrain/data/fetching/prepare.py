@@ -27,7 +27,7 @@ from steadytrain.data.packing.pack import PackedFile, mute, pack
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources import imagenet
-from steadytrain.errors import DataError, InputError, RunError, storage_error
+from steadytrain.errors import DataError, InputError, RunError, storage_error, storage_errors
 from steadytrain.format import size
 
 MAX_LIST_BYTES = 64 << 20
@@ -101,10 +101,8 @@ def fetch(
         say(f"{packed[0].path} is there: nothing to do (--force packs it again)")
         return packed
     downloads = folder / "downloads" / data_set.name
-    try:
+    with storage_errors(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, downloads) from error
     with _held(downloads):
         paths = {}
         left = data_set.bytes
@@ -207,10 +205,8 @@ def _held(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    try:
+    with storage_errors(folder):
         lock = (folder / ".lock").open("a")
-    except OSError as error:
-        raise storage_error(error, folder) from error
     with lock as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

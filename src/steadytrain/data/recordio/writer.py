@@ -7,14 +7,14 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
 from steadytrain.data.recordio.framing import frame, index_path
-from steadytrain.errors import DataError, StorageError, storage_error
+from steadytrain.errors import DataError, StorageError, storage_errors
 
 try:
     import fcntl
@@ -64,7 +64,7 @@ class RecordWriter:
                     f"{', '.join(existing)} exist{'s' * (len(existing) == 1)} in {path.parent}:"
                     " choose another name, or give --force to replace"
                 )
-        with _storage_errors(path):
+        with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open_alone(self._part_of(".rec"), path)
             try:
@@ -79,7 +79,7 @@ class RecordWriter:
     @property
     def digest(self) -> str:
         """sha256 (hex) of all bytes written so far: of the whole ``.rec`` once everything is. Raises StorageError."""
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             self._flush()
         return self._sha256.hexdigest()
 
@@ -92,7 +92,7 @@ class RecordWriter:
         self._waiting.append(framed)
         self._num_waiting += len(framed)
         if self._num_waiting >= _BLOCK:
-            with _storage_errors(self.path):
+            with storage_errors(self.path):
                 self._flush()
 
     def _flush(self) -> None:
@@ -108,7 +108,7 @@ class RecordWriter:
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes that were written. Raises StorageError."""
-        with _storage_errors(self.path), self._part_of(".rec").open("rb", buffering=0) as file:
+        with storage_errors(self.path), self._part_of(".rec").open("rb", buffering=0) as file:
             self._flush()
             file.seek(start)
             return file.read(end - start)
@@ -122,7 +122,7 @@ class RecordWriter:
         if self._journal is None:
             return
         new = slice(self._num_marked, len(self))
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())
             keys, offsets = encode_numbers(self._keys[new]), encode_numbers(self._offsets[new])
@@ -141,7 +141,7 @@ class RecordWriter:
             return
         index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
         texts: dict[str, str | Iterable[str]] = {".idx": index, **self.companions}
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())
             for suffix, lines in texts.items():
@@ -240,7 +240,7 @@ class RecordWriter:
         """
         self.complete()
         suffixes, self._unplaced = self._unplaced or (), ()
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             for suffix in {".json", ".idx", *suffixes} - {".rec"} if suffixes else ():
                 self.path.with_suffix(suffix).unlink(missing_ok=True)
             for suffix in suffixes:
@@ -280,15 +280,6 @@ def encode_numbers(values: array[int]) -> str:
 def append_numbers(text: str, column: array[int]) -> None:
     """Append what :func:`encode_numbers` made of a column of the same type."""
     column.frombytes(base64.b64decode(text))
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    """Raise StorageError for an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def _open_alone(part: Path, path: Path) -> BinaryIO:

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 from steadytrain.config.transforms import KINDS, Transform
 from steadytrain.data.loader import Batch
 from steadytrain.data.transforms.augment import Augmentation
-from steadytrain.errors import InputError, storage_error
+from steadytrain.errors import InputError, storage_errors
 
 ROUNDS = 7
 COLUMNS = 8
@@ -98,13 +98,11 @@ def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, clas
     shown = [_picture(image, factor) for image in images.numpy()]
     several = batch.labels.ndim > 1
     captions = [(_labels if several else _caption)(target, classes) for target in targets.numpy()]
-    try:
+    with storage_errors(path):
         if path.suffix.lower() == ".png":
             _draw_grid(shown, captions).save(path)
         else:
             path.write_text(_page(shown, captions, title), encoding="utf-8")
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def _picture(image: NDArray[np.uint8], factor: int) -> Image.Image:

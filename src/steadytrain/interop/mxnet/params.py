@@ -17,7 +17,8 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.errors import ModelError, storage_error
+from steadytrain.errors import ModelError
+from steadytrain.run import replacing
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[str, Array] | list[Array]
@@ -80,21 +81,15 @@ def write_params(path: Path, arrays: Mapping[str, Array] | Sequence[Array], *, v
             name = names[number] if names else number
             kinds = ", ".join(str(np.dtype(text)) for text in _DTYPES.values())
             raise ModelError(f"{path} cannot hold {name!r} as {value.dtype}: MXNet knows {kinds}; convert it first")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as stream:
-            stream.write(struct.pack("<QQQ", _LIST_MAGIC, 0, len(values)))
-            for value in values:
-                stream.write(_header(value, version))
-                stream.write(np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes())
-            stream.write(struct.pack("<Q", len(names)))
-            for name in names:
-                text = name.encode()
-                stream.write(struct.pack("<Q", len(text)) + text)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise storage_error(error, path) from error
+    with replacing(path) as part, part.open("wb") as stream:
+        stream.write(struct.pack("<QQQ", _LIST_MAGIC, 0, len(values)))
+        for value in values:
+            stream.write(_header(value, version))
+            stream.write(np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes())
+        stream.write(struct.pack("<Q", len(names)))
+        for name in names:
+            text = name.encode()
+            stream.write(struct.pack("<Q", len(text)) + text)
 
 
 def _header(value: Array, version: int) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steadytrain.errors import ModelError, storage_error
+from steadytrain.errors import ModelError, storage_errors
 
 _MAX_BYTES = 64 << 20
 _VERSION = 10901
@@ -213,10 +213,8 @@ def symbol_json(symbol: Symbol) -> str:
 
 def write_symbol(path: Path, symbol: Symbol) -> None:
     """Write a ``-symbol.json`` file. Raises StorageError."""
-    try:
+    with storage_errors(path):
         path.write_text(f"{symbol_json(symbol)}\n", encoding="utf-8")
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 _HARMLESS = {
