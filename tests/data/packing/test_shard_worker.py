@@ -37,14 +37,19 @@ from steadytrain.launch.supervise import free_port
 
 SUFFIXES = (".rec", ".idx", ".json", ".lst")
 WORKER = """
-import importlib, json, sys, time
+import importlib, os, signal, sys, time
 importlib.import_module("steadytrain.data.packing.shared_folder").LEASE_SECONDS = 1.0
 worker = importlib.import_module("steadytrain.data.packing.shard_worker")
 worker.POLL_SECONDS = 0.05
 from steadytrain.data.packing.pack import PackRequest
-source, out, shards, rank, size, pause = sys.argv[1:]
+source, out, shards, rank, size, pause, stop = sys.argv[1:]
 shape = {"shards": int(shards), "rank": int(rank), "size": int(size)}
-pace = lambda done, total: time.sleep(float(pause) * (0 < done < total))
+stops = [int(stop)]
+def pace(done, total):
+    time.sleep(float(pause) * (0 < done < total))
+    if 0 < stops[0] < done < total:
+        stops[0] = 0
+        os.kill(os.getpid(), signal.SIGSTOP)
 print(worker.pack_shards(PackRequest(sources=(source,)), out, **shape, progress=pace).num_images)
 """
 
@@ -63,10 +68,13 @@ def _files(folder: Path, stem: str = "x") -> dict[str, bytes]:
 
 
 def _start(
-    source: str | Path, out: str | Path, shards: int, rank: int = 0, size: int = 1, *, pause: float = 0.0
+    source: str | Path, out: str | Path, shards: int, rank: int = 0, size: int = 1, *, pause: float = 0.0, stop: int = 0
 ) -> subprocess.Popen[str]:
-    """Start a process that packs; it pauses for so many seconds in each shard, when its images are half written."""
-    words = [str(word) for word in (source, out, shards, rank, size, pause)]
+    """Start a process that packs; it pauses for so many seconds in each shard, when its images are half written.
+
+    With ``stop`` it stops itself there once, as SIGSTOP does, when it has seen more images than that.
+    """
+    words = [str(word) for word in (source, out, shards, rank, size, pause, stop)]
     return subprocess.Popen([sys.executable, "-c", WORKER, *words], stdout=subprocess.PIPE, text=True)
 
 
@@ -155,14 +163,15 @@ def test_a_worker_may_join_late(photos: Path, tmp_path: Path) -> None:
 def test_one_that_was_only_slow_does_no_harm(photos: Path, tmp_path: Path) -> None:
     pack(photos, tmp_path / "whole" / "x", shards=9)
     out = tmp_path / "slow" / "x"
-    with _start(photos, out, 9, pause=0.3) as stopped:
-        _wait_for(lambda: list(out.with_name(".x.plan").glob("*.done")))
-        stopped.send_signal(signal.SIGSTOP)
+    with _start(photos, out, 9, stop=40) as stopped:
+        _wait_for(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED)
+        packed = {path.name for path in out.parent.glob("*.rec")}
         with _start(photos, out, 9) as other:
             assert other.communicate()[0] == "250\n"
         made = _files(out.parent)
         stopped.send_signal(signal.SIGCONT)
         assert (stopped.communicate()[0], stopped.wait()) == ("250\n", 0)
+    assert packed == {"x-00000-of-00009.rec"}, "it was stopped in the second shard"
     assert made == _files(out.parent) == _files(tmp_path / "whole")
     assert {path.name for path in out.parent.iterdir()} == {*made, "x.plan.json"}
 
