@@ -6,6 +6,7 @@ Tests that need real data ask for ``data_folder`` or ``extracted`` and are skipp
 
 from __future__ import annotations
 
+import atexit
 import gc
 import ipaddress
 import os
@@ -64,15 +65,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=missing[name]))
 
 
+# Nor is there garbage to search for among what is being imported.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Search no more for garbage among what has been imported: a collection of it all takes half a second."""
+    """Search no more for garbage among what has been imported: a collection of it all takes a second."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Search again at the end: triton says of what is left there that it leaked."""
-    gc.unfreeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # triton says of what is left there that it leaked
 
 
 @pytest.fixture(scope="session")
