@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.forked import start
 
 from steadytrain.cli import main
 
@@ -273,8 +272,7 @@ def test_a_read_only_run_folder(steady: Callable[..., Said], digits: Path, read_
 def test_a_run_in_use_by_another_process(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train", str(digits), *QUICK[:2], *QUICK[4:], "--epochs", "999", "--run", str(run)]
-    command = [sys.executable, "-m", "steadytrain", *words]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = start(main, words)
     try:
         deadline = time.monotonic() + 60
         while not (run / "events.jsonl").exists() and time.monotonic() < deadline:
@@ -282,8 +280,8 @@ def test_a_run_in_use_by_another_process(steady: Callable[..., Said], digits: Pa
         output = steady(*words)
         _refused(output, 2, f"in use by process {child.pid}")
     finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+        child.kill()
+        child.join()
 
 
 def test_a_changed_recipe_on_an_existing_run(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
+from tests.forked import start
 from tests.reports.runs import Clock, course, finished, recipe, restarted, started, write
 
 from steadytrain import events
@@ -46,20 +45,19 @@ def _words(digits: Path, run: Path) -> list[str]:
     return ["train", str(digits), "--run", str(run), *SETTINGS]
 
 
-def _start(digits: Path, run: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "steadytrain", *_words(digits, run)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _start(digits: Path, run: Path) -> ForkServerProcess:
+    return start(main, _words(digits, run))
 
 
-def _kill_after(child: subprocess.Popen[bytes], run: Path, step: int) -> tuple[float, float]:
+def _kill_after(child: ForkServerProcess, run: Path, step: int) -> tuple[float, float]:
     """Kill a run after this step; when that step was written, and when it was killed."""
     deadline = time.monotonic() + 120
     path = run / "events.jsonl"
-    while time.monotonic() < deadline and child.poll() is None:
+    while time.monotonic() < deadline and child.is_alive():
         seen = [e for e in events.read(path) if isinstance(e, events.Step)] if path.exists() else []
         if seen and seen[-1].step >= step:
-            child.send_signal(signal.SIGKILL)
-            child.wait(60)
+            child.kill()
+            child.join(60)
             return seen[-1].time, time.time()
         time.sleep(0.02)
     raise AssertionError(f"the run came to no step {step}")
@@ -73,7 +71,9 @@ def test_the_bill_of_a_run_that_was_killed_twice_is_the_sum_of_its_parts(digits:
         seen, killed = _kill_after(_start(digits, folder), folder, step)
         spans.append((before, seen, killed))
     before = time.time()
-    assert _start(digits, folder).wait(120) == 0
+    last = _start(digits, folder)
+    last.join(120)
+    assert last.exitcode == 0
     spans.append((before, before, time.time()))
 
     run = Run.open(folder)

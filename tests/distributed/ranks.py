@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.context
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from tests.forked import context, importable
 
 from steadytrain.distributed import heartbeat
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
 from steadytrain.launch.supervise import free_port
 
-PROJECT = Path(__file__).parents[2]
 InGroup = Callable[[Group], dict[str, Any]]
 SECONDS = 60.0
-
-
-def _context() -> multiprocessing.context.ForkServerContext:
-    """Processes that are forked from one that has loaded what takes long: each of them would do it anew."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hypothesis.strategies", "pytest", "steadytrain.training", "torch._dynamo"])
-    return context
-
-
-@contextmanager
-def _importable() -> Iterator[None]:
-    """Ranks that are started meanwhile find the module of their program."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(PROJECT)
-        yield
 
 
 def as_group(program: InGroup, size: int) -> list[dict[str, Any]]:
@@ -67,12 +48,11 @@ def codes_of(
 
 
 def _run(program: InGroup, size: int, folder: str, constants: Mapping[str, float], ends: set[int]) -> list[int | None]:
-    context, port = _context(), free_port()
+    forks, port = context(), free_port()
     ranks = [
-        context.Process(target=_member, args=(rank, size, port, program, folder, dict(constants)))
-        for rank in range(size)
+        forks.Process(target=_member, args=(rank, size, port, program, folder, dict(constants))) for rank in range(size)
     ]
-    with _importable():
+    with importable():
         for process in ranks:
             process.start()
     try:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.forked import start
 
 from steadytrain.errors import CheckpointError, StorageError
 from steadytrain.training import checkpoints
@@ -129,17 +127,18 @@ def test_an_empty_folder_has_no_newest(tmp_path: Path) -> None:
     assert checkpoints.newest(tmp_path) is None
 
 
+def _save_again_and_again(place: Path) -> None:
+    for step in range(1, 1000):
+        checkpoints.save(place, step, {"w": torch.full((500_000,), float(step))}, keep=3)
+
+
 def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib, torch; from steadytrain.training import checkpoints; place = pathlib.Path(sys.argv[1])\n"
-        "for step in range(1, 1000): checkpoints.save(place, step, {'w': torch.full((500_000,), float(step))}, keep=3)"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    child = start(_save_again_and_again, tmp_path)
     deadline = time.monotonic() + 60
     while len(checkpoints.saved(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    child.kill()
+    child.join()
     messages: list[str] = []
     newest_place = checkpoints.newest(tmp_path, messages.append)
     assert newest_place is not None and not messages

@@ -7,14 +7,15 @@ import os
 import pty
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
+from tests.forked import start
 
 from steadytrain import events
 from steadytrain.cli import main
@@ -27,9 +28,8 @@ SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7
 SETTINGS += ["--set", "optim.ema=0.99", "--set", "data.pad=1"]
 
 
-def _start(digits: Path, run: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "steadytrain", *_words(digits, run)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _start(digits: Path, run: Path) -> ForkServerProcess:
+    return start(main, _words(digits, run))
 
 
 def _words(digits: Path, run: Path) -> list[str]:
@@ -41,14 +41,15 @@ def _steps(run: Path) -> int:
     return max((e.step for e in events.read(path) if isinstance(e, events.Step)), default=0) if path.exists() else 0
 
 
-def _signal_at(child: subprocess.Popen[bytes], run: Path, step: int, number: signal.Signals) -> int:
+def _signal_at(child: ForkServerProcess, run: Path, step: int, number: signal.Signals) -> int | None:
     """Send a signal after this step; the exit code."""
     deadline = time.monotonic() + 120
-    while _steps(run) < step and child.poll() is None and time.monotonic() < deadline:
+    while _steps(run) < step and child.is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)  # more often, and reading the log would slow the run
-    if child.poll() is None:
+    if child.is_alive() and child.pid is not None:
         os.kill(child.pid, number)
-    return child.wait(60)
+    child.join(60)
+    return child.exitcode
 
 
 @pytest.mark.slow

@@ -3,59 +3,64 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.forked import start
 
+from steadytrain.cli import main
+from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import StalledError
 from steadytrain.events import Ended, Failed, Noticed, Stalled, Step
+from steadytrain.monitor.watchdog import Patience
 from steadytrain.run import Run
+from steadytrain.training import loop, session
+from steadytrain.training.data import open_data
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes with names")
 
-# `steady` with short limits; at the start, or from the 200th image on, reading waits for a pipe.
-STEADY = """
-import sys
-from pathlib import Path
-from steadytrain import cli
-from steadytrain.data.recordio.reader import Records
-from steadytrain.training import loop, session
-from steadytrain.monitor.watchdog import Patience
-
-where, pipe, read, asked = sys.argv.pop(1), Path(sys.argv.pop(1)), Records.image, []
-
-def image_of_a_disk_that_hangs(self, number):
-    asked.append(number)
-    if where == "image" and len(asked) == 200 and pipe.exists():
-        pipe.read_bytes()
-    return read(self, number)
-
-def open_on_a_disk_that_hangs(*told, **more):
-    if where == "start":
-        pipe.read_bytes()
-    return open_data(*told, **more)
-
-Records.image = image_of_a_disk_that_hangs
-open_data, session.open_data = session.open_data, open_on_a_disk_that_hangs
-loop.Patience = lambda end, slow=60: Patience(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
-loop.START_SECONDS = 3 if where == "start" else 60
-sys.exit(cli.main())
-"""
 SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--threads", "1", "--set", "every.save_steps=2"]
 
 
-def _train(digits: Path, run: Path, pipe: Path, stall_minutes: float, where: str = "image") -> subprocess.Popen[str]:
+def _steady(where: str, pipe: Path, words: list[str]) -> int:
+    """``steady`` with short limits; at the start, or from the 200th image on, reading waits for a pipe."""
+    read, asked = Records.image, list[int]()
+
+    def image_of_a_disk_that_hangs(self: Records, number: int) -> Any:
+        asked.append(number)
+        if where == "image" and len(asked) == 200 and pipe.exists():
+            pipe.read_bytes()
+        return read(self, number)
+
+    def open_on_a_disk_that_hangs(*arguments: Any, **options: Any) -> Any:
+        if where == "start":
+            pipe.read_bytes()
+        return open_data(*arguments, **options)
+
+    def patience(end: float, slow: float = 60) -> Patience:
+        return Patience(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
+
+    patch = pytest.MonkeyPatch()  # of a process of its own
+    patch.setattr(Records, "image", image_of_a_disk_that_hangs)
+    patch.setattr(session, "open_data", open_on_a_disk_that_hangs)
+    patch.setattr(loop, "Patience", patience)
+    patch.setattr(loop, "START_SECONDS", 3 if where == "start" else 60)
+    return main(words)
+
+
+def _train(digits: Path, run: Path, pipe: Path, stall_minutes: float, where: str = "image") -> ForkServerProcess:
     words = ["train", str(digits), "--run", str(run), *SETTINGS, "--set", f"every.stall_minutes={stall_minutes}"]
-    return subprocess.Popen(
-        [sys.executable, "-c", STEADY, where, str(pipe), *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start(_steady, where, pipe, words, errors=run.with_suffix(".err"))
+
+
+def _end_of(child: ForkServerProcess, run: Path) -> tuple[int | None, str]:
+    """The exit code, and what was said until then."""
+    child.join(100)
+    return child.exitcode, run.with_suffix(".err").read_text()
 
 
 @pytest.fixture
@@ -68,9 +73,8 @@ def pipe(tmp_path: Path) -> Path:
 def test_a_run_whose_data_do_not_come_ends_with_3_and_goes_on_when_they_do(
     digits: Path, tmp_path: Path, pipe: Path
 ) -> None:
-    child = _train(digits, tmp_path / "run", pipe, 0.02)
-    _, errors = child.communicate(timeout=100)
-    assert child.returncode == StalledError.exit_code == 3
+    code, errors = _end_of(_train(digits, tmp_path / "run", pipe, 0.02), tmp_path / "run")
+    assert code == StalledError.exit_code == 3
     run = Run.open(tmp_path / "run")
     events = list(run.events())
     (stalled,) = (event for event in events if isinstance(event, Stalled))
@@ -81,22 +85,20 @@ def test_a_run_whose_data_do_not_come_ends_with_3_and_goes_on_when_they_do(
     assert failed.error == "StalledError" and failed.message in errors
     assert "Traceback" not in errors
     pipe.unlink()
-    again = _train(digits, tmp_path / "run", pipe, 0.02)
-    again.communicate(timeout=100)
-    assert again.returncode == 0
+    assert _end_of(_train(digits, tmp_path / "run", pipe, 0.02), tmp_path / "run")[0] == 0
     ended, last = Run.open(tmp_path / "run").finished(), [e for e in run.events() if isinstance(e, Step)][-1]
     assert isinstance(ended, Ended) and ended.attempt == 2 and last.step == ended.step
 
 
-def _let_go_when_told(child: subprocess.Popen[str], run: Path, pipe: Path) -> str:
+def _let_go_when_told(child: ForkServerProcess, run: Path, pipe: Path) -> str:
     """Open the pipe once the standstill is in the log; what the child said until its end."""
     log = run / "events.jsonl"
-    while child.poll() is None and not (log.exists() and '"Stalled"' in log.read_text()):
+    while child.is_alive() and not (log.exists() and '"Stalled"' in log.read_text()):
         time.sleep(0.02)
     with pipe.open("r+b", buffering=0):  # open at both ends: whoever reads has something to wait for until it is closed
         time.sleep(0.1)
-    _, errors = child.communicate(timeout=100)
-    assert child.returncode == 0
+    code, errors = _end_of(child, run)
+    assert code == 0
     return errors
 
 

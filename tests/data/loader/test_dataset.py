@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.data.loader.pictures import Pictures, small_pngs
+from tests.forked import start
 from torch.utils.data import DataLoader
 
 from steadytrain.data.loader import Crop, ImageLoader
@@ -170,9 +171,10 @@ def rank(number: int, folder: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_two_processes_see_each_sample_once(tmp_path: Path) -> None:
-    scripts = [f"from tests.data.loader.test_dataset import rank; rank({n}, {str(tmp_path)!r})" for n in range(2)]
-    ranks = [subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT) for script in scripts]
-    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    processes = [start(rank, number, str(tmp_path)) for number in range(2)]
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0]
     loads = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2)]
     assert [load["position"] for load in loads] == [24, 24]
     for part, n in (("train", 24), ("val", 21)):
