@@ -37,8 +37,7 @@ def import_factory(
             f" {flag} {path} (in Python: allow_import=True)"
         )
     module, _, name = path.partition(":")
-    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)  # a script's path is that of the script; last, so that nothing installed is hidden
+    search_current_folder()
     try:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except Exception as error:
@@ -46,3 +45,9 @@ def import_factory(
             f"{key}={path} cannot be imported: {type(error).__name__}: {first_line(error)}{hint}"
         ) from error
     return factory
+
+
+def search_current_folder() -> None:
+    """Let imports find the modules of the current folder, as a script's own path does not."""
+    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)  # last, so that nothing installed is hidden

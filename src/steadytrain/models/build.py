@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
+from steadytrain.config.factories import search_current_folder
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.interop.mxnet import checkpoint as mxnet
 from steadytrain.interop.mxnet.graph import build_network
@@ -377,8 +377,7 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
             " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
         )
     place, _, name = inner.partition(":")
-    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)  # a script's path is that of the script; last, so that nothing installed is hidden
+    search_current_folder()
     try:
         package = importlib.import_module(place)
     except ImportError as error:

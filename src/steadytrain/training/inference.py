@@ -124,10 +124,7 @@ def evaluate(
     mapping = read_class_file(classes) if isinstance(classes, str | Path) else classes
     names = None if isinstance(mapping, Mapping) else mapping
     mapping = mapping if isinstance(mapping, Mapping) else {}
-    if isinstance(place, Trained):
-        trained = place if names is None else rename_classes(place, class_names(names))
-    else:
-        trained = restore(place, which=which, classes=names)
+    trained = _trained(place, which, names)
     opened = data if isinstance(data, EvaluationData) else open_evaluation_data(trained, data, classes=mapping, say=say)
     size, module = batch_size or opened.batch_size or 128, trained.module
     if restrict and trained.is_multi_label:
@@ -170,6 +167,13 @@ def evaluate(
                 temperature=trained.temperature,
             )
         return evaluation
+
+
+def _trained(place: str | Path | Run | Trained, which: Which, classes: str | Path | Sequence[str] | None) -> Trained:
+    """Restore what is named, or rename the classes of what has been restored."""
+    if isinstance(place, Trained):
+        return place if classes is None else rename_classes(place, class_names(classes))
+    return restore(place, which=which, classes=classes)
 
 
 class _Restricted(nn.Module):
@@ -480,10 +484,7 @@ def predict(
     >>> len(good.classes), bad.error is None
     (3, False)
     """
-    if isinstance(place, Trained):
-        trained = place if classes is None else rename_classes(place, class_names(classes))
-    else:
-        trained = restore(place, which=which, classes=classes)
+    trained = _trained(place, which, classes)
     top = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
     with ExitStack() as stack:
         source = images if isinstance(images, Files) else stack.enter_context(Files(images))
