@@ -35,23 +35,7 @@ from steadytrain.launch.supervise import (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ranks and return the exit code of all of them."""
-    parser = argparse.ArgumentParser(prog="steadytrain.launch.node", description="Start the ranks of one machine.")
-    parser.add_argument("--size", type=int, default=1, help="ranks in all")
-    parser.add_argument("--procs", type=int, default=1, help="ranks here")
-    parser.add_argument("--first", type=int, default=0, help="the lowest rank here")
-    parser.add_argument("--node", type=int, help="in its place, of machines with as many ranks each: which one this is")
-    parser.add_argument("--address", default="127.0.0.1", help="of rank 0's machine")
-    parser.add_argument("--port", type=int, default=29500, help="where the ranks meet")
-    parser.add_argument("--name", default=platform.node(), help="of this machine, in front of lines")
-    parser.add_argument("--grace", type=float, default=60.0, help="seconds for ranks that are asked to end")
-    parser.add_argument(
-        "--held", action="store_true", help="variables from standard input, whose end is a request to end"
-    )
-    parser.add_argument("--alone", action="store_true", help="one process, which starts the ranks itself")
-    parser.add_argument("--independent", action="store_true", help="where a rank is killed, the others do its work")
-    parser.add_argument("program", nargs="+", help="what follows the interpreter")
-    args = parser.parse_args(argv)
-
+    args = _parse(argv)
     environment = dict(os.environ)
     if args.held:
         line = b""  # read without a buffer, which the thread that waits for the end would hold at exit
@@ -117,6 +101,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.independent:
         codes = [0] if 0 in codes else sorted(codes, key=lambda code: code < 0)  # an error says more than a kill
     return job_exit_code(map(exit_code, codes))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="steadytrain.launch.node", description="Start the ranks of one machine.")
+    parser.add_argument("--size", type=int, default=1, help="ranks in all")
+    parser.add_argument("--procs", type=int, default=1, help="ranks here")
+    parser.add_argument("--first", type=int, default=0, help="the lowest rank here")
+    parser.add_argument("--node", type=int, help="in its place, of machines with as many ranks each: which one this is")
+    parser.add_argument("--address", default="127.0.0.1", help="of rank 0's machine")
+    parser.add_argument("--port", type=int, default=29500, help="where the ranks meet")
+    parser.add_argument("--name", default=platform.node(), help="of this machine, in front of lines")
+    parser.add_argument("--grace", type=float, default=60.0, help="seconds for ranks that are asked to end")
+    parser.add_argument(
+        "--held", action="store_true", help="variables from standard input, whose end is a request to end"
+    )
+    parser.add_argument("--alone", action="store_true", help="one process, which starts the ranks itself")
+    parser.add_argument("--independent", action="store_true", help="where a rank is killed, the others do its work")
+    parser.add_argument("program", nargs="+", help="what follows the interpreter")
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
