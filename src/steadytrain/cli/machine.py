@@ -434,10 +434,10 @@ def bench(
 
 def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> dict[str, Any]:
     """Measure one combination in a process of its own; what could not be measured has an ``error``."""
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in setting.items() if value is not None]
-    command = [*command, *(word for flag in flags for word in flag)]
     from steadytrain.launch.supervise import cause_of_death
 
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in setting.items() if value is not None]
+    command = [*command, *(word for flag in flags for word in flag)]
     process = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
     if process.returncode == 0:
         row: dict[str, Any] = json_module.loads(process.stdout)["rows"][0]
