@@ -133,9 +133,8 @@ def links(
             gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if backend == "nccl" and gpus < world.local_size:
                 raise InputError(
-                    f"nccl needs a GPU for each of the {world.local_size} ranks on this machine, and torch finds "
-                    f"{gpus}:"
-                    " use gloo"
+                    f"nccl needs a GPU for each of the {world.local_size} ranks on this machine, and torch finds"
+                    f" {gpus}: use gloo"
                 )
             if world.is_first:
                 name, shapes = model()

@@ -188,8 +188,7 @@ def _idx_partner(path: Path) -> Path:
     if match is None:
         raise DataError(
             f"{path} is an idx file whose name does not say whether it holds images or labels: name the pair"
-            " NAME-images-idx3-ubyte and"
-            " NAME-labels-idx1-ubyte"
+            " NAME-images-idx3-ubyte and NAME-labels-idx1-ubyte"
         )
     kind = "labels" if match["what"] == "images" else "images"
     for other in sorted(path.parent.iterdir()):

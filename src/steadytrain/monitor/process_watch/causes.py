@@ -163,9 +163,8 @@ def gpu(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="communication",
             share=0.5,
-            sentence=f"{_works(seen)} at {max(power):.0%} of its power limit, and no worker is active: its kernels "
-            "seem to wait "
-            "for other ranks",
+            sentence=f"{_works(seen)} at {max(power):.0%} of its power limit, and no worker is active: its kernels"
+            " seem to wait for other ranks",
             evidence=_waits(seen.main, *seen.workers[:1]),
             change="check the other ranks: all of them wait if one has ended or hangs",
         )

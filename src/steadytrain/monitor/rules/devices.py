@@ -110,9 +110,8 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
                     f"{images:,} images were loaded for rank {late}, {median(others):,.0f} for each other",
                     f"it computes {percent(computing[late])} of the time, the others {percent(compute)}",
                 ),
-                change=f"use a number of ranks that divides the {batches} micro-batches of an update, or start a new "
-                "run with these "
-                "ranks",
+                change=f"use a number of ranks that divides the {batches} micro-batches of an update, or start a new"
+                " run with these ranks",
                 saves=unequal,
             )
             return

@@ -118,9 +118,8 @@ def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
     costs = f"{doing.capitalize()} costs {percent(share)} of the time"
     if pace.is_by_loop:
         return (
-            f"{costs}: batches are so small that the training loop makes them itself, several at a time, from images "
-            "in memory,"
-            " and more threads would not help."
+            f"{costs}: batches are so small that the training loop makes them itself, several at a time, from images"
+            " in memory, and more threads would not help."
         )
     part = percent(pace.stage(stage) / max(pace.busy, 1e-12))
     waits = f"The loop waits {percent(share)} of the time for images: the loader's threads spend {part} of it {doing}"
