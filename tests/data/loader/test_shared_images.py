@@ -95,10 +95,10 @@ def test_who_finds_all_images_decoded_is_told_of_bad_ones_all_the_same() -> None
     images = list(small_pngs(35).images)
     images[3] = images[4] = b"nothing"
     for feed in two(Pictures(images), CUTS[0], stop=560):
-        messages = list[BadImage]()
-        feed.on_bad = messages.append
+        faults = list[BadImage]()
+        feed.on_bad = faults.append
         list(feed)
-        assert sorted((bad.id, bad.instead) for bad in messages) == [(3, 5), (4, 5)]
+        assert sorted((fault.id, fault.instead) for fault in faults) == [(3, 5), (4, 5)]
 
 
 @pytest.mark.parametrize(
