@@ -2,6 +2,8 @@
 
 The images of DATA, again and again until there are ``--mib`` of them, are packed into shards, which are put into a
 moto server on this machine (an S3 server in Python; it serves a range by copying the whole object: shards are small).
+``--server nginx`` (a Debian package) gives the same answers to a list and to a range, for hardly any processor time: as
+if the store were another machine.
 Each measurement is a process of its own that takes the training batches of one pass, cut to 224 pixels: ``local``
 from the disk, ``cold`` by URI with an empty cache, ``warm`` by URI with the cache that ``cold`` left. The page cache
 of the files is dropped before. The work ``bytes`` does the same without decoding, so that reading is the limit.
@@ -16,8 +18,8 @@ from the local disk and from the store, by a DataLoader of as many worker proces
 server is in a network namespace of its own, behind a link of that rate and round trip (``slow_link.py``; root).
 ``--order blocks`` is a recipe's ``data.order=blocks``: long stretches instead of single images.
 
-usage: python benchmarks/storage.py DATA [--mib 256] [--rounds 3] [--threads 2] [--order blocks] [--link RATE,DELAY]
-       [--at FOLDER] [--peers-python PATH] [--save]
+usage: python benchmarks/storage.py DATA [--mib 256] [--rounds 3] [--threads 2] [--order blocks] [--server nginx]
+       [--link RATE,DELAY] [--at FOLDER] [--peers-python PATH] [--save]
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,6 +59,11 @@ PEERS = ("streaming", "litdata")
 READERS = Path(__file__).resolve().parent / "peers" / "storage_readers.py"
 PLAIN = {"Content-Type": "application/octet-stream"}
 DOT = to_ppm(np.zeros((8, 8, 3), np.uint8))
+NGINX = """daemon off; error_log stderr; pid {folder}/nginx.pid; events {{}}
+http {{ access_log off; sendfile on; server {{ listen {address}:5555;
+location ~ ^/bench/?$ {{ root {folder}; default_type application/xml; try_files /list.xml =404; }}
+location /bench/ {{ alias {folder}/bucket/; }} }} }}"""
+"""A bucket as nginx serves it: objects are files, and the answer to a list is a file, too."""
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "x",
     "AWS_SECRET_ACCESS_KEY": "x",
@@ -114,8 +122,21 @@ def fill(bucket: str, folder: Path) -> None:
         put(f"{bucket}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
+def write_list(folder: Path) -> None:
+    """Write the answer to a list of the bucket, with the entity tags that nginx gives to files."""
+    rows = [
+        f"<Contents><Key>{path.relative_to(folder / 'bucket')}</Key><Size>{stat.st_size}</Size>"
+        f"<LastModified>{datetime.fromtimestamp(int(stat.st_mtime), UTC).isoformat()}</LastModified>"
+        f"<ETag>&quot;{int(stat.st_mtime):x}-{stat.st_size:x}&quot;</ETag></Contents>"
+        for path in sorted((folder / "bucket").rglob("*"))
+        if path.is_file() and (stat := path.stat())
+    ]
+    head = "<ListBucketResult><Name>bench</Name><IsTruncated>false</IsTruncated>"
+    (folder / "list.xml").write_text(f"{head}{''.join(rows)}</ListBucketResult>")
+
+
 @contextlib.contextmanager
-def served(link: str, folder: Path) -> Iterator[tuple[str, psutil.Process, list[str]]]:
+def served(name: str, link: str, folder: Path) -> Iterator[tuple[str, psutil.Process, list[str]]]:
     """Start the server, behind a link where one is given: its address and process, and how a client is to be run."""
     address, before, client = "127.0.0.1", list[str](), list[str]()
     with contextlib.ExitStack() as stack:
@@ -123,9 +144,14 @@ def served(link: str, folder: Path) -> Iterator[tuple[str, psutil.Process, list[
             rate, _, trip = link.partition(",")
             here, there = stack.enter_context(far_cable(rate, float(trip.removesuffix("ms")) / 1000))
             address, (before, client) = f"{NETWORK}.2", (["ip", "netns", "exec", name] for name in (there, here))
+        command = [sys.executable, "-m", "moto.server", "-H", address, "-p", "5555"]
+        if name == "nginx":
+            write_list(folder)
+            (folder / "nginx.conf").write_text(NGINX.format(folder=folder, address=address))
+            folder.chmod(0o755)  # its worker is another user
+            command = ["nginx", "-c", str(folder / "nginx.conf")]
         with (folder / "server.log").open("wb") as log:
-            command = [*before, sys.executable, "-m", "moto.server", "-H", address, "-p", "5555"]
-            server = subprocess.Popen(command, stdout=log, stderr=log)
+            server = subprocess.Popen([*before, *command], stdout=log, stderr=log)
         stack.callback(server.wait)
         stack.callback(server.terminate)
         url = f"http://{address}:5555"
@@ -210,24 +236,29 @@ class Bench:
         if place == "beside":
             fetching = [sys.executable, __file__, str(self.shards[0].parent / self.pattern), "--one", "raw"]
             raw = subprocess.Popen([*self.client, *fetching], env=self.environment, stdout=subprocess.DEVNULL)
-        before, began = sum(self.server.cpu_times()[:2]), time.perf_counter()
+        before, began = self.server_seconds(), time.perf_counter()
         told = subprocess.run(
             [*self.client, *command], env=self.environment, check=True, stdout=subprocess.PIPE, text=True
         )
-        share = (sum(self.server.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+        share = (self.server_seconds() - before) / (time.perf_counter() - began)
         if raw is not None:
             raw.wait()
         row = {"round": number, "work": work, "source": source, "server_cpu_share": share}
         self.rows.append(row | json.loads(told.stdout.splitlines()[-1]))
         print(json.dumps(self.rows[-1]), file=sys.stderr)
 
+    def server_seconds(self) -> float:
+        processes = [self.server, *self.server.children()]
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
     def run(self) -> None:
         """Measure everything in turns."""
-        with served(self.args.link, self.folder) as (url, self.server, self.client):
+        with served(self.args.server, self.args.link, self.folder) as (url, self.server, self.client):
             self.environment = {**os.environ, **ENVIRONMENT, "AWS_ENDPOINT_URL": url}
             self.environment["STEADYTRAIN_CACHE"] = str(self.folder / "cache")
-            sending = [sys.executable, __file__, str(self.folder / "bucket"), "--one", "put"]
-            subprocess.run([*self.client, *sending], env=self.environment, check=True)
+            if self.args.server == "moto":
+                sending = [sys.executable, __file__, str(self.folder / "bucket"), "--one", "put"]
+                subprocess.run([*self.client, *sending], env=self.environment, check=True)
             for number in range(self.args.rounds):
                 for work, sources in SOURCES.items():
                     shutil.rmtree(self.folder / "cache", ignore_errors=True)
@@ -255,6 +286,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--order", choices=("global", "blocks"), default="global")
+    parser.add_argument("--server", choices=("moto", "nginx"), default="moto")
     parser.add_argument("--link", default="")
     parser.add_argument("--at")
     parser.add_argument("--peers-python")
@@ -283,11 +315,13 @@ def main() -> None:
     for name in bench.peers:
         ratios["train"][f"{name} warm of local"] = speeds["train"][f"{name} warm"] / speeds["train"][f"{name} local"]
         ratios["train"][f"{name} cold of local"] = opening["train"][f"{name} cold"] / opening["train"][f"{name} local"]
-    link = args.link or "loopback"
-    document = {"link": link, "order": args.order, "shards": len(bench.shards), "mean_image_bytes": bench.image_bytes}
+    link, server, order, threads = args.link or "loopback", args.server, args.order, args.threads
+    unusual = f"{'_nginx' * (server == 'nginx')}{'_blocks' * (order == 'blocks')}{'_one_thread' * (threads == 1)}"
+    document = {"link": link, "server": server, "order": order, "threads": threads, "shards": len(bench.shards)}
+    figures = {"images_per_second": speeds, "with_opening": opening, "ratios": ratios, "rows": bench.rows}
     machine.record(
-        f"storage_{link.replace(',', '_')}{'_blocks' * (args.order == 'blocks')}",
-        {**document, "images_per_second": speeds, "with_opening": opening, "ratios": ratios, "rows": bench.rows},
+        f"storage_{link.replace(',', '_')}{unusual}",
+        document | {"mean_image_bytes": bench.image_bytes} | figures,
         save=args.save,
     )
 

@@ -19,7 +19,7 @@ from tests.store import Bucket, FaultProxy
 
 from steadytrain.cli import main
 from steadytrain.config import Recipe
-from steadytrain.data.loader import Crop, ImageLoader
+from steadytrain.data.loader import Crop, ImageLoader, readahead
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio import reader
 from steadytrain.data.recordio.reader import Records
@@ -130,6 +130,26 @@ def test_batches_from_a_store_are_those_of_the_file(uri: str, digits: Path) -> N
             return [(b.images.tobytes(), b.labels.tobytes(), b.ids.tobytes()) for b in loader]
 
     assert batches(open_object(uri)) == batches(digits)
+
+
+@pytest.mark.parametrize("passes", [0.1, 1.0])
+def test_all_of_the_data_is_fetched_meanwhile_where_all_will_be_used(
+    passes: float, uri: str, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_BYTES", 256)
+    monkeypatch.setattr(readahead, "AHEAD_BYTES", 4096)
+    monkeypatch.setattr(PagedFile, "keep_if_whole", lambda self: False)  # so that pages can be dropped
+    with Records.open(uri) as records:
+        [remote] = _remote_files(records)
+        remote.disk.drop(np.arange(len(remote.disk.present)))  # so small a file is read whole when it is opened
+        crop, stop = Crop(kind="none", size=8), round(passes * len(records))
+        with ImageLoader(records, crop, batch_size=8, stop=stop, threads=1, keep_bytes=0) as loader:
+            batches = iter(loader)
+            next(batches)
+            until = time.monotonic() + (60.0 if passes == 1 else 1.0)
+            while not remote.disk.present.all() and time.monotonic() < until:
+                time.sleep(0.01)
+            assert remote.disk.present.all() == (passes == 1)
 
 
 def test_an_object_that_is_whole_is_read_as_a_local_file_and_stays(uri: str, digits: Path) -> None:

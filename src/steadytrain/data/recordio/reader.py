@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import os
 import shlex
 import struct
 from bisect import bisect_right
@@ -573,11 +574,24 @@ class Records:
     @property
     def stays(self) -> bool:
         """Whether what was read once is here from then on: False for objects that the cache has no room for."""
-        return all(file.remote is None or file.remote.stays for file in self._files)
+        return all(remote.stays for remote in self._remotes)
+
+    def fill(self, needed: int) -> None:
+        """Begin to fetch all objects whole, if images of ``needed`` bytes are most of them and the cache has room."""
+        remotes = self._remotes
+        if not remotes or not self.stays or 2 * needed < sum(map(len, remotes)):
+            return
+        start = os.getpid() * 2_654_435_761 % len(remotes)  # processes that share the cache begin at different ones
+        for remote in remotes[start:] + remotes[:start]:
+            remote.fill()
+
+    @property
+    def _remotes(self) -> list[RemoteFile]:
+        return [file.remote for file in self._files if file.remote is not None]
 
     def traffic(self) -> Traffic | None:
         """Return what was fetched of these files since they were opened, also by others; None: they are in no store."""
-        remotes = [file.remote for file in self._files if file.remote is not None]
+        remotes = self._remotes
         return sum((remote.disk.traffic() - remote.began for remote in remotes), start=Traffic()) if remotes else None
 
     def new_faults(self) -> str:

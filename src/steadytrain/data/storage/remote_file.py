@@ -28,6 +28,8 @@ REQUEST_BYTES = 4 * 2**20
 """One request brings no more."""
 GAP_BYTES = 512 * 2**10
 """Two pages nearer than this are fetched by one request, where the cache has room for all of the data."""
+NUM_FILLING = 4
+"""Requests for what will be needed some time are so many at once; others are for what is needed soon."""
 _IDLE_SECONDS = 2.0
 
 
@@ -148,6 +150,23 @@ class RemoteFile:
                 self._queue(pool, missing, at_once=at_once)
         return missing
 
+    def fill(self) -> None:
+        """Fetch all of it in large requests, while there is nothing that is needed sooner."""
+        with self._own_pool() as pool:
+            if not self._closed:
+                pool.fill(self)
+
+    def next_missing(self, start: int) -> tuple[int, int]:
+        """Return the first stretch of pages from ``start`` on that are neither here nor on their way; the caller holds
+        the lock of the pool. It is empty where there are none.
+        """
+        wanted = (self.disk.present[start:] == 0) & ~self._flying[start:]
+        first = int(wanted.argmax()) if wanted.any() else len(wanted)
+        stretch = wanted[first : first + max(1, REQUEST_BYTES // self.disk.page_bytes)]
+        count = len(stretch) if stretch.all() else int(stretch.argmin())
+        self._flying[start + first : start + first + count] = True
+        return start + first, start + first + count
+
     def wait(self, pages: Ints) -> None:
         """Wait until some pages are on disk; errors as of :meth:`read`."""
         if not len(pages):
@@ -267,6 +286,8 @@ class FetchPool:
         self._asked = threading.Condition(self.lock)
         self._at_once: deque[_Request] = deque()
         self._ahead: deque[_Request] = deque()
+        self._to_fill: dict[RemoteFile, int] = {}  # and the page that is looked at next
+        self._num_filling = 0
         self._threads: list[threading.Thread] = []
         self._num_idle = 0
         self._num_fetched = 0  # bytes of all objects since room was last made
@@ -288,6 +309,7 @@ class FetchPool:
     def remove(self, remote: RemoteFile) -> None:
         """Drop an object's queued requests and serve it no more; the caller holds the lock."""
         self._files.discard(remote)
+        self._to_fill.pop(remote, None)
         self._at_once = deque(request for request in self._at_once if request.remote is not remote)
         self._ahead = deque(request for request in self._ahead if request.remote is not remote)
         self.done.notify_all()
@@ -308,12 +330,21 @@ class FetchPool:
     def put(self, requests: list[_Request], *, at_once: bool) -> None:
         """Queue some requests; the caller holds the lock."""
         (self._at_once if at_once else self._ahead).extend(requests)
-        num_waiting = len(self._at_once) + len(self._ahead)
+        self._start_threads(len(self._at_once) + len(self._ahead))
+        self._asked.notify(len(requests))
+
+    def fill(self, remote: RemoteFile) -> None:
+        """Fetch all of an object when there is nothing else to fetch; the caller holds the lock."""
+        self._to_fill[remote] = 0
+        self._start_threads(NUM_FILLING)
+        self._asked.notify(NUM_FILLING)
+
+    def _start_threads(self, num_waiting: int) -> None:
+        """Start as many threads as wanting work needs, and there may be; the caller holds the lock."""
         for _ in range(min(MOST_REQUESTS - len(self._threads), num_waiting - self._num_idle)):
             thread = threading.Thread(target=self._work, name="storage", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._asked.notify(len(requests))
 
     def hurry(self, remote: RemoteFile, pages: Ints) -> None:
         """Move requests for some pages before all others; the caller holds the lock."""
@@ -333,20 +364,40 @@ class FetchPool:
         while True:
             with self.lock:
                 self._num_idle += 1
-                self._asked.wait_for(lambda: self._at_once or self._ahead or not self._files, timeout=_IDLE_SECONDS)
+                self._asked.wait_for(self._is_awaited, timeout=_IDLE_SECONDS)
                 self._num_idle -= 1
                 queue = self._at_once or self._ahead
-                if not queue:
+                is_filling = not queue
+                request = self._next_to_fill() if is_filling else queue.popleft()
+                if request is None:
                     self._threads.remove(me)
                     return
-                remote, first, end = queue.popleft()
+                remote, first, end = request
                 remote.num_fetching += 1
+                self._num_filling += is_filling
             remote.fetch(first, end)
             with self.lock:
                 remote.num_fetching -= 1
+                self._num_filling -= is_filling
                 if remote not in self._files and not remote.num_fetching:
                     remote.disk.close()
                 self.done.notify_all()
+
+    def _is_awaited(self) -> bool:
+        """Return whether a thread has something to do, or nothing ever again; the caller holds the lock."""
+        can_fill = bool(self._to_fill) and self._num_filling < NUM_FILLING
+        return bool(self._at_once or self._ahead) or can_fill or not self._files
+
+    def _next_to_fill(self) -> _Request | None:
+        """Take the next stretch of the objects that are fetched whole; the caller holds the lock."""
+        while self._to_fill and self._num_filling < NUM_FILLING:
+            remote, start = next(iter(self._to_fill.items()))
+            first, end = remote.next_missing(start)
+            if first < end:
+                self._to_fill[remote] = end
+                return _Request(remote, first, end)
+            del self._to_fill[remote]
+        return None
 
 
 @lru_cache(maxsize=1)
