@@ -172,15 +172,16 @@ def test_a_disk_that_cannot_be_written_is_said(photos: Path, options: str, messa
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_ctrl_c_reaches_children_as_they_begin_and_is_one_line_all_the_same(photos: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", -signal.SIGTERM)])
+def test_an_interruption_as_children_begin_is_one_line_and_leaves_nothing(name: str, code: int, photos: Path) -> None:
     write_folder(photos, {"cat": 100}, size=(100, 80), suffix=".jpg")
     command = [sys.executable, "-m", "steadytrain", "pack", "photos", "out", "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         while process.poll() is None and not psutil.Process(process.pid).children():
             time.sleep(0.001)
-        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        os.killpg(process.pid, signal.Signals[name])  # as a terminal does
         out, error = process.communicate()
-    assert (process.returncode, out) == (130, b"")
+    assert (process.returncode, out) == (code, b"")
     assert b"Traceback" not in error
     assert error.endswith(b"steady: interrupted: the same command resumes, or starts over\n")
     assert not list(Path().glob("*out*")) and not list(Path().glob(".*"))

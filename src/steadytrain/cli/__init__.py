@@ -111,7 +111,7 @@ SAME_VERBS = {
 """Other tools' names for these verbs."""
 
 
-_INTERRUPTED = "interrupted: the same command resumes, or starts over"
+INTERRUPTED = "interrupted: the same command resumes, or starts over"
 
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 """Messages of the system's loader for a library that does not fit into memory."""
@@ -171,11 +171,11 @@ def main(argv: list[str] | None = None) -> int:
     except SteadyError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _fail(_INTERRUPTED, 130)
+        return _fail(INTERRUPTED, 130)
     except RuntimeError as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        return _fail(_INTERRUPTED, 130)  # Ctrl-C within a condition's own code, which then misses its lock
+        return _fail(INTERRUPTED, 130)  # Ctrl-C within a condition's own code, which then misses its lock
     except BrokenPipeError:
         _silence_output()
         return 0

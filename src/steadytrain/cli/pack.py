@@ -9,6 +9,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from steadytrain.cli import INTERRUPTED
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, Root, Settings, require_range
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, count
 from steadytrain.format import size as bytes_text
-from steadytrain.launch.supervise import keep_ranks
+from steadytrain.launch.supervise import keep_ranks, take_signals
 from steadytrain.machine.cgroups import cores as usable_cores
 
 if TYPE_CHECKING:
@@ -34,6 +36,30 @@ MAX_CLASSES = 20
 MAX_REJECTED = 20
 
 
+@contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """Let signals interrupt a block as Ctrl-C does: it cleans up, and the signal then ends this process.
+
+    SIGUSR1 is what mpirun and Slurm ask ranks by.
+    """
+
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt
+
+    with take_signals(("SIGTERM", "SIGHUP", "SIGUSR1"), interrupt) as received:
+        try:
+            yield
+        except BaseException:
+            if not received:
+                raise
+            if world_from_environment(os.environ).is_first:
+                with suppress(OSError):  # the terminal may be gone
+                    note(f"steady: {INTERRUPTED}")
+    if received:  # whoever waits for this process is to see what ended it
+        os.kill(os.getpid(), received[0])
+
+
+@_ending_by_signal()
 def pack(
     *places: Annotated[str, Parameter(name="SOURCE... OUT", required=True)],
     root: Root = None,

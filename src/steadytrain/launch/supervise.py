@@ -269,7 +269,8 @@ def keep_ranks(
                 what = f"rank {failed} was killed by {signal.Signals(-codes[failed]).name}" if is_killed else LOST_TOUCH
                 say(f"{what}: restarting all {count} ranks")
                 continue
-            if failed and (is_killed or not codes[0] or independent):
+            is_stopped = bool(received) and codes[failed] in (INTERRUPTED, -received[0])  # and rank 0 has said so
+            if failed and not is_stopped and (is_killed or not codes[0] or independent):
                 errors[failed - 1].seek(0)
                 for line in errors[failed - 1].read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
                     say(f"rank {failed}: {line}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +62,24 @@ def test_what_a_kill_left_goes_and_what_is_in_use_stays(tmp_path: Path) -> None:
     with scratch_beside(tmp_path / "a[1].rec") as own:
         assert sorted(tmp_path.iterdir()) == sorted([own, used])
     alive.communicate()
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_that_another_process_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkdtemp
+    made: list[Path] = []
+
+    def make_slowly(**options: Any) -> str:
+        made.append(Path(make(**options)))
+        if len(made) == 1:  # another process begins just now, and removes what nobody has locked
+            subprocess.run([sys.executable, "-c", HOLD, str(tmp_path / "a.rec")], stdin=subprocess.DEVNULL, check=True)
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_slowly)
+    with scratch_beside(tmp_path / "a.rec") as own:
+        assert not made[0].exists() and made[1:] == [own] == list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
 
 

@@ -25,7 +25,7 @@ from tests.data.packing.pictures import write_folder
 from tests.store import Bucket
 
 from steadytrain.cli import main
-from steadytrain.data.packing import shared_folder
+from steadytrain.data.packing import shard_worker, shared_folder
 from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import PackRequest, pack
 from steadytrain.data.packing.shard_plan import ShardPlan
@@ -446,7 +446,9 @@ def _start_command(source: Path, out: Path, *options: str) -> subprocess.Popen[s
     """Start ``steady pack``, slowly, with options."""
     words = ["pack", str(source), str(out), "--shards", "12", *options]
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", SLOW_COMMAND, *words], stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW_COMMAND, *words], stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
 
 
 def _packing_ranks(command: int, out: Path, count: int) -> dict[int, psutil.Process]:
@@ -465,6 +467,36 @@ def test_a_killed_rank_is_told_and_the_command_succeeds(rank: int, photos: Path,
     assert f"rank {rank} was killed by SIGKILL: the others do its work" in said
     plan = json.loads(printed)
     assert plan == json.loads((tmp_path / "x.plan.json").read_text()) and plan["is_complete"]
+    pack(photos, tmp_path / "one" / "x", shards=12)
+    assert _files(tmp_path) == _files(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_for_all", "code"),
+    [("SIGINT", True, 130), ("SIGTERM", False, 143), pytest.param("SIGTERM", True, 143, marks=pytest.mark.slow)],
+)
+def test_an_interrupted_command_says_so_and_continues(
+    name: str, is_for_all: bool, code: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C reaches all processes of a command, SIGTERM mostly the first one only."""
+    out = tmp_path / "x"
+    with _start_command(photos, out, "--procs", "2") as process:
+        _packing_ranks(process.pid, out, 2)
+        _wait_for(lambda: list(tmp_path.glob(".x.plan/*.done")))
+        family = psutil.Process(process.pid).children(recursive=True)
+        (os.killpg if is_for_all else os.kill)(process.pid, signal.Signals[name])
+        printed, said = process.communicate(timeout=20)
+    assert (process.returncode, printed) == (code, "")
+    assert said == "steady: interrupted: the same command resumes, or starts over\n"
+    assert not any(relative.is_running() for relative in family)
+    whole = {path.name for path in tmp_path.glob("*.rec")}
+    marks = {path.name.partition(".")[0] for path in tmp_path.glob(".x.plan/*.done")}
+    assert 0 < len(marks) == len(whole) < 12
+    leases = {path.name.partition(".")[0] for path in tmp_path.glob(".x.plan/*-0*.lease-*")}
+    assert leases == marks  # a process on another machine need not wait for the rest
+    assert not list(tmp_path.glob("**/.*.scratch-*"))
+    monkeypatch.setattr(shard_worker, "POLL_SECONDS", 0.05)
+    assert main(["pack", str(photos), str(out), "--shards", "12", "--procs", "1"]) == 0
     pack(photos, tmp_path / "one" / "x", shards=12)
     assert _files(tmp_path) == _files(tmp_path / "one")
 

@@ -32,12 +32,10 @@ def scratch_beside(path: Path) -> Iterator[Path]:
     prefix = f".{path.stem}.scratch-"
     with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{glob.escape(prefix)}*") if fcntl is not None else ():
                 with suppress(OSError), _locked(left):  # another process holds it
                     shutil.rmtree(left, ignore_errors=True)
-            scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-            stack.enter_context(_locked(scratch))
+            scratch = stack.enter_context(_locked_folder(folder, prefix))
         except OSError as error:
             raise storage_error(error, path) from error
         try:
@@ -47,6 +45,22 @@ def scratch_beside(path: Path) -> Iterator[Path]:
             with suppress(OSError):
                 for parent in missing:
                     parent.rmdir()
+
+
+@contextmanager
+def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
+    """Make a folder that this process holds. Raises OSError: it cannot be made."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)  # another process may have made it, and removed it just now
+        scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(_locked(scratch))
+            except (FileNotFoundError, BlockingIOError):
+                continue  # before it was locked, another process took it for one that a kill has left
+            if scratch.exists():
+                yield scratch
+                return
 
 
 @contextmanager
