@@ -10,7 +10,6 @@ them alike. A crash, a lack of memory or an operation that an engine does not ha
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.engines import ENGINES, Parity, Worker, WorkerError, missing, usual_numbers
 from steadytrain.export.networks import NETWORKS
@@ -261,26 +261,23 @@ class _Contender:
 
 def measure_network(name: str, plan: Plan, say: Callable[[str], object] = lambda text: None) -> NetworkSpeed:
     """Measure a network in every engine of the plan; nothing that goes wrong is raised."""
-    folder = tempfile.mkdtemp(prefix="steady-infer-")
-    try:
-        with Worker() as worker:
-            say(f"{name}: preparing")
-            about = worker.ask(
-                "prepare",
-                limit_seconds=PREPARE_SECONDS,
-                name=name,
-                folder=folder,
-                records=plan.records,
-                most=plan.most,
-                threads=plan.threads,
-            )
-    except WorkerError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        return NetworkSpeed(name=name, title=name, error=str(error))
-    try:
+    with scratch_beside(Path(tempfile.gettempdir(), "steady-infer")) as scratch:
+        folder = str(scratch)
+        try:
+            with Worker() as worker:
+                say(f"{name}: preparing")
+                about = worker.ask(
+                    "prepare",
+                    limit_seconds=PREPARE_SECONDS,
+                    name=name,
+                    folder=folder,
+                    records=plan.records,
+                    most=plan.most,
+                    threads=plan.threads,
+                )
+        except WorkerError as error:
+            return NetworkSpeed(name=name, title=name, error=str(error))
         engines = _measure_engines(name, about, folder, plan, say)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return NetworkSpeed(
         name=name,
         title=about["title"],

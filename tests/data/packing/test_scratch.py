@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -63,6 +64,20 @@ def test_what_a_kill_left_goes_and_what_is_in_use_stays(tmp_path: Path) -> None:
         assert sorted(tmp_path.iterdir()) == sorted([own, used])
     alive.communicate()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_of_another_user_or_is_no_folder_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".a.scratch-pipe")  # which would wait for a writer
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "file").touch()
+    (tmp_path / ".a.scratch-link").symlink_to(mine)
+    if os.geteuid() == 0:
+        (other := tmp_path / ".a.scratch-other").mkdir(mode=0o777)
+        os.chown(other, 12345, 12345)
+    before = sorted(tmp_path.rglob("*"))
+    with scratch_beside(tmp_path / "a.rec"):
+        pass
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_one_that_another_process_removes_before_it_is_locked_is_made_again(

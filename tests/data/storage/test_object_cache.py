@@ -190,6 +190,22 @@ def test_objects_that_nobody_uses_go_first(bucket: Bucket, content: bytes, monke
     used.close()
 
 
+def test_opening_many_objects_one_by_one_does_not_look_at_all_of_them_each_time(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[Path] = []
+    used_bytes = object_cache.used_bytes
+
+    def counted(folder: Path) -> int:
+        sizes.append(folder)
+        return used_bytes(folder)
+
+    monkeypatch.setattr(object_cache, "used_bytes", counted)
+    for number in range(40):
+        open_objects(bucket.put(f"{number}.tar", b"x" * 1000))
+    assert len(sizes) < 3 * 40
+
+
 def test_what_is_kept_whole_is_not_removed_until_its_keeper_ends(opened: RemoteFile, content: bytes) -> None:
     opened.whole().release()
     code = (

@@ -33,8 +33,9 @@ def scratch_beside(path: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             for left in folder.glob(f"{glob.escape(prefix)}*") if fcntl is not None else ():
-                with suppress(OSError), _locked(left):  # another process holds it
-                    shutil.rmtree(left, ignore_errors=True)
+                with suppress(OSError), _locked(left) as owner:  # another process holds it
+                    if owner == os.geteuid():  # in /tmp there may be those of other users
+                        shutil.rmtree(left, ignore_errors=True)
             scratch = stack.enter_context(_locked_folder(folder, prefix))
         except OSError as error:
             raise storage_error(error, path) from error
@@ -64,14 +65,14 @@ def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder. Raises OSError where another process holds it."""
+def _locked(folder: Path) -> Iterator[int]:
+    """Lock a folder; yield its owner. Raises OSError where another process holds it, or it is no folder."""
     if fcntl is None:
-        yield
+        yield -1
         return
-    file = os.open(folder, os.O_RDONLY)
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield os.fstat(file).st_uid
     finally:
         os.close(file)

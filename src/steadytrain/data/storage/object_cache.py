@@ -112,7 +112,7 @@ def _remove_other_boots(objects: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process removes it as well
             if other == objects or not other.is_dir():
                 continue
-            folders = [folder for folder in other.iterdir() if folder.is_dir()]
+            folders = (folder for folder in other.iterdir() if folder.is_dir())  # the first that is used says enough
             if all(time.time() - folder.stat().st_mtime > GRACE_SECONDS and not _is_open(folder) for folder in folders):
                 shutil.rmtree(other, ignore_errors=True)
 
@@ -166,7 +166,7 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
     """Make or find the files of all objects that a URI with braces and wildcards stands for, in their order.
 
     ``say`` and errors as of :func:`open_object`; DataError where a wildcard fits nothing. Removes from the cache what
-    is above its limit.
+    is above its limit, once a minute: opening an object takes no room, and reading looks again as it fetches.
     """
     places: dict[Place, None] = {}
     siblings: dict[Place, Mapping[str, ObjectFacts] | None] = {}  # by folder, of those that were listed
@@ -198,7 +198,7 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
         files = list(pool.map(open_one, places))
     objects = objects_folder()
     try:
-        make_room(objects, limit_bytes(objects))
+        _make_room_at_times(objects, limit_bytes(objects), int(time.monotonic() // 60))
     except OSError as error:
         raise storage_error(error, objects) from error
     return files
@@ -285,6 +285,12 @@ def _read_origin(path: Path) -> ObjectFacts | None:
         return ObjectFacts(facts["size"], facts["etag"], facts["modified"])
     except (FileNotFoundError, ValueError, KeyError):
         return None
+
+
+@lru_cache(maxsize=1)
+def _make_room_at_times(objects: Path, limit: int, minute: int) -> None:
+    """Make room unless that was done in this minute: thousands of objects may be opened one by one."""
+    make_room(objects, limit)
 
 
 def make_room(objects: Path, limit: int) -> None:
