@@ -170,6 +170,12 @@ def test_a_typo_in_a_key(steady: Callable[..., Said], digits: Path) -> None:
     _refused(steady("train", digits, *QUICK, "--set", "optim.lr"), 2, "KEY=VALUE")
 
 
+def test_a_typo_in_a_uri(steady: Callable[..., Said], digits: Path) -> None:
+    _refused(steady("train", "s3:/bucket/x.rec", *QUICK), 2, "a URI has :// after its scheme: s3://bucket/x.rec")
+    _refused(steady("train", digits, "--run", "s3//bucket/runs/a"), 2, "s3://bucket/runs/a")
+    _refused(steady("train", digits, "--val", "s3a://bucket/x.rec"), 2, "write s3://bucket/x.rec")
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "part"),
     [

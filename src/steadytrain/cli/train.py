@@ -134,8 +134,12 @@ def _begin(
 
     ``exists``: raise an error if ``--run`` is a URI without a run.
     """
-    if options.run is not None and "://" in options.run:
-        options = _kept_at_uri(options, exists=exists)
+    if options.run is not None:
+        from steadytrain.data.storage.store import local_name
+
+        local_name(options.run)  # refuses a URI with a mistake
+        if "://" in options.run:
+            options = _kept_at_uri(options, exists=exists)
     if options.budget_minutes is not None and not finetune:
         minutes = f"{options.budget_minutes:g}"
         raise InputError(

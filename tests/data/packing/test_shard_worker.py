@@ -473,7 +473,11 @@ def test_a_killed_rank_is_told_and_the_command_succeeds(rank: int, photos: Path,
 
 @pytest.mark.parametrize(
     ("name", "is_for_all", "code"),
-    [("SIGINT", True, 130), ("SIGTERM", False, 143), pytest.param("SIGTERM", True, 143, marks=pytest.mark.slow)],
+    [
+        ("SIGINT", True, 130),
+        pytest.param("SIGTERM", False, 143, marks=pytest.mark.slow),
+        pytest.param("SIGTERM", True, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_command_says_so_and_continues(
     name: str, is_for_all: bool, code: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,27 +81,88 @@ def test_a_kill_while_sending_costs_no_file_that_is_there(
         assert bucket.get(f"x-{number:05}-of-00008.rec") == path.read_bytes()
 
 
+def _write_noise(folder: Path) -> Path:
+    """Images whose records are more than one part of a large object."""
+    for number in range(40):
+        (path := folder / "ab"[number % 2] / f"{number}.png").parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (420, 420, 3), np.uint8)
+        Image.fromarray(pixels).save(path, compress_level=0)
+    return folder
+
+
+def _client(bucket: Bucket) -> Any:
+    boto3 = pytest.importorskip("boto3")
+    return boto3.client("s3", endpoint_url=bucket.address, region_name="us-east-1")
+
+
+def _uploads(client: Any, bucket: Bucket) -> list[str]:
+    """Objects of which parts are there, and billed."""
+    return [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket.name).get("Uploads", [])]
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "key"),
+    [
+        ([], "SIGINT", "x.rec"),
+        pytest.param([], "SIGTERM", "x.rec", marks=pytest.mark.slow),
+        pytest.param(["--procs", "2", "--shards", "1"], "SIGINT", "x-00000-of-00001.rec", marks=pytest.mark.slow),
+        pytest.param(["--procs", "1", "--shards", "1"], "SIGTERM", "x-00000-of-00001.rec", marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_command_waits_for_no_upload_and_leaves_no_parts(
+    bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy, options: list[str], name: str, key: str
+) -> None:
+    client, source = _client(bucket), str(_write_noise(tmp_path / "noise"))
+    fault_proxy.matches, fault_proxy.method, fault_proxy.stall_seconds = key, "PUT", 60
+    fault_proxy.faults = ["", "stall"]
+    words = ["pack", source, bucket.uri("x"), "--encoding", "pass", *options]
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", "from steadytrain.__main__ import run; raise SystemExit(run())", *words]
+    child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    while fault_proxy.faults:
+        assert child.poll() is None
+        time.sleep(0.02)
+    began = time.monotonic()
+    os.killpg(child.pid, signal.Signals[name])
+    printed, said = child.communicate(timeout=30)
+    assert time.monotonic() - began < 20
+    assert child.returncode == (130 if name == "SIGINT" else -signal.SIGTERM) and not printed
+    assert said.endswith("steady: interrupted: the same command resumes, or starts over\n") and "Traceback" not in said
+    assert not _there(bucket, key) and not _uploads(client, bucket)
+    assert main([*words[:-4], "--shards", "1", "--procs", "1"] if options else words) == 0
+    pack(source, tmp_path / "local" / "x", encoding="pass", shards=1 if options else None)
+    assert bucket.get(key) == (tmp_path / "local" / key).read_bytes()
+
+
+def test_what_a_killed_process_had_sent_of_a_shard_is_removed_by_those_that_go_on(
+    bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, source = _client(bucket), str(_write_noise(tmp_path / "noise"))
+    fault_proxy.matches, fault_proxy.method, fault_proxy.stall_seconds = ".rec", "PUT", 60
+    fault_proxy.faults = ["", "stall"]
+    words = ["pack", source, bucket.uri("x"), "--encoding", "pass", "--shards", "1", "--procs", "1"]
+    _kill_while_it_stalls([sys.executable, "-m", "steadytrain", *words], fault_proxy)
+    client.create_multipart_upload(Bucket=bucket.name, Key="x-of-somebody-else.rec")
+    assert _uploads(client, bucket) == ["x-00000-of-00001.rec", "x-of-somebody-else.rec"]
+    assert main(words) == 0
+    assert f"removed from s3://{bucket.name} the parts of 1 upload that had been cut short" in capsys.readouterr().err
+    assert _uploads(client, bucket) == ["x-of-somebody-else.rec"]
+    pack(source, tmp_path / "local" / "x", encoding="pass", shards=1)
+    assert bucket.get("x-00000-of-00001.rec") == (tmp_path / "local" / "x-00000-of-00001.rec").read_bytes()
+
+
 def test_a_kill_leaves_no_parts_behind_when_the_command_has_run_again(
     bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy
 ) -> None:
-    boto3 = pytest.importorskip("boto3")
-    client = boto3.client("s3", endpoint_url=bucket.address, region_name="us-east-1")
-    for number in range(40):  # more than one part of a large object
-        folder = tmp_path / "noise" / "ab"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (420, 420, 3), np.uint8)).save(
-            folder / f"{number}.png", compress_level=0
-        )
+    client = _client(bucket)
+    _write_noise(tmp_path / "noise")
     other = client.create_multipart_upload(Bucket=bucket.name, Key="of-somebody-else")["UploadId"]
     fault_proxy.matches, fault_proxy.method, fault_proxy.stall_seconds = "x.rec", "PUT", 60
     fault_proxy.faults = ["", "stall"]
     source, out = str(tmp_path / "noise"), bucket.uri("x")
     command = [sys.executable, "-m", "steadytrain", "pack", source, out, "--encoding", "pass"]
     _kill_while_it_stalls(command, fault_proxy)
-    assert {upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]} == {
-        "x.rec",
-        "of-somebody-else",
-    }
+    assert set(_uploads(client, bucket)) == {"x.rec", "of-somebody-else"}
     done = subprocess.run(command, env=dict(os.environ), capture_output=True, check=True, text=True)
     assert f"removed from s3://{bucket.name} the parts of 1 upload that had been cut short" in done.stderr
     [left] = client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]

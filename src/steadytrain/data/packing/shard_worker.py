@@ -35,6 +35,7 @@ from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, SteadyError, StorageError
 from steadytrain.machine.process import allow_open_files, keep_no_large_blocks, return_free_memory
 
+COMPANIONS = (".idx", ".lst", ".json")
 POLL_SECONDS = 1.0
 """How often a process that waits for others looks."""
 
@@ -169,6 +170,9 @@ class _Worker:
             self.say(
                 f"{self.plan_name}: all {len(plan.shards):,} shards have been packed; to pack anew, remove it first"
             )
+            if self.notes.names():  # the process that completed the plan was killed before it removed them
+                self._remove_parts()
+                self._remove_notes()
             return plan
         self.rejections = Rejections(self.max_bad, plan.num_listed)
         self.done = self._marked(self.notes.names())
@@ -252,12 +256,20 @@ class _Worker:
                 continue  # the one before may have come to the end after all
             complete = self._verify()
             self.out.write(self.plan_name, complete.to_json().encode())
+            self._remove_parts()  # whoever is sending a shard still finds the plan complete
             self.leases.drop(task)
             self.on_complete(complete)
         if plan is None:
             raise StorageError(f"{self.plan_name} was removed while shards were packed: run the same command again")
         self._remove_notes()  # again by one that was slow: it may have noted something since
         return plan
+
+    def _remove_parts(self) -> None:
+        """Remove what processes that were killed have sent of shards, of which others then did the work."""
+        stems = [Path(shard.file).stem for shard in self.plan.shards]
+        names = [f"{stem}{suffix}" for stem in stems for suffix in (".rec", *COMPANIONS)]
+        is_second = [".lease-" in name and not name.endswith("-0") for name in self.notes.names()]
+        self.out.remove_parts(names, self.say, may_be_there=any(is_second))
 
     def _remove_notes(self) -> None:
         self.leases.stop()
@@ -355,7 +367,7 @@ class _Worker:
                         part = next(encoded)
                     card = tally.card(writer, self.request.settings.to_dict(), source=self.request.source)
                     writer.companions |= {".json": card.to_json(), ".lst": tally.list_lines()}
-                beside = [(scratch / shard.file).with_suffix(suffix) for suffix in (".idx", ".lst", ".json")]
+                beside = [(scratch / shard.file).with_suffix(suffix) for suffix in COMPANIONS]
                 with ThreadPoolExecutor(len(beside), "storage") as pool:
                     list(pool.map(self._put, beside))
                 self._put(scratch / shard.file)  # last: without records nothing looks finished

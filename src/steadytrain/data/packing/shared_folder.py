@@ -16,7 +16,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -26,7 +26,7 @@ from typing import Protocol, Self
 
 import psutil
 
-from steadytrain.data.storage.store import NoObjectError, Place, Store, TakenError, is_uri
+from steadytrain.data.storage.store import NoObjectError, Place, Store, TakenError, abort_uploads, is_uri
 from steadytrain.errors import SteadyError, storage_error
 
 LEASE_SECONDS = 30.0
@@ -63,6 +63,9 @@ class SharedFolder(Protocol):
 
     def remove(self) -> None:
         """Remove the folder, with all that is in it."""
+
+    def remove_parts(self, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool) -> None:
+        """Remove what was sent of files of which the rest was not; ``say`` and ``may_be_there`` as of abort_uploads."""
 
 
 def open_folder(where: str) -> SharedFolder:
@@ -143,6 +146,9 @@ class _DiskFolder:
     def remove(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)
 
+    def remove_parts(self, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool) -> None:
+        pass  # a part is a file of this process's scratch folder
+
 
 class _StoreFolder:
     def __init__(self, where: str) -> None:
@@ -177,6 +183,9 @@ class _StoreFolder:
     def write(self, name: str, content: bytes | Path) -> None:
         try:
             self._store.write(self._at(name), content)
+        except KeyboardInterrupt:
+            self.remove_parts([name], lambda line: None, may_be_there=False)
+            raise
         except OSError as error:
             raise storage_error(error, content if isinstance(content, Path) else Path(name)) from error
 
@@ -189,6 +198,9 @@ class _StoreFolder:
     def remove(self) -> None:
         with ThreadPoolExecutor(THREADS, "storage") as pool:
             list(pool.map(self.delete, self.names()))
+
+    def remove_parts(self, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool) -> None:
+        abort_uploads(self._at("any"), names, say, may_be_there=may_be_there)
 
 
 class Leases:

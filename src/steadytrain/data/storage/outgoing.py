@@ -19,7 +19,6 @@ from typing import Any
 from steadytrain.data.storage.pages import lock_at_once
 from steadytrain.data.storage.store import Fault, NoObjectError, Place, Store, abort_uploads, faults_words
 from steadytrain.errors import DataError, StorageError, storage_error
-from steadytrain.format import count
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import cache_folder
 
@@ -85,7 +84,7 @@ class Outgoing:
         paths = [path for group in groups for path in group]
         names = [path.name for path in paths]
         if note.get("begun"):
-            self._abort(names, say)  # of the process that was killed
+            abort_uploads(self.place, names, say)  # of the process that was killed
         self._write_note({"work": work, "sent": sent, "begun": True})
         total = sum(path.stat().st_size for path in paths)
         before = f", of which {len(sent)} were sent before" if sent else ""
@@ -106,22 +105,17 @@ class Outgoing:
                 for group in groups:
                     for _ in pool.map(send, group):
                         pass
-            except BaseException:
+            except BaseException as error:
+                is_interrupted = isinstance(error, KeyboardInterrupt)
+                if is_interrupted:
+                    store.stop()
                 pool.shutdown(cancel_futures=True)
+                if is_interrupted:
+                    abort_uploads(self.place, names, say)
                 raise
         if faults:
             say(f"{self.place.base}: {faults_words(faults)}")
-            self._abort(names, say)  # of ours, that were begun again
-
-    def _abort(self, names: Sequence[str], say: Callable[[str], None]) -> None:
-        left = abort_uploads(self.place, names)
-        if left:
-            say(f"removed from {self.place.base} the parts of {count(left, 'upload')} that had been cut short")
-        elif left is None:
-            say(
-                f"an upload that was cut short may have left parts in {self.place.base}: have it remove incomplete"
-                " multipart uploads after a day"
-            )
+            abort_uploads(self.place, names, say)  # of ours, that were begun again
 
     def mark_made(self, work: str) -> None:
         """Note that all files of this work are complete."""

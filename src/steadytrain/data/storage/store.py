@@ -19,6 +19,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.format import count
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -43,12 +45,18 @@ WRITE_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 PART_REPEATS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_POLL_SECONDS = 0.02
 
 Fault = Literal["slow down", "server error", "timeout", "no connection", "lost connection", "cut short"]
 FAULTS: tuple[Fault, ...] = ("slow down", "server error", "timeout", "no connection", "lost connection", "cut short")
 """What a request is repeated after."""
 
 T = TypeVar("T")
+
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|:/|:|//)(.*)", re.S)
+_OTHER_SCHEMES = {**dict.fromkeys(("s3a", "s3n", "aws"), "s3"), **dict.fromkeys(("gcs", "google"), "gs")}
+_OTHER_SCHEMES |= {**dict.fromkeys(("azure", "wasb", "wasbs", "abfs", "abfss"), "az"), "huggingface": "hf"}
+"""What other tools call these, or users."""
 
 
 def is_uri(text: object) -> bool:
@@ -63,15 +71,43 @@ def is_uri(text: object) -> bool:
 def local_name(text: str) -> str:
     """Return the path of a ``file:`` URI; any other name as it is.
 
+    Raises:
+        DataError: it names another machine; or it is no name of a file here, but a URI with a mistake.
+
     >>> local_name("file:///data/my%20photos"), local_name("file:a.rec"), local_name("s3://b/a.rec")
     ('/data/my photos', 'a.rec', 's3://b/a.rec')
     """
     if not text.lower().startswith("file:"):
+        if not is_uri(text):
+            _refuse_mistyped(text)
         return text
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
         raise DataError(f"{text} names the machine {parts.netloc}: a file: URI can name files of this machine only")
     return unquote(parts.path)
+
+
+def _refuse_mistyped(text: str) -> None:
+    """Raise DataError where a name looks like a URI and cannot be a file's.
+
+    >>> _refuse_mistyped("s3:/bucket/x.rec")
+    Traceback (most recent call last):
+    steadytrain.errors.DataError: there is no s3: here, and a URI has :// after its scheme: s3://bucket/x.rec
+    >>> _refuse_mistyped("gcs://bucket/x.rec")
+    Traceback (most recent call last):
+    steadytrain.errors.DataError: gcs:// is no scheme of a store here: write gs://bucket/x.rec
+    """
+    match = _URI.match(text)
+    first = text.partition("/")[0]
+    if match is None or os.path.lexists(first):
+        return
+    scheme, separator, rest = match[1].lower(), match[2], match[3]
+    known = scheme if scheme in SCHEMES else _OTHER_SCHEMES.get(scheme)
+    if separator == "://":
+        remedy = f"write {known}://{rest}" if known else f"there are {', '.join(f'{name}://' for name in SCHEMES)}"
+        raise DataError(f"{match[1]}:// is no scheme of a store here: {remedy}")
+    if known:
+        raise DataError(f"there is no {first} here, and a URI has :// after its scheme: {known}://{rest}")
 
 
 @dataclass(frozen=True)
@@ -198,6 +234,7 @@ class Store:
         self._stores: dict[int, ObjectStore] = {}
         self._process = 0
         self._lock = threading.Lock()
+        self._is_stopped = threading.Event()
 
     def read(
         self, place: Place, start: int | None = None, end: int | None = None, *, expected: ObjectFacts | None = None
@@ -292,6 +329,8 @@ class Store:
     def write(self, place: Place, content: bytes | Path, replaces: str | None = None) -> str:
         """Write an object whole, from a file in parts; nothing is seen of it before. Return its ETag.
 
+        Ctrl-C ends an upload in parts, of which some may then be there (:func:`abort_uploads`).
+
         Args:
             replaces: the ETag of what may be replaced, empty: nothing; None: whatever is there.
 
@@ -322,8 +361,31 @@ class Store:
                         f"{place} was written by another process meanwhile: two of them upload to {self.base}; end one"
                     ) from None
 
+            if not is_in_parts:
+                return self._repeat(place, put)
             # A part that fails is not to cost the others: obstore makes its request again, which nobody counts.
-            return self._repeat(place, put, repeats=PART_REPEATS if is_in_parts else 0)
+            return self._until_stopped(lambda: self._repeat(place, put, repeats=PART_REPEATS))
+
+    def stop(self) -> None:
+        """End the uploads in parts that other threads wait for, by StorageError."""
+        self._is_stopped.set()
+
+    def _until_stopped(self, request: Callable[[], T]) -> T:
+        """Make a long request on a thread of its own, which neither Ctrl-C nor :meth:`stop` waits for."""
+        answer: Future[T] = Future()
+
+        def make() -> None:
+            try:
+                answer.set_result(request())
+            except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
+                answer.set_exception(error)
+
+        threading.Thread(target=make, name="storage", daemon=True).start()
+        while not answer.done():  # not a condition's wait, where Ctrl-C may meet its lock
+            if self._is_stopped.is_set():
+                raise StorageError(f"an upload to {self.base} was stopped")
+            time.sleep(_POLL_SECONDS)
+        return answer.result()
 
     def remove(self, place: Place) -> None:
         """Remove an object, if it is there; errors as of :meth:`read`."""
@@ -487,18 +549,22 @@ def _aws_session(place: Place) -> Any:
         raise _no_credentials(place) from None
 
 
-def abort_uploads(place: Place, names: Collection[str]) -> int | None:
-    """Remove the parts that killed uploads of objects beside a place left, which S3 keeps and bills.
+def abort_uploads(
+    place: Place, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool = True
+) -> None:
+    """Remove the parts that uploads of objects beside a place have left that did not end, which S3 keeps and bills.
 
-    Returns:
-        How many uploads had left some; None where that cannot be known: not S3, boto3 is not installed, or the store
-        refuses to list them.
+    Args:
+        place: of an object.
+        names: of objects beside it.
+        say: takes a line about what was removed; or that something may be left, where that cannot be known.
+        may_be_there: whether there was an upload that did not end, as far as is known here.
     """
-    if place.scheme != "s3" or importlib.util.find_spec("boto3") is None:
-        return None
-    boto3 = importlib.import_module("boto3")
     keys, bucket = {place.sibling(name).key for name in names}, place.base.partition("://")[2]
     try:
+        if place.scheme != "s3":
+            raise NotImplementedError
+        boto3 = importlib.import_module("boto3")
         client = boto3.client("s3", endpoint_url=_endpoint(place) or None, region_name=os.environ.get("AWS_REGION"))
         listing = client.get_paginator("list_multipart_uploads")
         pages = listing.paginate(Bucket=bucket, Prefix=place.sibling("").key)
@@ -506,8 +572,14 @@ def abort_uploads(place: Place, names: Collection[str]) -> int | None:
         for upload in left:
             client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     except Exception:  # noqa: BLE001 - botocore's errors, of which some name keys; what is sent is not in danger
-        return None
-    return len(left)
+        if may_be_there:
+            say(
+                f"an upload that was cut short may have left parts in {place.base}: have it remove incomplete"
+                " multipart uploads after a day"
+            )
+        return
+    if left:
+        say(f"removed from {place.base} the parts of {count(len(left), 'upload')} that had been cut short")
 
 
 # -- what went wrong -------------------------------------------------------------------------------------------------
