@@ -198,7 +198,8 @@ class Transform:
             takes = f"write {usage}" if kind.parameters else "it takes no values"
             raise RecipeError(f"data.transforms has {text!r}, which has too many values: {takes}")
         if not words and kind.is_needed:
-            raise RecipeError(f"data.transforms has {text!r} without a value: write {usage}, such as {_example(name)}")
+            example = f"{name}:{kind.parameters[0].default:g}"
+            raise RecipeError(f"data.transforms has {text!r} without a value: write {usage}, such as {example}")
         values = [_value(parameter, word, text, usage) for parameter, word in zip(kind.parameters, words, strict=False)]
         if name == "color" and len(values) == 1:
             values *= 3  # one number for brightness, contrast and saturation
@@ -207,11 +208,6 @@ class Transform:
         if name == "erase" and transform.number("least") > transform.number("most"):
             raise RecipeError(f"data.transforms has {text!r}: the least share of the area is above the most")
         return transform
-
-
-def _example(name: str) -> str:
-    first = KINDS[name].parameters[0]
-    return f"{name}:{first.default:g}"
 
 
 def _value(parameter: Parameter, word: str, text: str, usage: str) -> float | str:

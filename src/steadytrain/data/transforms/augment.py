@@ -47,7 +47,7 @@ class Augmentation:
         num_classes: of the labels.
         group: images of a micro-batch: each is mixed with another of the same, and what is the user's own gets them
             together.
-        own: what :func:`make_own` has made of the user's own transforms, by name.
+        own_transforms: what :func:`make_own` has made of the user's own transforms, by name.
 
     >>> augmentation = Augmentation((Transform.parse("mixup:0.2"),), seed=0, fill=(0.5,), num_classes=3, group=4)
     >>> images = torch.zeros(4, 8, 8, 1, dtype=torch.uint8)
@@ -61,7 +61,7 @@ class Augmentation:
     fill: tuple[float, ...]
     num_classes: int
     group: int
-    own: Mapping[str, OwnTransform] = field(default_factory=dict)
+    own_transforms: Mapping[str, OwnTransform] = field(default_factory=dict)
     _fills: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -90,7 +90,7 @@ class Augmentation:
 
     def _apply_own(self, images: Tensor, transform: Transform, positions: NDArray[np.int64]) -> Tensor:
         """Call the user's own transform with each micro-batch; what it draws depends on its first position alone."""
-        apply, number = self.own[transform.name], list(self.own).index(transform.name)
+        apply, number = self.own_transforms[transform.name], list(self.own_transforms).index(transform.name)
         parts = []
         for start in range(0, len(images), self.group):
             part, first = images[start : start + self.group], positions[start : start + 1]
