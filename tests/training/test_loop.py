@@ -38,25 +38,25 @@ Weights = Callable[[Path], bytes]
 E = TypeVar("E", bound=Event)
 
 
-def _of(kind: type[E], told: list[Event]) -> list[E]:
-    return [event for event in told if isinstance(event, kind)]
+def _of(kind: type[E], events: list[Event]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
 
 
 def test_a_run_tells_its_whole_story_in_order(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
-    told = list(steps(run))
+    events = list(steps(run))
     written = list(run.events())
-    assert told == [
+    assert events == [
         event for event in written if not isinstance(event, (MachineStats, ThreadStats))
     ]  # others write those
     assert {type(event) for event in written[-3:-1]} == {MachineStats, ThreadStats} and isinstance(written[-1], Ended)
-    assert isinstance(told[0], Started)
-    assert isinstance(told[-1], Ended) and told[-1].status == "finished"
-    assert [e.step for e in _of(Step, told)] == list(range(1, 21))
-    assert [e.position for e in _of(Step, told)] == [32 * k for k in range(1, 21)]
-    assert [e.step for e in _of(Logged, told)] == [5, 10, 15, 20]
-    assert [(e.step, e.n) for e in _of(Evaluated, told)] == [(10, 80), (20, 80)]
-    assert told[-1].images == 640
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Ended) and events[-1].status == "finished"
+    assert [e.step for e in _of(Step, events)] == list(range(1, 21))
+    assert [e.position for e in _of(Step, events)] == [32 * k for k in range(1, 21)]
+    assert [e.step for e in _of(Logged, events)] == [5, 10, 15, 20]
+    assert [(e.step, e.n) for e in _of(Evaluated, events)] == [(10, 80), (20, 80)]
+    assert events[-1].images == 640
 
 
 def test_training_learns(recipe: Recipe, tmp_path: Path) -> None:
@@ -109,17 +109,17 @@ def test_an_epochs_means_are_those_of_its_own_updates_however_often_lines_are_lo
 ) -> None:
     """320 images: of 48, some updates span two epochs, and belong to that of their first image; of 400, all do."""
     often = recipe.with_({"batch_size": batch_size, "budget.epochs": 3.5, "every.log_steps": 1})
-    told = list(steps(Run.create(tmp_path / "often", often)))
+    events = list(steps(Run.create(tmp_path / "often", often)))
     lines: dict[int, list[Logged]] = {}
-    for line in _of(Logged, told):
+    for line in _of(Logged, events):
         lines.setdefault((line.step - 1) * batch_size // 320 + 1, []).append(line)
-    epochs = _of(EpochTrained, told)
+    epochs = _of(EpochTrained, events)
     assert [(e.epoch, e.step, e.n) for e in epochs] == [
-        (epoch, own[-1].step, len(own) * batch_size) for epoch, own in lines.items()
+        (epoch, of_epoch[-1].step, len(of_epoch) * batch_size) for epoch, of_epoch in lines.items()
     ]
-    for event, own in zip(epochs, lines.values(), strict=True):
-        assert event.loss == pytest.approx(sum(line.loss for line in own) / len(own), rel=1e-6)
-        assert event.top1 == pytest.approx(sum(line.top1 for line in own) / len(own))
+    for event, of_epoch in zip(epochs, lines.values(), strict=True):
+        assert event.loss == pytest.approx(sum(line.loss for line in of_epoch) / len(of_epoch), rel=1e-6)
+        assert event.top1 == pytest.approx(sum(line.top1 for line in of_epoch) / len(of_epoch))
     rarely = steps(Run.create(tmp_path / "rarely", often.with_({"every.log_steps": 1000})))
     same = [(e.epoch, e.step, e.n, e.loss, e.top1) for e in _of(EpochTrained, list(rarely))]
     assert same == [(e.epoch, e.step, e.n, e.loss, e.top1) for e in epochs]
@@ -127,14 +127,14 @@ def test_an_epochs_means_are_those_of_its_own_updates_however_often_lines_are_lo
 
 def test_accumulated_parts_update_like_the_whole_batch(recipe: Recipe, tmp_path: Path) -> None:
     # lenet has no batch normalisation, so parts see what the whole sees; only the order of sums differs.
-    told = {}
+    values = {}
     for parts in (1, 4):
         changed = recipe.with_({"model.name": "mlp", "optim.accumulate": parts, "budget.epochs": 1})
         run = Run.create(tmp_path / str(parts), changed)
         train(run)
-        told[parts] = checkpoints.read_weights(run.weights)[0]
-    for name, tensor in told[1].items():
-        torch.testing.assert_close(tensor, told[4][name], rtol=1e-4, atol=1e-5)
+        values[parts] = checkpoints.read_weights(run.weights)[0]
+    for name, tensor in values[1].items():
+        torch.testing.assert_close(tensor, values[4][name], rtol=1e-4, atol=1e-5)
 
 
 def test_the_learning_rate_follows_the_schedule_at_every_update(recipe: Recipe, tmp_path: Path) -> None:
@@ -152,37 +152,37 @@ def test_the_rate_grows_with_the_batch_from_the_stated_base(recipe: Recipe, tmp_
 
 def test_clipping_bounds_the_update_and_logs_the_norm(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe.with_({"optim.clip_norm": 1e-9, "optim.weight_decay": 0.0}))
-    told = list(steps(run))
-    norms = [e.grad_norm for e in _of(Logged, told)]
+    events = list(steps(run))
+    norms = [e.grad_norm for e in _of(Logged, events)]
     assert all(norm is not None and norm > 1e-3 for norm in norms)
-    assert _of(Logged, told)[0].loss == pytest.approx(_of(Logged, told)[-1].loss, rel=0.1)
+    assert _of(Logged, events)[0].loss == pytest.approx(_of(Logged, events)[-1].loss, rel=0.1)
 
 
 def test_the_average_is_what_is_evaluated_and_exported(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
     plain, averaged = (Run.create(tmp_path / name, r) for name, r in
                        (("a", recipe), ("b", recipe.with_({"optim.ema": 0.9}))))  # fmt: skip
     train(plain)
-    told = list(steps(averaged))
-    assert {e.weights for e in _of(Evaluated, told)} == {"ema"}
+    events = list(steps(averaged))
+    assert {e.weights for e in _of(Evaluated, events)} == {"ema"}
     assert weights(plain.directory) != weights(averaged.directory)
 
 
 @pytest.mark.parametrize("period", [0.1, 0.3])
 def test_evaluations_come_at_the_first_update_of_each_period(recipe: Recipe, tmp_path: Path, period: float) -> None:
-    told = steps(Run.create(tmp_path / "run", recipe.with_({"every.evaluate_epochs": period, "budget.epochs": 1})))
+    events = steps(Run.create(tmp_path / "run", recipe.with_({"every.evaluate_epochs": period, "budget.epochs": 1})))
     every = round(10 * period)
-    assert [e.step for e in told if isinstance(e, Evaluated)] == [*range(every, 10, every), 10]
+    assert [e.step for e in events if isinstance(e, Evaluated)] == [*range(every, 10, every), 10]
 
 
 def test_the_steady_rate_counts_every_second_but_those_of_evaluating_and_saving(recipe: Recipe, tmp_path: Path) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     for event in steps(Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 1}))):
-        told.append(event)
+        events.append(event)
         time.sleep(0.1 if isinstance(event, Step) else 0.5 if isinstance(event, Evaluated | Saved) else 0)
-    seconds = [32 * 5 / e.images_per_second for e in _of(Logged, told)]
+    seconds = [32 * 5 / e.images_per_second for e in _of(Logged, events)]
     assert min(seconds) > 5 * 0.1
-    apart = 2 * 0.5 + sum(e.seconds for e in told if isinstance(e, Evaluated | Saved))
-    assert sum(seconds) < told[-1].time - told[0].time - apart
+    apart = 2 * 0.5 + sum(e.seconds for e in events if isinstance(e, Evaluated | Saved))
+    assert sum(seconds) < events[-1].time - events[0].time - apart
 
 
 def test_a_warm_up_longer_than_the_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
@@ -193,14 +193,14 @@ def test_a_warm_up_longer_than_the_run_is_refused(recipe: Recipe, tmp_path: Path
         train(Run.create(tmp_path / "longer", recipe.with_({"optim.warmup_epochs": 2.1})))
 
 
-@pytest.mark.parametrize(("batch_size", "said"), [(32, False), (33, True)])
+@pytest.mark.parametrize(("batch_size", "is_said"), [(32, False), (33, True)])
 def test_a_batch_of_more_than_a_tenth_of_the_images_is_said(
-    recipe: Recipe, tmp_path: Path, batch_size: int, said: bool
+    recipe: Recipe, tmp_path: Path, batch_size: int, is_said: bool
 ) -> None:
     run = Run.create(tmp_path / "run", recipe.with_(batch_size=batch_size))
-    told = [e.message for e in steps(run) if isinstance(e, Noticed)]
+    notices = [e.message for e in steps(run) if isinstance(e, Noticed)]
     wanted = "a batch of 33 is more than a tenth of the 320 training images, so the run has only 20 updates"
-    assert any(message.startswith(wanted) for message in told) is said
+    assert any(message.startswith(wanted) for message in notices) is is_said
 
 
 def test_the_gradient_norm_leaves_out_updates_that_the_loss_scaling_passed_over() -> None:
@@ -246,8 +246,8 @@ def test_the_last_update_counts_as_the_epochs_asked_for(recipe: Recipe, tmp_path
 
 def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe.with_({"batch_size": 500, "budget.epochs": 3}))
-    told = list(steps(run))
-    assert [e.n for e in _of(Step, told)] == [500, 500]
+    events = list(steps(run))
+    assert [e.n for e in _of(Step, events)] == [500, 500]
 
 
 def test_an_interrupted_run_is_told_so_and_goes_on_from_its_newest_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_a_finished_run_is_left_alone(recipe: Recipe, tmp_path: Path) -> None:
 
 def test_the_best_weights_are_kept_beside_the_last(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
-    told = list(steps(run))
-    best = max(_of(Evaluated, told), key=lambda e: e.top1)
+    events = list(steps(run))
+    best = max(_of(Evaluated, events), key=lambda e: e.top1)
     _, about = checkpoints.read_weights(run.directory / "best.safetensors")
     assert about["step"] == best.step
     assert about["classes"] == [str(k) for k in range(10)]
@@ -356,9 +356,9 @@ def test_an_evaluation_that_fails_does_not_cost_the_updates_before_it(recipe: Re
     run = Run.create(tmp_path / "run", recipe.with_({"every.save_minutes": 600}))
     with pytest.raises(OSError, match="the validation data are gone"):
         list(steps(run, stop=_gone_after(run, 10)))
-    told = list(run.events())
-    assert [event.step for event in _of(Saved, told)] == [10]
-    assert isinstance(told[-1], Failed) and told[-1].step == 10
+    events = list(run.events())
+    assert [event.step for event in _of(Saved, events)] == [10]
+    assert isinstance(events[-1], Failed) and events[-1].step == 10
     train(run)
     assert [event.step for event in _of(Step, list(run.events()))][10:] == list(range(11, 21))
 
@@ -377,8 +377,8 @@ def _gone_after(run: Run, step: int) -> Callable[[], None]:
 
 
 def _newest_model(run: Run) -> dict[str, torch.Tensor]:
-    found = checkpoints.newest(run.checkpoints)
-    return {} if found is None else checkpoints.load(found)["model"]
+    place = checkpoints.newest(run.checkpoints)
+    return {} if place is None else checkpoints.load(place)["model"]
 
 
 def test_precision_is_kept_out_of_the_way_of_evaluation(recipe: Recipe, tmp_path: Path) -> None:

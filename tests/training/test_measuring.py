@@ -28,10 +28,10 @@ def test_a_long_run_measures_once_and_trains_the_same_weights(
     long = replace(recipe, budget=Budget(steps=60))
     list(steps(Run.create(tmp_path / "without", long)))
     monkeypatch.setattr(step_cost, "allowed_seconds", lambda seconds, left, **_: math.inf if left == 40 else 0.0)
-    told = list(steps(Run.create(tmp_path / "with", long)))
-    [measured] = [event for event in told if isinstance(event, StepMeasured)]
-    account = [event for event in told if isinstance(event, Accounted)][-1]
-    after = next(event for event in told[told.index(measured) :] if isinstance(event, Step))
+    events = list(steps(Run.create(tmp_path / "with", long)))
+    [measured] = [event for event in events if isinstance(event, StepMeasured)]
+    account = [event for event in events if isinstance(event, Accounted)][-1]
+    after = next(event for event in events[events.index(measured) :] if isinstance(event, Step))
     assert measured.step == step_cost.LEAST_UPDATES and measured.batch_size == 32
     assert account.seconds["measuring"] > 0 and after.seconds < account.seconds["measuring"]
     assert measured.seconds is not None and 0 < measured.seconds <= account.seconds["measuring"]
@@ -44,7 +44,7 @@ def test_a_probe_comes_first_and_changes_no_weight(
 ) -> None:
     monkeypatch.setattr(probe, "SECONDS", 0.3)
     list(steps(Run.create(tmp_path / "without", recipe)))
-    told = list(steps(Run.create(tmp_path / "with", recipe), probe=True))
-    [ceilings] = [event for event in told if isinstance(event, Ceilings)]
-    assert ceilings.step == 0 and told.index(ceilings) < next(i for i, e in enumerate(told) if isinstance(e, Step))
+    events = list(steps(Run.create(tmp_path / "with", recipe), probe=True))
+    [ceilings] = [event for event in events if isinstance(event, Ceilings)]
+    assert ceilings.step == 0 and events.index(ceilings) < next(i for i, e in enumerate(events) if isinstance(e, Step))
     assert weights(tmp_path / "with") == weights(tmp_path / "without")

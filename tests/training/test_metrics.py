@@ -43,7 +43,7 @@ def test_scores_are_those_of_scikit_learn() -> None:
     p, labels = draw.dirichlet(np.full(6, 0.5), 200), draw.integers(0, 6, 200)
     p[:, 4] = 0  # never predicted
     labels[labels == 2] = 3  # no images: predicted for others' images
-    scores = class_scores(told := evaluation_of(p, labels))
+    scores = class_scores(evaluation := evaluation_of(p, labels))
     present = [0, 1, 3, 4, 5]
     wanted = precision_recall_fscore_support(labels, p.argmax(1), labels=present, zero_division=0)
     for k, precision, recall, f1 in zip(present, *wanted[:3], strict=True):
@@ -52,36 +52,36 @@ def test_scores_are_those_of_scikit_learn() -> None:
     average = precision_recall_fscore_support(labels, p.argmax(1), labels=present, zero_division=0, average="macro")
     mean = macro(scores)
     assert (mean.precision, mean.recall, mean.f1) == pytest.approx(average[:3])
-    assert told.n == 200
+    assert evaluation.n == 200
 
 
 def test_f1_is_mxnets_of_pooled_counts(data_folder: Path) -> None:
     folder = data_folder / "mxnet-golden"
     golden = json.loads((folder / "metrics.json").read_text())["fed_in_batches"]
     with np.load(folder / "metrics.npz", allow_pickle=False) as arrays:
-        told = evaluation_of(arrays["pred2"], arrays["label2"].astype(np.int64))
+        evaluation = evaluation_of(arrays["pred2"], arrays["label2"].astype(np.int64))
     name = next(name for name in golden if "f1" in name and "micro" in name)
-    assert class_scores(told)[1].f1 == pytest.approx(golden[name][2]["global_value"])
+    assert class_scores(evaluation)[1].f1 == pytest.approx(golden[name][2]["global_value"])
 
 
 def test_the_calibration_error_is_that_of_its_definition() -> None:
     draw = np.random.default_rng(6)
     p, labels = draw.dirichlet(np.full(4, 0.3), 300), draw.integers(0, 4, 300)
     p[0] = (1, 0, 0, 0)
-    told = calibration(evaluation_of(p, labels))
+    calibrated = calibration(evaluation_of(p, labels))
     confidence, right, error = p.max(1).astype(np.float32).astype(float), p.argmax(1) == labels, 0.0
     for k in range(15):
         inside = (confidence > k / 15) & (confidence <= (k + 1) / 15)
-        assert told.bins[k].n == inside.sum()
+        assert calibrated.bins[k].n == inside.sum()
         if inside.any():
-            assert told.bins[k].top1 == pytest.approx(right[inside].mean())
+            assert calibrated.bins[k].top1 == pytest.approx(right[inside].mean())
             error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
-    assert told.ece == pytest.approx(error) and told.confidence == pytest.approx(confidence.mean())
+    assert calibrated.ece == pytest.approx(error) and calibrated.confidence == pytest.approx(confidence.mean())
 
 
 def test_what_is_not_finite_has_no_calibration() -> None:
-    told = calibration(evaluation_of(np.array([[np.nan, 0.5]]), np.array([0])))
-    assert math.isnan(told.ece) and math.isnan(told.confidence)
+    calibrated = calibration(evaluation_of(np.array([[np.nan, 0.5]]), np.array([0])))
+    assert math.isnan(calibrated.ece) and math.isnan(calibrated.confidence)
 
 
 def labelled(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> Evaluation:
@@ -105,29 +105,29 @@ def test_scores_of_labels_are_those_of_scikit_learn(threshold: float, temperatur
     logits, labels = draw.normal(size=(200, 6)).astype(np.float32), draw.random((200, 6)) < 0.3
     labels[:, 2] = False  # no image has it
     logits[:, 4] = -20  # never predicted
-    told = label_metrics(labelled(logits, labels), threshold=threshold, temperature=temperature)
+    metrics = label_metrics(labelled(logits, labels), threshold=threshold, temperature=temperature)
     predicted = 1 / (1 + np.exp(-logits / temperature)) > threshold
     present = [0, 1, 3, 4, 5]
     wanted = precision_recall_fscore_support(labels, predicted, labels=present, zero_division=0)
     for k, precision, recall, f1, n in zip(present, *wanted, strict=True):
-        score = told.labels[k]
+        score = metrics.labels[k]
         assert (score.precision or 0, score.recall, score.f1) == pytest.approx((precision, recall, f1))
         assert (score.n, score.predicted) == (n, predicted[:, k].sum())
         assert score.ap == pytest.approx(average_precision_score(labels[:, k], logits[:, k]))
-    assert told.labels[2].recall is told.labels[2].ap is None and told.labels[4].precision is None
-    for mean, values in (("macro", told.macro), ("micro", told.micro)):
+    assert metrics.labels[2].recall is metrics.labels[2].ap is None and metrics.labels[4].precision is None
+    for mean, values in (("macro", metrics.macro), ("micro", metrics.micro)):
         chosen = present if mean == "macro" else None
         expected = precision_recall_fscore_support(labels, predicted, labels=chosen, average=mean, zero_division=0)
         assert (values.precision, values.recall, values.f1) == pytest.approx(expected[:3])
-    assert told.exact_match == accuracy_score(labels, predicted)
-    assert told.hamming_loss == pytest.approx(hamming_loss(labels, predicted))
+    assert metrics.exact_match == accuracy_score(labels, predicted)
+    assert metrics.hamming_loss == pytest.approx(hamming_loss(labels, predicted))
 
 
 def test_the_calibration_error_of_labels_is_of_each_label_of_each_image() -> None:
     p = np.array([[0.95, 0.05], [0.95, 0.05], [0.95, 0.95]])
     logits = np.log(p / (1 - p)).astype(np.float32)
     labels = np.array([[1, 0], [1, 0], [0, 1]], np.bool_)
-    told = calibration(labelled(logits, labels))
-    assert [(row.n, row.top1) for row in told.bins if row.n] == [(2, 0.0), (4, 0.75)]
-    assert told.ece == pytest.approx((2 * 0.05 + 4 * 0.2) / 6, rel=1e-6)
-    assert told.confidence == pytest.approx(p.mean(), rel=1e-6)
+    calibrated = calibration(labelled(logits, labels))
+    assert [(row.n, row.top1) for row in calibrated.bins if row.n] == [(2, 0.0), (4, 0.75)]
+    assert calibrated.ece == pytest.approx((2 * 0.05 + 4 * 0.2) / 6, rel=1e-6)
+    assert calibrated.confidence == pytest.approx(p.mean(), rel=1e-6)

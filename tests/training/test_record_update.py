@@ -52,15 +52,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.play
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.operations.append((func, args, kwargs or {}, made))
-        return made
+        output = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, output))
+        return output
 
     @torch.no_grad()
     def play(self) -> None:
-        for func, args, kwargs, made in self.operations:
+        for func, args, kwargs, output in self.operations:
             again = func(*args, **kwargs)
-            for place, value in zip(tree_leaves(made), tree_leaves(again), strict=True):
+            for place, value in zip(tree_leaves(output), tree_leaves(again), strict=True):
                 if isinstance(place, torch.Tensor) and place is not value:
                     place.copy_(value)
 
@@ -68,7 +68,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _kept(state: State) -> list[torch.Tensor]:
     """All tensors that an update changes."""
     kept = [*state.module.state_dict().values(), state.meters.sums]
-    return kept + [one for of in state.optimizer.state.values() for one in of.values() if isinstance(one, torch.Tensor)]
+    return kept + [
+        value for of in state.optimizer.state.values() for value in of.values() if isinstance(value, torch.Tensor)
+    ]
 
 
 def _recipe(digits: Path, optim: Optim, precision: Precision = Precision()) -> Recipe:  # noqa: B008 - frozen
@@ -125,7 +127,7 @@ def test_weights_are_those_of_single_operations(digits: Path, tmp_path: Path, op
         places = list(_updated(session))
         replayed = _weights(session)
     assert tape.recorded == 1 and len(notices) == 1 and "as one CUDA graph" in notices[0]
-    assert all(torch.equal(one, other) for one, other in zip(plain, replayed, strict=True))
+    assert all(torch.equal(this, other) for this, other in zip(plain, replayed, strict=True))
     assert all(place == places[WARM_UP] for place in places[WARM_UP:])
 
 

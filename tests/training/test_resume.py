@@ -34,19 +34,19 @@ Weights = Callable[[Path], bytes]
 E = TypeVar("E", bound=Event)
 
 
-def _of(kind: type[E], told: list[Event]) -> list[E]:
-    return [event for event in told if isinstance(event, kind)]
+def _of(kind: type[E], events: list[Event]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
 
 
 def _stop_after(run: Run, count: int) -> list[Event]:
     """Train until a request to stop is seen after ``count`` steps."""
-    told: list[Event] = []
+    events: list[Event] = []
     for event in steps(
-        run, stop=lambda: "SIGTERM" if _of(Step, told)[-1:] and _of(Step, told)[-1].step >= count else None
+        run, stop=lambda: "SIGTERM" if _of(Step, events)[-1:] and _of(Step, events)[-1].step >= count else None
     ):
-        told.append(event)
-    assert isinstance(told[-1], Ended) and told[-1].status == "preempted"
-    return told
+        events.append(event)
+    assert isinstance(events[-1], Ended) and events[-1].status == "preempted"
+    return events
 
 
 def test_a_run_goes_on_saying_that_the_attempt_before_was_killed_and_what_memory_it_had(
@@ -99,7 +99,7 @@ def test_the_order_by_blocks_goes_on_too_and_trains_something_else(
     recipe: Recipe, tmp_path: Path, weights: Weights
 ) -> None:
     blocks = recipe.with_({"data.order": "blocks"})
-    runs = [Run.create(tmp_path / name, one) for name, one in (("a", blocks), ("b", blocks), ("c", recipe))]
+    runs = [Run.create(tmp_path / name, changed) for name, changed in (("a", blocks), ("b", blocks), ("c", recipe))]
     train(runs[0])
     _stop_after(runs[1], 7)
     train(runs[1])
@@ -131,13 +131,13 @@ def test_16_bit_parameters_and_their_average_go_on_with_the_same_bits(
 def test_evaluations_and_log_lines_are_the_same_after_a_stop(recipe: Recipe, tmp_path: Path) -> None:
     whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
     expected = list(steps(whole))
-    told = [*_stop_after(parts, 7), *steps(parts)]
-    plain = [[(e.step, e.loss, e.top1) for e in _of(Logged, events)] for events in (expected, told)]
+    happened = [*_stop_after(parts, 7), *steps(parts)]
+    plain = [[(e.step, e.loss, e.top1) for e in _of(Logged, events)] for events in (expected, happened)]
     assert plain[0] == plain[1]
-    scores = [[(e.step, e.n, e.loss, e.top1) for e in _of(Evaluated, events)] for events in (expected, told)]
+    scores = [[(e.step, e.n, e.loss, e.top1) for e in _of(Evaluated, events)] for events in (expected, happened)]
     assert scores[0] == scores[1]
     epochs = [
-        [(e.epoch, e.step, e.n, e.loss, e.top1) for e in _of(EpochTrained, events)] for events in (expected, told)
+        [(e.epoch, e.step, e.n, e.loss, e.top1) for e in _of(EpochTrained, events)] for events in (expected, happened)
     ]
     assert epochs[1][0][:3] == (1, 7, 7 * 32)  # as far as it came
     assert epochs[1][1:] == epochs[0] and [e[:3] for e in epochs[0]] == [(1, 10, 320), (2, 20, 320)]
@@ -145,17 +145,17 @@ def test_evaluations_and_log_lines_are_the_same_after_a_stop(recipe: Recipe, tmp
 
 def test_a_stop_in_the_middle_of_an_evaluation_repeats_it_later(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
-    told: list[Event] = []
+    events: list[Event] = []
     asked = 0
 
     def stop() -> str | None:
         nonlocal asked
-        at_ten = bool(_of(Step, told)) and _of(Step, told)[-1].step == 10
+        at_ten = bool(_of(Step, events)) and _of(Step, events)[-1].step == 10
         asked += at_ten
         return "SIGTERM" if at_ten else None
 
-    told.extend(event for event in _collect(steps(run, stop=stop), told))
-    assert not _of(Evaluated, told)
+    events.extend(event for event in _collect(steps(run, stop=stop), events))
+    assert not _of(Evaluated, events)
     rest = list(steps(run))
     assert [e.step for e in _of(Evaluated, rest)] == [10, 20]
 
@@ -165,19 +165,19 @@ def test_a_run_stopped_in_its_last_evaluation_again_and_again_is_not_finished_wi
 ) -> None:
     run = Run.create(tmp_path / "run", recipe.with_({"every.evaluate_epochs": 9}))
     for attempt in (1, 2):
-        told: list[Event] = []
-        _collect(steps(run, stop=lambda told=told: "SIGTERM" if _at(told) == 20 else None), told)  # type: ignore[misc]
-        assert isinstance(told[-1], Ended) and (told[-1].attempt, told[-1].status) == (attempt, "preempted")
+        events: list[Event] = []
+        _collect(steps(run, stop=lambda happened=events: "SIGTERM" if _at(happened) == 20 else None), events)  # type: ignore[misc]
+        assert isinstance(events[-1], Ended) and (events[-1].attempt, events[-1].status) == (attempt, "preempted")
     assert [e.step for e in steps(run) if isinstance(e, Evaluated)] == [20]
 
 
-def _at(told: list[Event]) -> int:
-    return max((e.step for e in told if isinstance(e, Started | Step)), default=0)
+def _at(events: list[Event]) -> int:
+    return max((e.step for e in events if isinstance(e, Started | Step)), default=0)
 
 
-def _collect(events: object, told: list[Event]) -> list[Event]:
+def _collect(events: object, seen: list[Event]) -> list[Event]:
     for event in events:  # type: ignore[attr-defined]
-        told.append(event)
+        seen.append(event)
     return []
 
 
@@ -211,18 +211,18 @@ def test_validation_data_may_change_since_no_weight_depends_on_them(
     train(whole)
     _stop_after(parts, 15)
     pack(write_digits(tmp_path / "second", 90, 10), tmp_path / "val", force=True)
-    told = list(steps(parts))
-    assert any("the validation data have changed" in e.message for e in _of(Noticed, told))
-    assert [e.n for e in _of(Evaluated, told)] == [90]
-    assert checkpoints.read_weights(parts.directory / "best.safetensors")[1]["step"] == told[-2].step  # type: ignore[attr-defined]
+    events = list(steps(parts))
+    assert any("the validation data have changed" in e.message for e in _of(Noticed, events))
+    assert [e.n for e in _of(Evaluated, events)] == [90]
+    assert checkpoints.read_weights(parts.directory / "best.safetensors")[1]["step"] == events[-2].step  # type: ignore[attr-defined]
     assert weights(whole.directory) == weights(parts.directory)
 
 
 def test_a_checkpoint_of_another_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
-    one = Run.create(tmp_path / "one", recipe)
-    _stop_after(one, 4)
+    run = Run.create(tmp_path / "one", recipe)
+    _stop_after(run, 4)
     two = Run.create(tmp_path / "two", recipe.with_({"model.name": "mlp"}))
-    (one.checkpoints / "step-00000004").rename(two.checkpoints / "step-00000004")
+    (run.checkpoints / "step-00000004").rename(two.checkpoints / "step-00000004")
     with pytest.raises(RunError, match=r"belongs to a run of another recipe .*model digits"):
         train(two)
     assert any(isinstance(e, Failed) for e in two.events())

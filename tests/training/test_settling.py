@@ -42,9 +42,9 @@ def test_statistics_are_not_those_of_the_weights_that_were_trained(averaged: Rec
     run = Run.create(tmp_path / "run", averaged)
     train(run)
     (state,) = run.checkpoints.glob("*20/state.safetensors")
-    told = load_file(state)
-    for name in (name for name in told if name.startswith("/model/") and "running_" in name):
-        assert not told[name].equal(told[name.replace("/model/", "/ema/module/")])
+    tensors = load_file(state)
+    for name in (name for name in tensors if name.startswith("/model/") and "running_" in name):
+        assert not tensors[name].equal(tensors[name.replace("/model/", "/ema/module/")])
 
 
 def test_the_weights_that_are_trained_do_not_know_of_it(averaged: Recipe, tmp_path: Path) -> None:

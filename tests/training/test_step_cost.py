@@ -61,13 +61,13 @@ def session_of(recipe: Recipe, folder: Path) -> Iterator[tuple[Session, DeviceBa
         yield session, next(batches)
 
 
-def bits(told: Any) -> Any:
+def bits(tree: Any) -> Any:
     """Nested state with its tensors as bytes, so that equal means equal to the last bit."""
-    if isinstance(told, torch.Tensor):
-        return told.dtype, told.shape, told.detach().numpy().tobytes()
-    if isinstance(told, Mapping):
-        return {key: bits(value) for key, value in told.items()}
-    return [bits(one) for one in told] if isinstance(told, list | tuple) else told
+    if isinstance(tree, torch.Tensor):
+        return tree.dtype, tree.shape, tree.detach().numpy().tobytes()
+    if isinstance(tree, Mapping):
+        return {key: bits(value) for key, value in tree.items()}
+    return [bits(part) for part in tree] if isinstance(tree, list | tuple) else tree
 
 
 def test_measuring_changes_not_a_bit_of_the_run(
@@ -98,10 +98,10 @@ def test_what_does_not_shrink_with_the_batch_is_told_apart(
     with session_of(recipe.with_({"model.name": "passes_fixed:make"}), tmp_path) as (session, batch):
         import passes_fixed  # type: ignore[import-not-found]
 
-        told = measure_step(session, batch, clock=lambda: float(passes_fixed.done))
-        assert told is not None
-        assert (told.batch_size, told.other_batch_size, told.step) == (32, 8, 1)
-        assert (told.passes["full"], told.passes["other"], told.fixed_seconds) == (40.0, 16.0, 8.0)
+        measured = measure_step(session, batch, clock=lambda: float(passes_fixed.done))
+        assert measured is not None
+        assert (measured.batch_size, measured.other_batch_size, measured.step) == (32, 8, 1)
+        assert (measured.passes["full"], measured.passes["other"], measured.fixed_seconds) == (40.0, 16.0, 8.0)
 
 
 @pytest.mark.parametrize(
@@ -115,22 +115,22 @@ def test_any_batch_has_another_size_to_compare_with(
     changes = {"model.name": f"{name}:make", "optim.accumulate": accumulate, "budget.epochs": None, "budget.steps": 9}
     with session_of(recipe.with_(changes, batch_size=batch_size), tmp_path) as (session, batch):
         net = __import__(name)
-        told = measure_step(session, batch, clock=lambda: float(net.done))
-        assert told is not None and told.other_batch_size == other
-        assert told.passes["full"] == 8 * accumulate + batch_size
-        assert told.fixed_seconds == pytest.approx(8 * accumulate)
+        measured = measure_step(session, batch, clock=lambda: float(net.done))
+        assert measured is not None and measured.other_batch_size == other
+        assert measured.passes["full"] == 8 * accumulate + batch_size
+        assert measured.fixed_seconds == pytest.approx(8 * accumulate)
 
 
 def test_multiplications_are_counted_of_one_image(recipe: Recipe, tmp_path: Path) -> None:
     changed = recipe.with_({"model.name": "mlp", "model.options": {}})
     with session_of(changed, tmp_path) as (session, batch):
-        told = measure_step(session, batch)
-        assert told is not None and told.operations is not None and told.peak_flops is not None
+        measured = measure_step(session, batch)
+        assert measured is not None and measured.operations is not None and measured.peak_flops is not None
         linear = [part for part in session.state.module.modules() if isinstance(part, torch.nn.Linear)]
-        assert told.forward_flops == sum(2 * part.in_features * part.out_features for part in linear)
-        assert told.operations > 3 * len(linear)  # each forward, and twice backward
-        assert told.peak_flops > 1e8
-        assert told.syncs == ()
+        assert measured.forward_flops == sum(2 * part.in_features * part.out_features for part in linear)
+        assert measured.operations > 3 * len(linear)  # each forward, and twice backward
+        assert measured.peak_flops > 1e8
+        assert measured.syncs == ()
 
 
 WAITING = """
@@ -152,11 +152,11 @@ def make(num_classes, **told):
 def test_lines_that_wait_for_a_value_are_named(recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]) -> None:
     path = own("passes_waiting", WAITING)
     with session_of(recipe.with_({"model.name": "passes_waiting:make"}), tmp_path) as (session, batch):
-        told = measure_step(session, batch)
-        assert told is not None
+        measured = measure_step(session, batch)
+        assert measured is not None
         lines = WAITING.splitlines()
         item, bool_ = (next(n for n, text in enumerate(lines, 1) if what in text) for what in (".item()", ".any()"))
-        assert told.syncs == (f"{path}:{item}", f"{path}:{bool_}")
+        assert measured.syncs == (f"{path}:{item}", f"{path}:{bool_}")
 
 
 def test_a_network_that_takes_no_other_batch_is_trained_without_being_measured(
@@ -177,20 +177,20 @@ def test_more_threads_than_cores_are_compared_with_as_many_as_there_are(recipe: 
     cores = facts.cores()
     changed = recipe.with_({"parallel.compute_threads": cores + 1})
     with session_of(changed, tmp_path) as (session, batch):
-        told = measure_step(session, batch)
-        assert told is not None and f"threads={cores}" in told.passes
+        measured = measure_step(session, batch)
+        assert measured is not None and f"threads={cores}" in measured.passes
         assert torch.get_num_threads() == cores + 1
 
 
 def test_sixteen_bits_are_compared_with_thirty_two(recipe: Recipe, tmp_path: Path) -> None:
     with session_of(recipe.with_({"precision.name": "bf16"}), tmp_path) as (session, batch):
-        told = measure_step(session, batch)
-        assert told is not None and "fp32" in told.passes
+        measured = measure_step(session, batch)
+        assert measured is not None and "fp32" in measured.passes
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_tiny_network_waits_for_the_host(recipe: Recipe, tmp_path: Path) -> None:
     with session_of(recipe.with_({"parallel.device": "cuda"}), tmp_path) as (session, batch):
-        told = measure_step(session, batch)
-        assert told is not None
-        assert 0 < told.fixed_seconds <= told.passes["full"]
+        measured = measure_step(session, batch)
+        assert measured is not None
+        assert 0 < measured.fixed_seconds <= measured.passes["full"]

@@ -388,7 +388,7 @@ def page() -> str:
         "",
     ]
     lines += ["| folder | files | becomes |", "|---|---|---|"]
-    lines += [f"| {folder} | {n} | {what} |" for folder, told in REAL.items() for what, n in told.items()]
+    lines += [f"| {folder} | {n} | {what} |" for folder, reasons in REAL.items() for what, n in reasons.items()]
     return "\n".join([*lines, "", MEMORY])
 
 

@@ -128,7 +128,7 @@ def test_children_end_with_a_parent_that_is_killed(files: list[str], tmp_path: P
 def test_an_interrupt_ends_all_without_noise_from_the_children(files: list[str], tmp_path: Path) -> None:
     with _start(tmp_path, files) as process:
         children = psutil.Process(process.pid).children()
-        for one in [*children, psutil.Process(process.pid)]:  # as a terminal does
-            one.send_signal(signal.SIGINT)
+        for child in [*children, psutil.Process(process.pid)]:  # as a terminal does
+            child.send_signal(signal.SIGINT)
         assert process.communicate()[1].count("Traceback") == 1  # the main program's own
     assert _wait_for_end(children)

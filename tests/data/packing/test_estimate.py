@@ -39,18 +39,18 @@ def _tried(source: Path, most: int) -> list[Estimate]:
 
 
 def test_a_sample_of_all_is_what_packing_gives_to_the_byte(photos: Path, tmp_path: Path) -> None:
-    for number, one in enumerate(_tried(photos, most=1000)):
-        assert round(one.num_bytes) == _packed_bytes(photos, tmp_path / f"{number}", one.settings)
-        assert one.error == 0
-        assert one.images_per_cpu_second is not None and one.images_per_cpu_second > 0
-        assert one.pack_seconds > 0 and one.left_out == 0
+    for number, way in enumerate(_tried(photos, most=1000)):
+        assert round(way.num_bytes) == _packed_bytes(photos, tmp_path / f"{number}", way.settings)
+        assert way.error == 0
+        assert way.images_per_cpu_second is not None and way.images_per_cpu_second > 0
+        assert way.pack_seconds > 0 and way.left_out == 0
 
 
 def test_a_third_of_the_images_comes_close_and_says_how_close(photos: Path, tmp_path: Path) -> None:
-    for number, one in enumerate(_tried(photos, most=40)):
-        actual = _packed_bytes(photos, tmp_path / f"{number}", one.settings)
-        assert abs(one.num_bytes - actual) < 4 * one.error + 0.002 * actual
-        assert one.error < 0.1 * actual
+    for number, way in enumerate(_tried(photos, most=40)):
+        actual = _packed_bytes(photos, tmp_path / f"{number}", way.settings)
+        assert abs(way.num_bytes - actual) < 4 * way.error + 0.002 * actual
+        assert way.error < 0.1 * actual
 
 
 def test_what_cannot_be_used_is_counted_and_takes_no_bytes(photos: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
     assert 80 <= shorter < largest <= 338
     large = alternatives(Settings(), shorter=500, largest=800)
     assert large[0] == Settings()
-    assert [(one.shorter_side, one.quality, one.encoding, one.restart, one.subsampling) for one in large[1:7]] == [
+    assert [(way.shorter_side, way.quality, way.encoding, way.restart, way.subsampling) for way in large[1:7]] == [
         (256, 95, "auto", 4, "420"),
         (384, 95, "auto", 4, "420"),
         (256, 85, "auto", 4, "420"),
@@ -82,13 +82,13 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
         (256, 95, "auto", 4, "444"),
         (256, 95, "raw", 4, "420"),
     ]
-    assert [(one.shorter_side, one.mark_kept) for one in large[7:]] == [(None, True)] * (native is not None)
-    assert [one.encoding for one in alternatives(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
-    assert [one.subsampling for one in alternatives(Settings(subsampling="auto"), shorter=500, largest=800)[1:7]] == [
+    assert [(way.shorter_side, way.mark_kept) for way in large[7:]] == [(None, True)] * (native is not None)
+    assert [way.encoding for way in alternatives(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
+    assert [way.subsampling for way in alternatives(Settings(subsampling="auto"), shorter=500, largest=800)[1:7]] == [
         *["auto"] * 4, "420", "420",
     ]  # fmt: skip
-    assert {one.subsampling for one in alternatives(Settings(encoding="webp"), shorter=500, largest=800)} == {"420"}
-    assert {one.subsampling for one in alternatives(Settings(grey=True), shorter=500, largest=800)} == {"420"}
+    assert {way.subsampling for way in alternatives(Settings(encoding="webp"), shorter=500, largest=800)} == {"420"}
+    assert {way.subsampling for way in alternatives(Settings(grey=True), shorter=500, largest=800)} == {"420"}
 
 
 def test_regression_beats_the_mean_where_large_files_stay_large() -> None:
@@ -96,6 +96,6 @@ def test_regression_beats_the_mean_where_large_files_stay_large() -> None:
     known = random.lognormal(10, 1, 10_000)
     values = 0.5 * known + random.normal(0, 100, len(known))
     some = random.choice(len(known), 200, replace=False)
-    told, error = regress(values[some], known[some], float(known.mean()), len(known))
-    assert abs(told - values.sum()) < 3 * error
+    estimated, error = regress(values[some], known[some], float(known.mean()), len(known))
+    assert abs(estimated - values.sum()) < 3 * error
     assert error < 0.1 * values[some].std() / np.sqrt(200) * len(known)

@@ -192,9 +192,9 @@ def test_what_is_no_image_is_refused_with_a_reason(data: bytes, reason: str) -> 
 
 
 def test_the_reason_is_the_same_in_every_process() -> None:
-    with pytest.raises(BadImageError) as told:
+    with pytest.raises(BadImageError) as raised:
         read_header(b"\xff\xd8\xff nonsense")
-    assert "0x" not in str(told.value)
+    assert "0x" not in str(raised.value)
 
 
 def test_hostile_files_never_raise_anything_else(data_folder: Path) -> None:

@@ -54,7 +54,7 @@ def _read(path: Path) -> list[Seen]:
     variables = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
     done = subprocess.run([python, "-c", READ, str(path)], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return [Seen(*one) for one in json.loads(done.stdout.split("TOLD")[1])]
+    return [Seen(*row) for row in json.loads(done.stdout.split("TOLD")[1])]
 
 
 @pytest.mark.parametrize("subsampling", ["420", "444"])
@@ -87,10 +87,10 @@ def test_what_becomes_of_odd_files_is_decoded_by_mxnet_to_the_same_picture(tmp_p
     for number, odd in enumerate(odd for rows in GROUPS.values() for odd in rows):
         odd.make(photos / "odd" / f"{number:03d}.jpg")
     [(path, card)] = pack(photos, tmp_path / "set", max_bad=999)
-    told = _read(path)
-    assert len(told) == card.num_images > 50
+    images = _read(path)
+    assert len(images) == card.num_images > 50
     with Records.open(path) as records:
-        for number, seen in enumerate(told):
+        for number, seen in enumerate(images):
             ours = np.asarray(decode(records.image(number)).convert("RGB"), np.float64)
             assert seen.own is not None, number
             assert seen.own[0] == list(ours.shape)

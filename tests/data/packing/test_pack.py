@@ -64,43 +64,43 @@ def test_the_card_tells_what_is_in_it(photos: Path, tmp_path: Path) -> None:
 
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(photos: Path, tmp_path: Path) -> None:
     _spoil(photos, 3)
-    made = []
+    files = []
     for workers in (1, 2, 5):
         pack(photos, tmp_path / str(workers) / "a", shorter_side=40, workers=workers)
-        made.append(_files(tmp_path / str(workers)))
-    assert made[0] == made[1] == made[2]
+        files.append(_files(tmp_path / str(workers)))
+    assert files[0] == files[1] == files[2]
 
 
 def test_splits_share_one_class_list(tmp_path: Path) -> None:
     for split, classes in {"train": {"a": 3, "b": 3}, "validation": {"b": 2}, "test": {"a": 1}}.items():
         write_folder(tmp_path / "data" / split, classes)
-    said: list[str] = []
-    packed = pack(tmp_path / "data", tmp_path / "out", say=said.append)
-    assert [one.path.name for one in packed] == ["out-train.rec", "out-val.rec", "out-test.rec"]
-    assert all(one.card.classes == ("a", "b") for one in packed)
-    assert [one.card.counts for one in packed] == [(3, 3), (0, 2), (1, 0)]
-    assert said == ["val: 1 of 2 classes has no image here (a)", "test: 1 of 2 classes has no image here (b)"]
+    messages: list[str] = []
+    packed = pack(tmp_path / "data", tmp_path / "out", say=messages.append)
+    assert [file.path.name for file in packed] == ["out-train.rec", "out-val.rec", "out-test.rec"]
+    assert all(file.card.classes == ("a", "b") for file in packed)
+    assert [file.card.counts for file in packed] == [(3, 3), (0, 2), (1, 0)]
+    assert messages == ["val: 1 of 2 classes has no image here (a)", "test: 1 of 2 classes has no image here (b)"]
     with Records.open(packed[1].path) as records:
         assert records.labels.tolist() == [1, 1]
-    said.clear()
-    pack(tmp_path / "data" / "train", tmp_path / "shards", shards=2, say=said.append)
-    assert not said  # that a class lies in one shard alone is nothing odd
+    messages.clear()
+    pack(tmp_path / "data" / "train", tmp_path / "shards", shards=2, say=messages.append)
+    assert not messages  # that a class lies in one shard alone is nothing odd
 
 
 def test_a_test_set_that_validates_is_told(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_folder(tmp_path / "data" / split, {"a": 3, "b": 3})
-    said: list[str] = []
-    packed = pack(tmp_path / "data", tmp_path / "out", say=said.append)
-    assert [one.path.name for one in packed] == ["out-train.rec", "out-val.rec"]
-    assert said == ["val: there is no val folder; the test folder is used for validation"]
+    messages: list[str] = []
+    packed = pack(tmp_path / "data", tmp_path / "out", say=messages.append)
+    assert [file.path.name for file in packed] == ["out-train.rec", "out-val.rec"]
+    assert messages == ["val: there is no val folder; the test folder is used for validation"]
 
 
 def test_real_photographs_in_splits(extracted: Callable[[str], Path], tmp_path: Path) -> None:
     packed = pack(extracted("clothing-10.tar"), tmp_path / "clothing", shorter_side=128, workers=2)
-    assert [one.card.num_images for one in packed] == [640, 250, 275]
-    assert all(len(one.card.classes) == 10 and not one.card.rejected for one in packed)
-    assert all(one.card.height[0] == one.card.width[0] == 128 for one in packed)
+    assert [file.card.num_images for file in packed] == [640, 250, 275]
+    assert all(len(file.card.classes) == 10 and not file.card.rejected for file in packed)
+    assert all(file.card.height[0] == file.card.width[0] == 128 for file in packed)
 
 
 def test_small_images_of_a_list_give_the_very_bytes_that_mxnet_wrote(
@@ -165,9 +165,9 @@ def test_a_list_of_the_users_is_never_overwritten(photos: Path, tmp_path: Path, 
     mine = "".join(f"{number}\t{int(name < 'd') * 1}\t{name}\n" for number, name in enumerate(names))
     path = tmp_path / "my a.lst"
     path.write_text(mine)
-    said: list[str] = []
-    pack(path, tmp_path / "my a", root=photos, say=said.append)  # it lists these images already
-    assert f"{path} lists these images already: it stays as it is" in said
+    messages: list[str] = []
+    pack(path, tmp_path / "my a", root=photos, say=messages.append)  # it lists these images already
+    assert f"{path} lists these images already: it stays as it is" in messages
     with Records.open(tmp_path / "my a.rec") as records:
         assert records.describe(3) == f"record 3 of {records.path} ({names[3]})"
     pack(path, tmp_path / "my a", root=photos, force=True)
@@ -248,10 +248,10 @@ def test_grey_images_make_a_grey_set(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_and_ends_at_all(photos: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    pack(photos, tmp_path / "a", progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (70, 70)
-    assert told == sorted(told)
+    pairs: list[tuple[int, int]] = []
+    pack(photos, tmp_path / "a", progress=lambda done, total: pairs.append((done, total)))
+    assert pairs[-1] == (70, 70)
+    assert pairs == sorted(pairs)
 
 
 def test_interrupted_packing_leaves_nothing(photos: Path, tmp_path: Path) -> None:

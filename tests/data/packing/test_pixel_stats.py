@@ -37,16 +37,16 @@ def test_an_eighth_of_a_photograph_is_as_good_as_the_whole(extracted: Callable[[
         count.add(pixels)
         for start in range(EVERY):
             whole._count(pixels[start::EVERY])
-    ours, expected = (mean_and_std(one.totals(), channels=3) for one in (count, whole))
+    ours, expected = (mean_and_std(value.totals(), channels=3) for value in (count, whole))
     assert np.allclose(ours, expected, atol=1e-3)
 
 
 def test_arrays_are_counted_like_images() -> None:
-    one, other = PixelCount(), PixelCount()
+    first, other = PixelCount(), PixelCount()
     for number, size in enumerate(_sizes()):
-        one.add(picture(number, size, "L" if number % 2 else "RGB"))
+        first.add(picture(number, size, "L" if number % 2 else "RGB"))
         other.add(np.asarray(picture(number, size, "L" if number % 2 else "RGB")))
-    assert np.array_equal(one.totals(), other.totals())
+    assert np.array_equal(first.totals(), other.totals())
 
 
 def test_the_order_and_the_grouping_of_images_change_no_bit() -> None:

@@ -24,8 +24,8 @@ def photos(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "my photos", {"cat": 6, "dog": 5}, size=(400, 300), suffix=".jpg")
 
 
-def _prepare(source: Path, cache: Path, said: list[str] | None = None, **options: object) -> Prepared:
-    return prepare(source, cache=cache, say=(said if said is not None else []).append, **options)  # type: ignore[arg-type]
+def _prepare(source: Path, cache: Path, messages: list[str] | None = None, **options: object) -> Prepared:
+    return prepare(source, cache=cache, say=(messages if messages is not None else []).append, **options)  # type: ignore[arg-type]
 
 
 def _copies(cache: Path) -> list[str]:
@@ -41,12 +41,12 @@ def test_a_record_file_is_taken_as_it_is(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_packed_once_aloud(photos: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    first = _prepare(photos, tmp_path / "cache", said)
+    messages: list[str] = []
+    first = _prepare(photos, tmp_path / "cache", messages)
     stamp = first.train.stat().st_mtime_ns
-    assert _prepare(photos, tmp_path / "cache", said) == first
+    assert _prepare(photos, tmp_path / "cache", messages) == first
     assert first.train.stat().st_mtime_ns == stamp
-    assert said == [
+    assert messages == [
         f"packing {photos} once into {first.train.parent}; later runs reuse it",
         f"using the packed copy of {photos} in {first.train.parent}",
     ]
@@ -80,15 +80,15 @@ def _rename(photos: Path) -> None:
 
 @pytest.mark.parametrize("change", [_touch, _add, _rename])
 def test_a_change_in_the_folder_replaces_a_copy_that_nobody_needs(photos: Path, tmp_path: Path, change: object) -> None:
-    said: list[str] = []
-    before = _prepare(photos, tmp_path / "cache", said)
+    messages: list[str] = []
+    before = _prepare(photos, tmp_path / "cache", messages)
     os.utime(before.train.parent, (1, 1))
     assert callable(change)
     change(photos)
-    after = _prepare(photos, tmp_path / "cache", said)
+    after = _prepare(photos, tmp_path / "cache", messages)
     assert after != before
     assert _copies(tmp_path / "cache") == [after.train.parent.name]
-    assert said[-1] == f"removing {before.train.parent}: the copy of an earlier state"
+    assert messages[-1] == f"removing {before.train.parent}: the copy of an earlier state"
 
 
 def test_a_copy_that_is_open_or_was_just_asked_for_stays(photos: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_copy_that_is_open_or_was_just_asked_for_stays(photos: Path, tmp_path:
         second = _prepare(photos, tmp_path / "cache")
     _add(photos)
     third = _prepare(photos, tmp_path / "cache")
-    assert _copies(tmp_path / "cache") == sorted(one.train.parent.name for one in (second, third))
+    assert _copies(tmp_path / "cache") == sorted(copy.train.parent.name for copy in (second, third))
 
 
 def test_splits_give_both_parts(tmp_path: Path) -> None:
@@ -141,16 +141,18 @@ def test_records_of_other_classes_are_refused_with_the_remedy(photos: Path, tmp_
     pack(photos, tmp_path / "train")
     pack(write_folder(tmp_path / "new", {"cat": 2, "elk": 2}), tmp_path / "val")
     card = tmp_path / "train.json"
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as raised:
         _prepare(tmp_path / "val.rec", tmp_path / "cache", classes=card)
-    assert str(told.value).endswith(f"val.rec has other classes (without dog; with elk): pack it with --classes {card}")
+    assert str(raised.value).endswith(
+        f"val.rec has other classes (without dog; with elk): pack it with --classes {card}"
+    )
 
 
 def test_bad_files_are_told(photos: Path, tmp_path: Path) -> None:
     (photos / "cat" / "bad.jpg").write_bytes(b"")
-    said: list[str] = []
-    _prepare(photos, tmp_path / "cache", said)
-    assert said[-1] == "left out 1 file that cannot be used: cat/bad.jpg (empty: 0 bytes)"
+    messages: list[str] = []
+    _prepare(photos, tmp_path / "cache", messages)
+    assert messages[-1] == "left out 1 file that cannot be used: cat/bad.jpg (empty: 0 bytes)"
 
 
 def test_too_many_bad_files_leave_no_copy_and_name_the_way_on(photos: Path, tmp_path: Path) -> None:
@@ -204,9 +206,9 @@ def test_two_processes_at_once_make_one_copy(photos: Path, tmp_path: Path) -> No
             assert second.stdout is not None
             assert second.stdout.readline() == f"another process is packing {photos}: waiting for it\n"
             (tmp_path / "go").touch()
-            told = [first.communicate()[0].splitlines()[-1], second.communicate()[0].splitlines()[-1]]
-    assert told[0] == told[1]
-    assert told[0].startswith("11 ")
+            lines = [first.communicate()[0].splitlines()[-1], second.communicate()[0].splitlines()[-1]]
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("11 ")
     assert len(_copies(tmp_path / "cache")) == 1
 
 
@@ -239,9 +241,9 @@ def test_a_kill_costs_a_copy_no_more_than_the_last_seconds(photos: Path, tmp_pat
         while not any(path.read_bytes().count(b"\n") > 2 for path in tmp_path.glob("cache/packed/.*.part/.*.journal")):
             time.sleep(0.01)
         process.kill()
-    said: list[str] = []
-    prepared = _prepare(photos, tmp_path / "cache", said)
-    assert any(line.startswith("continuing after ") for line in said)
+    messages: list[str] = []
+    prepared = _prepare(photos, tmp_path / "cache", messages)
+    assert any(line.startswith("continuing after ") for line in messages)
     whole = _prepare(photos, tmp_path / "other")
     assert prepared.train.read_bytes() == whole.train.read_bytes()
 
@@ -256,8 +258,8 @@ def test_an_archive_is_read_once_and_again_after_a_change(photos: Path, tmp_path
             tar.add(photos, "photos")
 
     write()
-    said: list[str] = []
-    first = _prepare(archive, tmp_path / "cache", said)
+    messages: list[str] = []
+    first = _prepare(archive, tmp_path / "cache", messages)
     again: list[str] = []
     assert _prepare(archive, tmp_path / "cache", again) == first
     assert again == [f"using the packed copy of {archive} in {first.train.parent}"], "nothing is decompressed again"

@@ -63,10 +63,10 @@ def test_every_instruction_set_makes_the_same_bytes() -> None:
         resizer = module.wheel.Resizer()
         resizer.cpu_extensions = kind
         source = module.wheel.ImageData(411, 307, module.wheel.PixelType.U8x3, pixels.tobytes())
-        made = module.wheel.ImageData(200, 100, module.wheel.PixelType.U8x3)
-        resizer.resize(source, made, module._options())
-        told = np.frombuffer(made.get_buffer(), np.uint8).reshape(100, 200, 3)
-        assert np.array_equal(told, by_matrices(pixels, (200, 100)))
+        image = module.wheel.ImageData(200, 100, module.wheel.PixelType.U8x3)
+        resizer.resize(source, image, module._options())
+        resized = np.frombuffer(image.get_buffer(), np.uint8).reshape(100, 200, 3)
+        assert np.array_equal(resized, by_matrices(pixels, (200, 100)))
 
 
 @pytest.mark.parametrize("how", [resize, by_matrices])
@@ -78,9 +78,9 @@ def test_extreme_shapes_keep_a_flat_colour(
     how: Callable[[Pixels, tuple[int, int]], Pixels], old: tuple[int, int], new: tuple[int, int]
 ) -> None:
     pixels = np.full((old[1], old[0], 3), (250, 130, 5), np.uint8)
-    made = how(pixels, new)
-    assert made.shape == (new[1], new[0], 3)
-    assert np.abs(made.astype(int) - (250, 130, 5)).max() <= 1
+    resized = how(pixels, new)
+    assert resized.shape == (new[1], new[0], 3)
+    assert np.abs(resized.astype(int) - (250, 130, 5)).max() <= 1
 
 
 def test_an_image_of_that_size_already_is_returned_as_it_is() -> None:

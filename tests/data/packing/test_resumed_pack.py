@@ -56,20 +56,20 @@ def _files(folder: Path) -> dict[str, bytes]:
 def _pack_with_ends(source: Path, out: Path, options: str, how: signal.Signals, seed: int) -> list[str]:
     """Run the same command until it is done, ending it early a few times; returns what all of them said."""
     draw = random.Random(seed)
-    said: list[str] = []
+    messages: list[str] = []
     for early in (True, True, True, True, False):
         with _start(source, out, options) as process:
             assert process.stdout is not None
-            said.append(process.stdout.readline())
+            messages.append(process.stdout.readline())
             if early:
                 time.sleep(draw.uniform(0, 0.6))
                 process.send_signal(how)
-            told, error = process.communicate()
-            said += told.splitlines()
+            output, error = process.communicate()
+            messages += output.splitlines()
             # The one before may have been done when it was ended: then this one finds its files.
             if process.returncode == 0 or "exist in" in error:
-                return said
-    raise AssertionError(said)
+                return messages
+    raise AssertionError(messages)
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,18 @@ def _cut_short(source: Path, out: Path, options: str = "{}") -> None:
 
 def test_it_is_said_where_the_work_goes_on(made: Path, tmp_path: Path) -> None:
     _cut_short(made / "photos", tmp_path / "a")
-    said: list[str] = []
-    pack(made / "photos", tmp_path / "a", say=said.append)
-    assert [line for line in said if line.startswith("continuing after ")]
-    assert said[-1].endswith(" of 252 images, which were packed before")
+    messages: list[str] = []
+    pack(made / "photos", tmp_path / "a", say=messages.append)
+    assert [line for line in messages if line.startswith("continuing after ")]
+    assert messages[-1].endswith(" of 252 images, which were packed before")
 
 
 def test_other_settings_or_another_source_begin_anew(made: Path, tmp_path: Path) -> None:
     for name, options in {"a": {"quality": 80, "shorter_side": 50}, "b": {"exclude": ["elk"]}}.items():
         _cut_short(made / "photos", tmp_path / name)
-        said: list[str] = []
-        pack(made / "photos", tmp_path / name, say=said.append, **options)  # type: ignore[arg-type]
-        assert not said
+        messages: list[str] = []
+        pack(made / "photos", tmp_path / name, say=messages.append, **options)  # type: ignore[arg-type]
+        assert not messages
 
 
 def test_files_that_were_left_out_before_count(made: Path, tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_disk_that_fills_up_costs_nothing_that_was_marked(
     with pytest.raises(StorageError, match=r"the disk is full at .* and run the same command again"):
         pack(made / "photos", small_disk / "a")
     (small_disk / "other").unlink()
-    said: list[str] = []
-    pack(made / "photos", small_disk / "a", say=said.append)
-    assert any(line.startswith("continuing after") for line in said)
+    messages: list[str] = []
+    pack(made / "photos", small_disk / "a", say=messages.append)
+    assert any(line.startswith("continuing after") for line in messages)
     assert (small_disk / "a.rec").read_bytes() == (tmp_path / "whole.rec").read_bytes()
 
 

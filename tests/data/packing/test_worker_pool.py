@@ -51,8 +51,8 @@ def test_answers_come_in_order_however_many_children(workers: int) -> None:
 
 def test_only_the_item_that_kills_its_child_is_given_up() -> None:
     answers: Iterator[Any] = map_in_children(PORTIONS, partial(squares, ending=7), _died, workers=2)
-    told: list[Any] = [one for answer in answers for one in answer]
-    assert told == [number * number if number != 7 else "7: SIGKILL" for number in range(20)]
+    values: list[Any] = [part for answer in answers for part in answer]
+    assert values == [number * number if number != 7 else "7: SIGKILL" for number in range(20)]
 
 
 def test_what_a_library_prints_is_not_taken_for_an_answer(capfd: pytest.CaptureFixture[str]) -> None:

@@ -174,8 +174,8 @@ def test_objects_that_do_not_fit_together_do_not_stay(
     monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", str(limit))
     for suffix in (".rec", ".idx", ".json"):
         bucket.put(f"other{suffix}", digits.with_suffix(suffix))
-    with Records.open(files[0]) as one, Records.open(f"{bucket.uri('{digits,other}.rec')}") as both:
-        assert one.stays and not both.stays
+    with Records.open(files[0]) as file, Records.open(f"{bucket.uri('{digits,other}.rec')}") as both:
+        assert file.stays and not both.stays
 
 
 def test_an_object_of_another_size_than_its_card_says_is_refused(
@@ -314,8 +314,8 @@ def test_training_from_a_store_gives_the_weights_of_local_training_through_fault
     run = Run.create(tmp_path / "remote", recipe.with_({"data.train": uri}))
     events = list(steps(run))
     assert weights(tmp_path / "remote") == weights(tmp_path / "local")
-    told = [event.message for event in events if isinstance(event, Noticed) and event.message.startswith(uri)]
-    assert sum(int(words) for message in told for words in re.findall(r": (\d) requests? failed", message)) == 3
+    messages = [event.message for event in events if isinstance(event, Noticed) and event.message.startswith(uri)]
+    assert sum(int(words) for message in messages for words in re.findall(r": (\d) requests? failed", message)) == 3
     for path in run.directory.rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert b"not-to-be-shown" not in content and b"AKIAWHOREADSTHIS" not in content, path
@@ -332,9 +332,9 @@ def split(bucket: Bucket, write_digits: Callable[[Path, int, int], Path], tmp_pa
 
 def test_feed_measures_an_object_by_its_uri(split: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["feed", split.uri("x-train.rec"), "--seconds", "0.1", "--batch-size", "16", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["data"] == split.uri("x-train.rec") and told["n"] == 80
-    assert told["store"]["requests"] > 0 and not told["store"]["faults"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["data"] == split.uri("x-train.rec") and document["n"] == 80
+    assert document["store"]["requests"] > 0 and not document["store"]["faults"]
 
 
 def test_train_finds_the_validation_object_beside_the_training_one(

@@ -127,7 +127,7 @@ def test_a_store_that_is_away_costs_uploads_and_not_the_run(
     monkeypatch.setattr(store_module, "PATIENCE_SECONDS", 0.2)
     fault_proxy.matches = "checkpoints"
     run = Run.create(tmp_path / "run", kept)
-    told: list[str] = []
+    lines: list[str] = []
     for event in steps(run):
         if isinstance(event, Saved):
             if event.step == 4:
@@ -136,7 +136,7 @@ def test_a_store_that_is_away_costs_uploads_and_not_the_run(
                 fault_proxy.faults = []
             time.sleep(0.5)
         if isinstance(event, Noticed):
-            told.append(event.message)
+            lines.append(event.message)
     messages = [event.message for event in run.events() if isinstance(event, Noticed)]
     assert any(text.startswith("not uploaded: ") and "slow down" in text for text in messages)
     assert any(text.startswith("uploaded to ") for text in messages)

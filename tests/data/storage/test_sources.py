@@ -46,16 +46,16 @@ def test_a_folder_of_images_is_packed_as_a_local_one(
 def test_a_folder_is_fetched_once_through_faults_and_again_where_it_changed(
     bucket: Bucket, digits_folder: Path, fault_proxy: FaultProxy
 ) -> None:
-    uri, told = _put_folder(bucket, digits_folder, "digits"), list[str]()
+    uri, messages = _put_folder(bucket, digits_folder, "digits"), list[str]()
     fault_proxy.matches, fault_proxy.faults = ".png", [503, "reset", "cut"]
-    with Unpacked.open(uri, say=told.append) as images:
+    with Unpacked.open(uri, say=messages.append) as images:
         first = [bytes(images.image(number)) for number in range(len(images))]
-    assert len(first) == 50 and told[0].startswith("fetching 50 objects (")
+    assert len(first) == 50 and messages[0].startswith("fetching 50 objects (")
     asked = len(fault_proxy.requests)
-    with Unpacked.open(uri, say=told.append) as images:
+    with Unpacked.open(uri, say=messages.append) as images:
         assert [bytes(images.image(number)) for number in range(len(images))] == first
-    assert told[1] == f"{uri}/: 3 requests failed and were made again (1 slow down, 1 lost connection, 1 cut short)"
-    assert len(told) == 2 and not any(".png" in path for path, _ in fault_proxy.requests[asked:])
+    assert messages[1] == f"{uri}/: 3 requests failed and were made again (1 slow down, 1 lost connection, 1 cut short)"
+    assert len(messages) == 2 and not any(".png" in path for path, _ in fault_proxy.requests[asked:])
     bucket.put("digits/0/new.png", next(digits_folder.rglob("*.png")))
     with Unpacked.open(uri) as images:
         assert len(images) == 51
@@ -71,9 +71,9 @@ def test_shards_are_read_as_local_ones(bucket: Bucket, digits_folder: Path, tmp_
                 tar.add(tmp_path / "label.cls", f"{path.stem}.cls")
         bucket.put(f"shard-{number}.tar", tmp_path / f"shard-{number}.tar")
     for pattern in ("shard-{0..1}.tar", "shard-*.tar"):
-        with Unpacked.open(bucket.uri(pattern)) as there, Unpacked.open(tmp_path / pattern) as here:
-            assert there.labels.tolist() == here.labels.tolist() and there.classes == here.classes
-            assert all(bytes(there.image(n)) == bytes(here.image(n)) for n in range(len(here)))
+        with Unpacked.open(bucket.uri(pattern)) as there, Unpacked.open(tmp_path / pattern) as local:
+            assert there.labels.tolist() == local.labels.tolist() and there.classes == local.classes
+            assert all(bytes(there.image(n)) == bytes(local.image(n)) for n in range(len(local)))
 
 
 def test_more_shards_than_a_process_may_open_files(bucket: Bucket, digits_folder: Path, tmp_path: Path) -> None:

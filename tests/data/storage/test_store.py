@@ -71,8 +71,8 @@ def test_a_fault_that_does_not_pass_is_told_at_once(case: str, bucket: Bucket, f
     with pytest.raises(kind, match=words) as caught:
         read(uri)
     assert len(fault_proxy.requests) == 1
-    told = f"{caught.value}{caught.value.__cause__}"
-    assert not any(secret in told for secret in SECRETS) and "\n" not in told
+    text = f"{caught.value}{caught.value.__cause__}"
+    assert not any(secret in text for secret in SECRETS) and "\n" not in text
 
 
 def test_a_store_that_does_not_come_back_is_told_with_the_number_of_attempts(
