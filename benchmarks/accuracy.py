@@ -53,7 +53,7 @@ def finetune(data: Path, work: Path, seed: int) -> dict[str, Any]:
     merged(images)
     (weights,) = (data / "weights" / "mobilenetv2_100").glob("*.safetensors")
     run = work / f"clothing-seed-{seed}"
-    settings = [word for one in GOOGLES for word in ("--set", one)]
+    settings = [word for google in GOOGLES for word in ("--set", google)]
     words = ["--model", "timm/mobilenetv2_100", "--weights", str(weights), *settings, "--seed", str(seed)]
     steady("finetune", str(images), *words, "--run", str(run))
     return told_by(run)
@@ -96,8 +96,8 @@ def steady(*words: str) -> None:
 def told_by(run: Path) -> dict[str, Any]:
     """What the run's own table says."""
     shown = subprocess.run([*STEADY, "report", str(run), "--json"], check=True, stdout=subprocess.PIPE)
-    (told,) = json.loads(shown.stdout)["runs"]
-    return {name: told[name] for name in TOLD}
+    (figures,) = json.loads(shown.stdout)["runs"]
+    return {name: figures[name] for name in TOLD}
 
 
 def main() -> None:

@@ -55,16 +55,16 @@ def ours(work: Work, folder: Path, *words: str, slowed: bool = False) -> Told:
         if slowed:
             stack.enter_context(stop_and_go(partial(second_worker, started[0].process.pid)))
         answers(started)
-    told = told_by(Run.open(run), WORKERS * work.warm)
+    taken = told_by(Run.open(run), WORKERS * work.warm)
     ranks = range(WORKERS if "async" in words else 0)
     events = [event for rank in ranks for event in Run.open(run).events(rank) if isinstance(event, ServerStats)]
     pushes = sum(event.pushes for event in events)
     if not pushes:  # both ranks give and get all gradients
-        return replace(told, exchanged_bytes=8.0 * told.parameters * WORKERS)
+        return replace(taken, exchanged_bytes=8.0 * taken.parameters * WORKERS)
     both = ("pushed_bytes", "pulled_bytes")
     mean = sum(event.staleness * event.pushes for event in events) / pushes
     return replace(
-        told,
+        taken,
         exchanged_bytes=sum(server[name] for event in events for server in event.servers for name in both) / pushes,
         staleness=(mean, max(event.staleness_max for event in events)),
     )
@@ -79,8 +79,8 @@ def dist_async(work: Work, folder: Path, *, servers: int, python: str, slowed: b
             yield
 
     watch = slow_the_last if slowed else no_watch
-    told = mxnet(work, folder, WORKERS, python, store="dist_async", servers=servers, meanwhile=watch)
-    return replace(told, exchanged_bytes=8.0 * told.parameters)
+    answer = mxnet(work, folder, WORKERS, python, store="dist_async", servers=servers, meanwhile=watch)
+    return replace(answer, exchanged_bytes=8.0 * answer.parameters)
 
 
 def second_worker(pid: int) -> int | None:
@@ -122,7 +122,7 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
     def of(*words: str, slowed: bool = False) -> Contender:
         return lambda work, folder: ours(work, folder, *words, slowed=slowed)
 
-    found = {
+    contenders = {
         "async_1": of(*two),
         "async_2": of(*two, "--servers", "2"),
         "async_bf16": of(*two, "--set", "parallel.compress=bf16"),
@@ -133,16 +133,16 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
     }
     why = lack(python)
     if python is None or why:
-        return found, {"mxnet": why}
-    found |= {f"mxnet_{count}": partial(dist_async, servers=count, python=python) for count in (1, 2)}
-    found["mxnet_1_slowed"] = partial(dist_async, servers=1, python=python, slowed=True)
-    return found, {}
+        return contenders, {"mxnet": why}
+    contenders |= {f"mxnet_{count}": partial(dist_async, servers=count, python=python) for count in (1, 2)}
+    contenders["mxnet_1_slowed"] = partial(dist_async, servers=1, python=python, slowed=True)
+    return contenders, {}
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All figures, medians over the rounds."""
     who, skipped = contenders(args.mxnet_python)
-    who = {name: one for name, one in who.items() if not args.only or name in args.only}
+    who = {name: contender for name, contender in who.items() if not args.only or name in args.only}
     images = prepare(args.data / "cifar10-png.tar.zst", folder, args.images, args.val)
     work = Work(images=images, batch=BATCH, steps=args.steps, lr=args.lr)
     turns, failed = rounds_of(who, work, args.rounds)
@@ -154,7 +154,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "train_images": args.images,
         "val_images": args.val,
         "workers": WORKERS,
-        "contenders": rounded({name: summary(told, work, args.val) for name, told in turns.items() if told}, 4),
+        "contenders": rounded(
+            {name: summary(of_contender, work, args.val) for name, of_contender in turns.items() if of_contender}, 4
+        ),
         "skipped": skipped,
         "failed": failed,
     }
@@ -162,18 +164,18 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def summary(turns: list[Told], work: Work, num_val: int) -> dict[str, Any]:
     """What one contender did."""
-    stale = [one.staleness for one in turns if one.staleness is not None]
-    exchanged = [one.exchanged_bytes / one.step_seconds for one in turns if one.exchanged_bytes is not None]
-    rates = [work.batch / one.step_seconds for one in turns]
-    top1 = [one.right / num_val for one in turns]
+    stale = [turn.staleness for turn in turns if turn.staleness is not None]
+    exchanged = [turn.exchanged_bytes / turn.step_seconds for turn in turns if turn.exchanged_bytes is not None]
+    rates = [work.batch / turn.step_seconds for turn in turns]
+    top1 = [turn.right / num_val for turn in turns]
     return {
         "images_per_second": median(rates),
         "top1": median(top1),
         "exchanged_bytes_per_second": median(exchanged),
         "staleness_mean": median(mean for mean, _ in stale) if stale else None,
         "staleness_max": max(most for _, most in stale) if stale else None,
-        "seconds": median(one.seconds for one in turns),
-        "cpu_seconds": median(one.cpu_seconds for one in turns),
+        "seconds": median(turn.seconds for turn in turns),
+        "cpu_seconds": median(turn.cpu_seconds for turn in turns),
         "all_rounds": {"images_per_second": rates, "top1": top1},
     }
 

@@ -59,11 +59,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=list(KINDS))
     parser.add_argument("--save", action="store_true")
-    told = parser.parse_args()
-    torch.set_num_threads(told.threads)
-    works = {"step": step(), **{name: transform(NEEDED.get(name, name)) for name in told.only}}
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    works = {"step": step(), **{name: transform(NEEDED.get(name, name)) for name in arguments.only}}
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
-    for turn in range(told.turns + 2):  # two to warm up
+    for turn in range(arguments.turns + 2):  # two to warm up
         for name, work in works.items():
             processor, wall = time.process_time(), time.perf_counter()
             work()
@@ -80,8 +80,8 @@ def main() -> None:
         for name, (cpu, wall) in least.items()
     }
     above = [name for name, row in rows.items() if name != "step" and row["cpu_share"] > LIMIT]
-    document = {"batch": BATCH, "side": SIDE, "threads": told.threads, "turns": told.turns, "limit": LIMIT}
-    machine.record("augmentation", {**document, "rows": rows, "above_the_limit": above}, save=told.save)
+    document = {"batch": BATCH, "side": SIDE, "threads": arguments.threads, "turns": arguments.turns, "limit": LIMIT}
+    machine.record("augmentation", {**document, "rows": rows, "above_the_limit": above}, save=arguments.save)
 
 
 if __name__ == "__main__":

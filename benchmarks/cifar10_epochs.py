@@ -58,11 +58,11 @@ def command(name: str, start: Path, run: Path, epochs: int, seed: int) -> list[s
 def trained(words: Sequence[str], epochs: int, log: Path) -> dict[str, Any]:
     """Run a contender to its end."""
     before = cpu_seconds()
-    told = measured(words, NEVER, HOURS, log)
+    measurement = measured(words, NEVER, HOURS, log)
     seconds = (cpu_seconds() - before) / epochs
     evaluated = [json.loads(line) for line in log.read_text("utf-8").splitlines() if line.startswith(EVALUATED[1])]
     tta = {"tta": evaluated[-1]["tta"]} if evaluated and "tta" in evaluated[-1] else {}
-    return {"top1": [one["top1"] for one in told["told"]], **tta, "cpu_seconds_per_epoch": round(seconds, 1)}
+    return {"top1": [line["top1"] for line in measurement["told"]], **tta, "cpu_seconds_per_epoch": round(seconds, 1)}
 
 
 def main() -> None:
@@ -89,11 +89,11 @@ def main() -> None:
                     shutil.rmtree(run, ignore_errors=True)
                     words = command(name, start, run, epochs, seed)
                     print(" ".join(words), file=sys.stderr)
-                    told = trained(words, epochs, kept.with_suffix(".log"))
+                    outcome = trained(words, epochs, kept.with_suffix(".log"))
                     if run.exists():
                         evaluate = [*STEADY, "evaluate", str(run), "--weights", "last", "--tta", "flip", "--json"]
-                        told["tta"] = json.loads(asked(evaluate, args.work, HOURS))["top1"]
-                    kept.write_text(json.dumps(told), encoding="utf-8")
+                        outcome["tta"] = json.loads(asked(evaluate, args.work, HOURS))["top1"]
+                    kept.write_text(json.dumps(outcome), encoding="utf-8")
                 if kept.exists():
                     by_seed = figures.setdefault(f"{epochs} epochs", {}).setdefault(name, {})
                     by_seed[f"seed {seed}"] = json.loads(kept.read_text(encoding="utf-8"))

@@ -64,16 +64,16 @@ GRACE = 60.0  # seconds until one that was asked to end is killed
 
 def prepared(data: Path, work: Path) -> tuple[Path, float]:
     """The records, and the decoded images that the plain script has; what their names begin with, packing's seconds."""
-    start, told = work / "cifar10", work / "packed.json"
-    if not told.exists():
+    start, receipt = work / "cifar10", work / "packed.json"
+    if not receipt.exists():
         folder = unpacked(data / "cifar10-png.tar.zst", work / "images")
         began = time.perf_counter()
         subprocess.run([*STEADY, "pack", str(folder), str(start), "--force"], check=True, stdout=sys.stderr)
         seconds = time.perf_counter() - began
         for part, split in (("train", "train"), ("val", "test")):
             _decode(folder / split, f"{start}-{part}")
-        told.write_text(json.dumps({"seconds": seconds}), encoding="utf-8")
-    return start, json.loads(told.read_text(encoding="utf-8"))["seconds"]
+        receipt.write_text(json.dumps({"seconds": seconds}), encoding="utf-8")
+    return start, json.loads(receipt.read_text(encoding="utf-8"))["seconds"]
 
 
 def _decode(folder: Path, out: str) -> None:
@@ -102,7 +102,7 @@ def measured(words: Sequence[str], targets: Sequence[float], limit_seconds: floa
     Raises:
         RuntimeError: it ended with an error.
     """
-    told: list[dict[str, float]] = []
+    rows: list[dict[str, float]] = []
     speeds: list[float] = []
     began = time.perf_counter()
     with log.open("w", encoding="utf-8") as copy, started(words) as process:
@@ -114,10 +114,10 @@ def measured(words: Sequence[str], targets: Sequence[float], limit_seconds: floa
             copy.write(line)
             speeds += [float(speed) for speed in re.findall(SPEED, line)]
             if line.startswith(EVALUATED):
-                found = {name: float(value) for name, value in re.findall(FOUND, line)}
-                told.append({"minutes": round((time.perf_counter() - began) / 60, 3), **found})
-                print(told[-1], file=sys.stderr)
-            if told and told[-1]["top1"] >= max(targets):
+                values = {name: float(value) for name, value in re.findall(FOUND, line)}
+                rows.append({"minutes": round((time.perf_counter() - began) / 60, 3), **values})
+                print(rows[-1], file=sys.stderr)
+            if rows and rows[-1]["top1"] >= max(targets):
                 break
         else:
             cut_off = time.perf_counter() - began >= limit_seconds
@@ -125,18 +125,18 @@ def measured(words: Sequence[str], targets: Sequence[float], limit_seconds: floa
                 raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}: see {log}")
         timer.cancel()
     return {
-        "minutes": {f"{target:.0%}": reached(told, target) for target in targets},
+        "minutes": {f"{target:.0%}": reached(rows, target) for target in targets},
         "ran_minutes": round((time.perf_counter() - began) / 60, 2),
         "limit_minutes": limit_seconds / 60,
-        "best": max((one["top1"] for one in told), default=None),
+        "best": max((row["top1"] for row in rows), default=None),
         "images_per_second": median(speeds) if speeds else None,
-        "told": told,
+        "told": rows,
     }
 
 
-def reached(told: Sequence[dict[str, float]], target: float) -> float | None:
+def reached(rows: Sequence[dict[str, float]], target: float) -> float | None:
     """Minutes until the first evaluation of at least so much."""
-    return next((one["minutes"] for one in told if one["top1"] >= target), None)
+    return next((row["minutes"] for row in rows if row["top1"] >= target), None)
 
 
 @contextmanager
@@ -190,8 +190,8 @@ def main() -> None:
             shutil.rmtree(run, ignore_errors=True)
             words = command(name, start, run, args.seed, python=args.mxnet_python, on_gpu=on_gpu)
             print(" ".join(words), file=sys.stderr)
-            told = measured(words, targets, args.limit * 60, kept.with_suffix(".log"))
-            kept.write_text(json.dumps(told, indent=2), encoding="utf-8")
+            measurement = measured(words, targets, args.limit * 60, kept.with_suffix(".log"))
+            kept.write_text(json.dumps(measurement, indent=2), encoding="utf-8")
     kept_ones = {name: args.work / f"{name}-{args.seed}.json" for name in CONTENDERS}
     figures = {name: json.loads(kept.read_text(encoding="utf-8")) for name, kept in kept_ones.items() if kept.exists()}
     document = {"seed": args.seed, "packing_seconds": packing, "recipe": tomllib.loads(RECIPE.read_text("utf-8"))}

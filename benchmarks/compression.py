@@ -28,18 +28,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each rate")
     parser.add_argument("--rates", nargs="*", default=list(RATES), help="as tc takes them; '' for an unshaped cable")
     parser.add_argument("--save", action="store_true")
-    given = parser.parse_args()
-    document: dict[str, Any] = {"machine": facts(), "seconds": given.seconds, "links": []}
+    arguments = parser.parse_args()
+    document: dict[str, Any] = {"machine": facts(), "seconds": arguments.seconds, "links": []}
     with cable() as ends:
-        for rate in given.rates:
+        for rate in arguments.rates:
             shape(ends, rate)
-            told = measured(ends, given.model, given.seconds)
-            document |= {"model": told["model"], "bytes": 4 * told["parameters"]}
-            (gloo,) = told["backends"]
+            rows = measured(ends, arguments.model, arguments.seconds)
+            document |= {"model": rows["model"], "bytes": 4 * rows["parameters"]}
+            (gloo,) = rows["backends"]
             document["links"].append({"rate": rate or "unshaped", **row(gloo)})
             print(json.dumps(document["links"][-1]), file=sys.stderr)
     document["machine"] = facts()
-    record("compression", document, save=given.save)
+    record("compression", document, save=arguments.save)
 
 
 def row(gloo: dict[str, Any]) -> dict[str, Any]:
@@ -88,10 +88,10 @@ def in_both(ends: list[str], module: str, *words: str, cores: Sequence[int] = ()
     ranks = []
     for rank, name in enumerate(ends):
         variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": f"{NETWORK}.1", "MASTER_PORT": PORT}
-        told = os.environ | {name: str(value) for name, value in variables.items()}
+        environment = os.environ | {name: str(value) for name, value in variables.items()}
         pinned = ["taskset", "-c", str(cores[rank])] if cores else []
         command = ["ip", "netns", "exec", name, *pinned, sys.executable, "-m", module, *words]
-        ranks.append(subprocess.Popen(command, env=told, stdout=subprocess.PIPE))
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
     try:
         (out, _), _ = [process.communicate(timeout=SECONDS) for process in ranks]
     finally:

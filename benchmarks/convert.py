@@ -87,18 +87,18 @@ def photographs(data: Path) -> tuple[list[str], Array, Array]:
 
 def cifar(data: Path) -> tuple[list[str], Array, Array]:
     """Some images of CIFAR-10's test set, as many of each class."""
-    found: dict[str, list[tuple[str, Array]]] = {}
+    by_kind: dict[str, list[tuple[str, Array]]] = {}
     with (
         zstandard.open(data / "cifar10-png.tar.zst", "rb") as stream,
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
         for member in archive:
             parts = member.name.split("/")
-            if member.isfile() and parts[0] == "test" and len(found.setdefault(parts[1], [])) < CIFAR_IMAGES // 10:
+            if member.isfile() and parts[0] == "test" and len(by_kind.setdefault(parts[1], [])) < CIFAR_IMAGES // 10:
                 file = archive.extractfile(member)
                 assert file is not None
-                found[parts[1]].append((member.name, np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))))
-    rows = [(name, image, label) for label, kind in enumerate(sorted(found)) for name, image in found[kind]]
+                by_kind[parts[1]].append((member.name, np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))))
+    rows = [(name, image, label) for label, kind in enumerate(sorted(by_kind)) for name, image in by_kind[kind]]
     return [row[0] for row in rows], np.stack([row[1] for row in rows]), np.array([row[2] for row in rows])
 
 
@@ -272,9 +272,9 @@ def finetune(data: Path, work: Path, peer: MXNet, epochs: int, seeds: int) -> di
         for name, momentum in (("mxnet fine-tune.py", "0"), ("mxnet with momentum 0.9", "0.9")):
             asked = (str(prefix), str(work / "train.rec"), str(work / "test.rec"), str(epochs), momentum, str(seed))
             before = cpu_seconds()
-            told = json.loads(peer.run("mxnet_finetune.py", *asked).splitlines()[-1])
-            told["cpu_seconds"] = round(cpu_seconds() - before, 1)
-            document["results"].append({"contender": name, "seed": seed, **told})
+            times = json.loads(peer.run("mxnet_finetune.py", *asked).splitlines()[-1])
+            times["cpu_seconds"] = round(cpu_seconds() - before, 1)
+            document["results"].append({"contender": name, "seed": seed, **times})
         run = work / f"run-{seed}"
         shutil.rmtree(run, ignore_errors=True)
         words = ["finetune", str(work / "train.rec"), "--val", str(work / "validation.rec"), "--size", "224"]
@@ -282,11 +282,11 @@ def finetune(data: Path, work: Path, peer: MXNet, epochs: int, seeds: int) -> di
         before = cpu_seconds()
         subprocess.run([*STEADY, *words], check=True, capture_output=True)
         command = [*STEADY, "evaluate", str(run), str(work / "test.rec"), "--json"]
-        told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        times = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         spent = round(cpu_seconds() - before, 1)
         shown = subprocess.run([*STEADY, "report", str(run), "--json"], check=True, capture_output=True, text=True)
         rate = json.loads(shown.stdout)["runs"][0]["images_per_second"]
-        row = {"contender": "steady finetune", "seed": seed, "top1": told["top1"], "images_per_second": rate}
+        row = {"contender": "steady finetune", "seed": seed, "top1": times["top1"], "images_per_second": rate}
         row["cpu_seconds"] = spent
         document["results"].append(row)
         print(document["results"][-3:], file=sys.stderr, flush=True)

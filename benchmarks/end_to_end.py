@@ -59,15 +59,15 @@ def compare(case: str, records: Path, rounds: int, steps: int) -> dict[str, Any]
             batches = load(session.feed, session.state.engine.device)
             resident = next(batches)
             block(session, [resident] * 2)
-            told = [turn(session, resident, batches, steps) for _ in range(rounds)]
-    middle = {key: median(one[key] for one in told) for key in told[0]}
+            turns = [turn(session, resident, batches, steps) for _ in range(rounds)]
+    middle = {key: median(turn[key] for turn in turns) for key in turns[0]}
     return {
         "batch_size": batch_size,
         "images_per_second": {name: batch_size / middle[name] for name in ("resident", "fed")},
         "share": middle["share"],
         "feed_cpu_share": middle["feed_cpu_share"],
         "wait_share": middle["wait_share"],
-        "all_rounds": told,
+        "all_rounds": turns,
     }
 
 
@@ -112,14 +112,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/end_to_end.json")
-    told = parser.parse_args()
-    if told.data is None:
+    arguments = parser.parse_args()
+    if arguments.data is None:
         parser.error("give --data, the folder that holds imagenet-sample-200.tar")
     with tempfile.TemporaryDirectory() as folder:
-        records = packed(Path(told.data), Path(folder))
-        cases = {case: compare(case, records, told.rounds, told.steps) for case in told.cases}
-    name = machine.of_cases("end_to_end", told.cases, CASES)
-    machine.record(name, {"rounds": told.rounds, "steps": told.steps, **cases}, save=told.save)
+        records = packed(Path(arguments.data), Path(folder))
+        cases = {case: compare(case, records, arguments.rounds, arguments.steps) for case in arguments.cases}
+    name = machine.of_cases("end_to_end", arguments.cases, CASES)
+    machine.record(name, {"rounds": arguments.rounds, "steps": arguments.steps, **cases}, save=arguments.save)
 
 
 if __name__ == "__main__":

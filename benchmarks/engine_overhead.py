@@ -50,7 +50,7 @@ KINDS = ("wall", "training_thread", "all_threads")
 MODEL = "engine_overhead:Many"
 
 
-def many(num_classes: int, tensors: int = 1, **told: Any) -> Any:
+def many(num_classes: int, tensors: int = 1, **options: Any) -> Any:
     """A model that does nothing with so many parameter tensors: logits from them, whatever the images."""
     import torch
 
@@ -168,10 +168,10 @@ def child(side: str, ranks: int, tensors: int, steps: int, records: Path) -> dic
         command = [sys.executable, str(HERE / "engine_overhead.py"), "--one", side, str(tensors), str(steps)]
         started = []
         for rank in range(ranks):
-            told = rank_variables(rank, ranks, port) if ranks > 1 else {}
+            variables = rank_variables(rank, ranks, port) if ranks > 1 else {}
             process = subprocess.Popen(
                 [*command, str(records), f"{folder}/run"],
-                env={**os.environ, "PYTHONPATH": path, **told},
+                env={**os.environ, "PYTHONPATH": path, **variables},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -187,20 +187,22 @@ def child(side: str, ranks: int, tensors: int, steps: int, records: Path) -> dic
 
 def compare(tensors: int, rounds: int, steps: int, records: Path) -> dict[str, Any]:
     """Rounds of all four in turns; microseconds a step."""
-    told: dict[tuple[str, int], list[dict[str, float]]] = {side: [] for side in SIDES}
+    taken: dict[tuple[str, int], list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 else reversed(SIDES):
-            told[side].append(child(*side, tensors, steps, records))
-    return {kind: _costs({side: [1e6 * one[kind] for one in turns] for side, turns in told.items()}) for kind in KINDS}
+            taken[side].append(child(*side, tensors, steps, records))
+    return {
+        kind: _costs({side: [1e6 * turn[kind] for turn in turns] for side, turns in taken.items()}) for kind in KINDS
+    }
 
 
-def _costs(told: dict[tuple[str, int], list[float]]) -> dict[str, Any]:
+def _costs(seconds: dict[tuple[str, int], list[float]]) -> dict[str, Any]:
     """Medians of each program, and of the differences of those that followed each other."""
-    ours, ddp_, alone, bare = told.values()
+    ours, ddp_, alone, bare = seconds.values()
     loop = [a - b for a, b in zip(ours, ddp_, strict=True)]
     single = [a - b for a, b in zip(alone, bare, strict=True)]
     engine = [a - b for a, b in zip(loop, single, strict=True)]
-    programs = {"_".join(map(str, side)): median(turns) for side, turns in told.items()}
+    programs = {"_".join(map(str, side)): median(turns) for side, turns in seconds.items()}
     costs = {"loop": loop, "alone": single, "engine": engine}
     return programs | {name: {"median": median(of), "quartiles": _quartiles(of)} for name, of in costs.items()}
 
@@ -228,18 +230,23 @@ def measure(rounds: int, steps: int, real: float | None = None) -> dict[str, Any
         for case, tensors in TENSORS.items():
             costs = compare(tensors, rounds, steps, records)
             shares = {what: costs["all_threads"][what]["median"] / 1e6 / real for what in ("loop", "alone", "engine")}
-            told = {"tensors": tensors, "microseconds": costs, "share_of_step": shares, "met": shares["loop"] <= BAR}
-            cases[f"tensors of {case}"] = told
+            document = {
+                "tensors": tensors,
+                "microseconds": costs,
+                "share_of_step": shares,
+                "met": shares["loop"] <= BAR,
+            }
+            cases[f"tensors of {case}"] = document
     return {"rounds": rounds, "steps": steps, "bar": BAR, "real_step_ms": 1e3 * real, **rounded(cases)}
 
 
-def rounded(told: Any, digits: int = 3) -> Any:
+def rounded(document: Any, digits: int = 3) -> Any:
     """The same with so many digits."""
-    if isinstance(told, dict):
-        return {key: rounded(value, digits) for key, value in told.items()}
-    if isinstance(told, list):
-        return [rounded(value, digits) for value in told]
-    return float(f"{told:.{digits}g}") if isinstance(told, float) else told
+    if isinstance(document, dict):
+        return {key: rounded(value, digits) for key, value in document.items()}
+    if isinstance(document, list):
+        return [rounded(value, digits) for value in document]
+    return float(f"{document:.{digits}g}") if isinstance(document, float) else document
 
 
 def main() -> None:

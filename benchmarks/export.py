@@ -144,20 +144,20 @@ def measure(name: str, args: argparse.Namespace, photos: Path, cifar: Path, fold
     with torch.no_grad():
         logits = torch.cat([trained.module(part).float() for part in images.split(32)])  # type: ignore[no-untyped-call]
     expected = logits.topk(5).indices.tolist()
-    jobs, told = [], dict[str, Any]()
+    jobs, document = [], dict[str, Any]()
     for kind, file in FORMATS.items():
         if (kind == "timm" and not trained.name.startswith("timm/")) or (kind == "aot" and name not in COMPILED):
             continue
         result = export_model(trained, folder / name / file, data=source, aot=kind == "aot", say=quiet)
-        told[kind] = {key: value for key, value in asdict(result.rows[-1]).items() if value is not None}
+        document[kind] = {key: value for key, value in asdict(result.rows[-1]).items() if value is not None}
         job = {"kind": kind, "path": str(folder / name / file), "images": str(folder / "images.npy"), "seconds": 1}
         jobs.append(job | {"photos": list(map(str, files))})
         if kind == "timm":
             jobs.append({**job, "kind": "transformers", "seconds": 0})
-            told["transformers"] = {}
-    for job, found in zip(jobs, use(args.python, jobs, folder), strict=True):
-        told[str(job["kind"])] |= compare(expected, found)
-    return {"images": len(expected), "top1_on_them": score(trained, files, logits), "formats": told}
+            document["transformers"] = {}
+    for job, answer in zip(jobs, use(args.python, jobs, folder), strict=True):
+        document[str(job["kind"])] |= compare(expected, answer)
+    return {"images": len(expected), "top1_on_them": score(trained, files, logits), "formats": document}
 
 
 def use(python: str, jobs: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
@@ -169,24 +169,24 @@ def use(python: str, jobs: list[dict[str, Any]], folder: Path) -> Iterator[dict[
     return map(json.loads, done.stdout.splitlines())
 
 
-def compare(expected: list[list[int]], found: dict[str, Any]) -> dict[str, Any]:
+def compare(expected: list[list[int]], answer: dict[str, Any]) -> dict[str, Any]:
     """Shares of images with the same likeliest classes."""
 
     def share(values: list[bool]) -> float:
         return sum(values) / len(values)
 
-    pairs = list(zip(expected, found["top5"], strict=True))
-    told: dict[str, Any] = {
+    pairs = list(zip(expected, answer["top5"], strict=True))
+    figures: dict[str, Any] = {
         "same_top5": share([set(a) == set(b) for a, b in pairs]),
         "same_order": share([a == b for a, b in pairs]),
     }
-    if "pillow_top5" in found:
-        pairs = list(zip(expected, found["pillow_top5"], strict=True))
-        told["pillow_top1"] = share([a[0] == b[0] for a, b in pairs])
-        told["pillow_top5"] = share([set(a) == set(b) for a, b in pairs])
-    if "batch32" in found:
-        told["images_per_cpu_second"] = {"batch 32": found["batch32"], "batch 1": found["batch1"]}
-    return told
+    if "pillow_top5" in answer:
+        pairs = list(zip(expected, answer["pillow_top5"], strict=True))
+        figures["pillow_top1"] = share([a[0] == b[0] for a, b in pairs])
+        figures["pillow_top5"] = share([set(a) == set(b) for a, b in pairs])
+    if "batch32" in answer:
+        figures["images_per_cpu_second"] = {"batch 32": answer["batch32"], "batch 1": answer["batch1"]}
+    return figures
 
 
 def score(trained: Trained, files: list[Path], logits: torch.Tensor) -> float | None:
@@ -208,11 +208,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         photos, cifar = photographs(args.data, folder), small_images(args.data, folder)
-        told, variants = dict[str, Any](), dict[str, Any]()
+        figures, variants = dict[str, Any](), dict[str, Any]()
         for name in args.only:
             (folder / name).mkdir()
-            told[name] = measure(name, args, photos, cifar, folder)
-            print(name, json.dumps(told[name]), file=sys.stderr, flush=True)
+            figures[name] = measure(name, args, photos, cifar, folder)
+            print(name, json.dumps(figures[name]), file=sys.stderr, flush=True)
             for file, numbers in VARIANTS.get(name, ()):
                 trained = network(name, args.data, photos, folder)
                 place = folder / name / f"{numbers}-{file}"
@@ -222,7 +222,7 @@ def main() -> None:
                 variants[f"{name} {file} {numbers}"] = variant
                 print(name, file, numbers, json.dumps(variant), file=sys.stderr, flush=True)
     versions = {name: require_library(name).__version__ for name in ("onnx", "onnxscript", "onnxruntime", "openvino")}
-    document = {"networks": told, "variants": variants, "engines": versions}
+    document = {"networks": figures, "variants": variants, "engines": versions}
     machine.record(machine.of_cases("export", args.only, NETWORKS), document, save=args.save)
 
 

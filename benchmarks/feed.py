@@ -81,12 +81,12 @@ class Field:
             for setting in peer.settings(len(self.cpus)):
                 try:
                     with self._contender(peer, python, setting, self.cpus) as contender:
-                        told = contender.alone(self.seconds / 2)
+                        alone = contender.alone(self.seconds / 2)
                 except ContenderError as error:
                     self._fail(name, setting, error)
                 else:
-                    self.auditions.setdefault(name, []).append(told)
-                    say(f"  {name} {setting}: {told['images_per_second']:,.0f} images/s")
+                    self.auditions.setdefault(name, []).append(alone)
+                    say(f"  {name} {setting}: {alone['images_per_second']:,.0f} images/s")
 
     def measure(self, rounds: int, scratch: Path) -> Told:
         """The best of everybody in turns; figures of all, and our ratios."""
@@ -100,9 +100,9 @@ class Field:
                     self._turn(name, entered)
                 if alone:
                     speeds.append(together(alone, self.seconds))
-            told = {name: self._told(name, contender, scratch) for name, contender in entered.items()}
-        ratios = over_best(told) | (beside_processes(told.get(WITH, told[US]), speeds) if speeds else {})
-        return {"contenders": told, "failed": self.failed, "ratios": ratios}
+            figures = {name: self._told(name, contender, scratch) for name, contender in entered.items()}
+        ratios = over_best(figures) | (beside_processes(figures.get(WITH, figures[US]), speeds) if speeds else {})
+        return {"contenders": figures, "failed": self.failed, "ratios": ratios}
 
     def _turn(self, name: str, entered: dict[str, Contender]) -> None:
         try:
@@ -130,7 +130,7 @@ class Field:
     def _told(self, name: str, contender: Contender, scratch: Path) -> Told:
         tried = self.auditions[name]
         alone = {key: value for key, value in best(tried).items() if key not in ("setting", "images_per_second")}
-        others = [{**one["setting"], "images_per_second": one["images_per_second"]} for one in tried]
+        others = [{**audition["setting"], "images_per_second": audition["images_per_second"]} for audition in tried]
         pixels = {"psnr_db": contender.psnr(scratch / "looked.npy")} if self.phase == "evaluate" else {}
         return {"setting": contender.setting, **contender.figures(), **alone, **pixels, "tried": others}
 
@@ -141,7 +141,7 @@ class Field:
 
 def best(auditions: list[Told]) -> Told:
     """The fastest setting."""
-    return max(auditions, key=lambda one: float(one["images_per_second"]))
+    return max(auditions, key=lambda audition: float(audition["images_per_second"]))
 
 
 def beside_processes(ours: Told, speeds: list[float]) -> Told:
@@ -151,16 +151,16 @@ def beside_processes(ours: Told, speeds: list[float]) -> Told:
     return {"processes": {"images_per_second": round(reached, 1), "threads_over_them": ratio}}
 
 
-def over_best(told: dict[str, Told]) -> Told:
+def over_best(contenders: dict[str, Told]) -> Told:
     """Ours over the best of the others, by wall clock and by CPU time."""
-    ours = [name for name in told if name.startswith(US)]
-    found: Told = {}
+    ours = [name for name in contenders if name.startswith(US)]
+    outcome: Told = {}
     for key in ("images_per_second", "images_per_cpu_second"):
-        others = {name: figures[key] for name, figures in told.items() if name not in ours}
+        others = {name: figures[key] for name, figures in contenders.items() if name not in ours}
         if others:
             best = max(others, key=lambda name: others[name])
-            found[key] = {"best": best, **{name: round(told[name][key] / others[best], 2) for name in ours}}
-    return found
+            outcome[key] = {"best": best, **{name: round(contenders[name][key] / others[best], 2) for name in ours}}
+    return outcome
 
 
 def compare(work: Work, phase: str, cores: int, pythons: dict[str, Path], args: argparse.Namespace) -> Told:
@@ -177,19 +177,19 @@ def compare(work: Work, phase: str, cores: int, pythons: dict[str, Path], args: 
 def memory(work: Work, seconds: float) -> Told:
     """Ours: what it holds after some epochs of few images, and with more and more threads."""
     say(f"{work.name}, memory")
-    cpus, here = sorted(os.sched_getaffinity(0)), Path(sys.executable)
+    cpus, python = sorted(os.sched_getaffinity(0)), Path(sys.executable)
     epochs, done = {}, 0
-    with Contender(OURS, here, work, "train", {"threads": 2, "images": FEW}, cpus) as contender:
+    with Contender(OURS, python, work, "train", {"threads": 2, "images": FEW}, cpus) as contender:
         for epoch in EPOCHS:
             contender.ask("take", (epoch - done) * FEW)
             epochs[epoch], done = contender.memory(), epoch
     threads = {}
     for num in THREADS:
-        with Contender(OURS, here, work, "train", {"threads": num}, cpus) as contender:
+        with Contender(OURS, python, work, "train", {"threads": num}, cpus) as contender:
             contender.ask("turn", seconds)
             threads[num] = contender.memory()
-    own = [threads[num]["pss_bytes"] - threads[num]["file_bytes"] for num in (THREADS[0], THREADS[-1])]
-    each = round((own[1] - own[0]) / (THREADS[-1] - THREADS[0]))
+    kept_bytes = [threads[num]["pss_bytes"] - threads[num]["file_bytes"] for num in (THREADS[0], THREADS[-1])]
+    each = round((kept_bytes[1] - kept_bytes[0]) / (THREADS[-1] - THREADS[0]))
     return {"after_epochs": epochs, "with_threads": threads, "bytes_per_thread": each}
 
 
@@ -198,17 +198,19 @@ def table(works: Told) -> str:
     lines = []
     for work, phases in works.items():
         for phase, by_cores in phases.items():
-            for cores, told in by_cores.items():
+            for cores, of_cores in by_cores.items():
                 lines.append(f"{work}, {phase}, {cores}")
-                lines += [_row(name, figures) for name, figures in told["contenders"].items()]
-                lines += [f"  {name}: {ratio}" for name, ratio in told["ratios"].items()]
+                lines += [_row(name, figures) for name, figures in of_cores["contenders"].items()]
+                lines += [f"  {name}: {ratio}" for name, ratio in of_cores["ratios"].items()]
     return "\n".join(lines)
 
 
-def _row(name: str, told: Told) -> str:
-    speed = f"{told['images_per_second']:>10,.0f} ({told['images_per_cpu_second']:>9,.0f})"
-    psnr = f"{told['psnr_db']:.1f} dB" if "psnr_db" in told else ""
-    return f"  {name:33} {speed} {psnr:>8} {told['pss_bytes'] / 2**20:6.0f} MiB {told['first_batch_seconds']:6.2f} s"
+def _row(name: str, figures: Told) -> str:
+    speed = f"{figures['images_per_second']:>10,.0f} ({figures['images_per_cpu_second']:>9,.0f})"
+    psnr = f"{figures['psnr_db']:.1f} dB" if "psnr_db" in figures else ""
+    return (
+        f"  {name:33} {speed} {psnr:>8} {figures['pss_bytes'] / 2**20:6.0f} MiB {figures['first_batch_seconds']:6.2f} s"
+    )
 
 
 def interpreters(names: list[str], folder: Path, python38: str | None) -> tuple[dict[str, Path], dict[str, str]]:
@@ -260,13 +262,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as scratch:
             work = feed_works.make(name, Path(args.data), Path(scratch))
             for phase in (phase for phase in work.phases if phase in args.phases):
-                found = works.setdefault(name, {}).setdefault(phase, {})
+                by_cores = works.setdefault(name, {}).setdefault(phase, {})
                 for cores in args.cores:
-                    found[f"{cores} cores"] = told = compare(work, phase, cores, pythons, args)
-                    say(table({name: {phase: {f"{cores} cores": told}}}))
+                    by_cores[f"{cores} cores"] = compared = compare(work, phase, cores, pythons, args)
+                    say(table({name: {phase: {f"{cores} cores": compared}}}))
             if not (args.no_memory or work.is_small):
                 held[name] = memory(work, args.seconds)
-    packages = {name: list(one.packages) for name, one in environments.ENVIRONMENTS.items()}
+    packages = {name: list(environment.packages) for name, environment in environments.ENVIRONMENTS.items()}
     measured = {"works": works, "memory": held, "not_to_be_had": missing, "environments": packages}
     machine.record("feed", {"rounds": args.rounds, "seconds": args.seconds, **measured}, save=args.save)
 

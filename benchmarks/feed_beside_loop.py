@@ -283,14 +283,14 @@ def _spun(records: Records, work: str) -> Iterator[None]:
 
 
 def _figures(side: Side, none: Side, elsewhere: Side) -> Told:
-    told: Told = {"step_ms": round(1000 * median(side.seconds), 4), "wait_ms": round(1000 * median(side.waits), 4)}
+    figures: Told = {"step_ms": round(1000 * median(side.seconds), 4), "wait_ms": round(1000 * median(side.waits), 4)}
     if side is none:
-        return told
-    lost = [one - other for one, other in zip(side.seconds, none.seconds, strict=True)]
+        return figures
+    lost = [mine - other for mine, other in zip(side.seconds, none.seconds, strict=True)]
     ratios = [more / other for more, other in zip(lost, none.seconds, strict=True)]
-    besides = [one / other - 1 for one, other in zip(side.seconds, elsewhere.seconds, strict=True)]
+    besides = [mine / other - 1 for mine, other in zip(side.seconds, elsewhere.seconds, strict=True)]
     quarters = quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
-    return told | {
+    return figures | {
         "cost": round(median(ratios), 4),
         "cost_quartiles": [round(quarters[0], 4), round(quarters[2], 4)],
         "cost_over_elsewhere": round(median(besides), 4),

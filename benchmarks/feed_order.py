@@ -76,21 +76,21 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.at) as folder, limited(asked.memory) as group:
         file, images = make(asked.data, Path(folder) / "images.rec", int(asked.gib * 2**30))
-        found: dict[str, list[dict[str, Any]]] = {}
+        turns: dict[str, list[dict[str, Any]]] = {}
         for _ in range(asked.rounds):
             for work, order, ahead in product(("read", "train"), ORDERS, (False, True)):
-                told = {"file": str(file), "group": group, "work": work, "order": order, "ahead": ahead}
-                told |= {"seconds": asked.seconds, "threads": asked.threads}
+                values = {"file": str(file), "group": group, "work": work, "order": order, "ahead": ahead}
+                values |= {"seconds": asked.seconds, "threads": asked.threads}
                 name = f"{work}, {order}, {'read ahead' if ahead else 'not read ahead'}"
                 forget(file)
                 done = subprocess.run(
-                    [sys.executable, __file__, json.dumps(told)], stdout=subprocess.PIPE, text=True, check=True
+                    [sys.executable, __file__, json.dumps(values)], stdout=subprocess.PIPE, text=True, check=True
                 )
-                found.setdefault(name, []).append(json.loads(done.stdout))
-                print(f"{name}: {found[name][-1]}", file=sys.stderr)
+                turns.setdefault(name, []).append(json.loads(done.stdout))
+                print(f"{name}: {turns[name][-1]}", file=sys.stderr)
         about = {"images": images, "bytes": file.stat().st_size, "threads": asked.threads, "seconds": asked.seconds}
         about |= {"memory_mib": asked.memory if group else None, "read_ahead_kb": system_reads_ahead(file)}
-        figures = {name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()}
+        figures = {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in turns.items()}
         machine.record("feed_order", {**about, "figures": figures}, save=asked.save)
 
 
@@ -142,12 +142,12 @@ def limited(mib: int) -> Iterator[str | None]:
         group.rmdir()
 
 
-def measure(told: dict[str, Any]) -> None:
+def measure(request: dict[str, Any]) -> None:
     """In a process of its own."""
-    if told["group"]:
-        (Path(told["group"]) / "cgroup.procs").write_text(str(os.getpid()))
-    with Records.open(told["file"]) as records:
-        if told["work"] == "read":
+    if request["group"]:
+        (Path(request["group"]) / "cgroup.procs").write_text(str(os.getpid()))
+    with Records.open(request["file"]) as records:
+        if request["work"] == "read":
             source: Any = Bytes(records)
             cut = Crop(kind="none", size=8)
         else:
@@ -156,9 +156,9 @@ def measure(told: dict[str, Any]) -> None:
             source,
             cut,
             batch_size=128,
-            threads=told["threads"],
-            blocks=ORDERS[told["order"]],
-            read_ahead=told["ahead"],
+            threads=request["threads"],
+            blocks=ORDERS[request["order"]],
+            read_ahead=request["ahead"],
             keep_bytes=0,
         )
         sizes = records.extents(np.arange(len(records))).size
@@ -168,7 +168,7 @@ def measure(told: dict[str, Any]) -> None:
             next(batches)  # it also loads the libraries
             first, began = time.perf_counter() - began, time.perf_counter()
             before, seconds, images, needed, passed = process.io_counters().read_bytes, feed.stats(), 0, 0, 0.0
-            while passed < told["seconds"]:
+            while passed < request["seconds"]:
                 batch = next(batches)
                 passed = time.perf_counter() - began
                 images += len(batch)

@@ -92,14 +92,14 @@ def ours(name: str, images: Path, weights: Path, epochs: int, seed: int, size: i
     words += [word for setting in GOOGLES for word in ("--set", setting)]
     words += OURS[name] if name == "steady-probe" else [*OURS[name], "--epochs", str(epochs)]
     asked(words, turn, LIMIT)
-    told = asked([*STEADY, "evaluate", str(turn / "run"), str(images / "test"), "--json"], turn, LIMIT)
-    return float(json.loads(told)["top1"])
+    answer = asked([*STEADY, "evaluate", str(turn / "run"), str(images / "test"), "--json"], turn, LIMIT)
+    return float(json.loads(answer)["top1"])
 
 
 def script(file: str, python: str, *words: str | Path | int, turn: Path) -> float:
     """One of the scripts beside this one."""
-    told = asked([python, str(PEERS / file), *map(str, words)], turn, LIMIT)
-    return float(json.loads(told.splitlines()[-1])["top1"])
+    answer = asked([python, str(PEERS / file), *map(str, words)], turn, LIMIT)
+    return float(json.loads(answer.splitlines()[-1])["top1"])
 
 
 def timms(
@@ -134,8 +134,8 @@ def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args:
 
 def figures(results: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
     """Mean and spread over seeds of each contender, and of ours less each other's, seed by seed."""
-    tops = {name: {seed: told["top1"] for seed, told in of.items()} for name, of in results.items() if of}
-    told: dict[str, Any] = {
+    tops = {name: {seed: row["top1"] for seed, row in of.items()} for name, of in results.items() if of}
+    document: dict[str, Any] = {
         name: {
             "top1": list(by_seed.values()),
             "mean": sum(by_seed.values()) / len(by_seed),
@@ -147,8 +147,8 @@ def figures(results: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
     for mine in OURS:
         for other in tops.keys() - OURS.keys() if mine in tops else ():
             both = [seed for seed in tops[mine] if seed in tops[other]]
-            told[mine].setdefault("gain", {})[other] = plain(spread(tops[mine][s] - tops[other][s] for s in both))
-    return told
+            document[mine].setdefault("gain", {})[other] = plain(spread(tops[mine][s] - tops[other][s] for s in both))
+    return document
 
 
 def main() -> None:
@@ -197,9 +197,9 @@ def main() -> None:
                     except environments.UnavailableError as error:
                         document["unavailable"][name] = str(error)
                         continue
-                    told = {"top1": top1, "cpu_seconds": round(cpu_seconds() - before, 1)}
-                    print(f"{chosen} {name} seed {seed}: {told}", file=sys.stderr, flush=True)
-                    kept.write_text(json.dumps(told), encoding="utf-8")
+                    values = {"top1": top1, "cpu_seconds": round(cpu_seconds() - before, 1)}
+                    print(f"{chosen} {name} seed {seed}: {values}", file=sys.stderr, flush=True)
+                    kept.write_text(json.dumps(values), encoding="utf-8")
                 if kept.exists():
                     results[name][seed] = json.loads(kept.read_text(encoding="utf-8"))
         document["sets"][chosen] = figures(results)

@@ -135,8 +135,8 @@ def resnet50(setting: Setting) -> dict[str, Any]:
         return benched(setting, "resnet20", each, [4], size=32, channels=3, classes=10)
     numbers = [name for name in get_args(Numbers) if name != "pure-fp16"]
     each = [*product(numbers, ["none"]), ("bf16", "none+graph"), *product(numbers, ["default"])]
-    told = benched(setting, "timm/resnet50", each, [256], size=224, channels=3, classes=1000)
-    return {**told, "published_images_per_second": PUBLISHED}
+    rows = benched(setting, "timm/resnet50", each, [256], size=224, channels=3, classes=1000)
+    return {**rows, "published_images_per_second": PUBLISHED}
 
 
 def command(setting: Setting) -> dict[str, Any]:
@@ -174,8 +174,8 @@ def by_ways(setting: Setting, ways: Sequence[str]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     left_out: list[str] = []
     for way, (name, (size, channels)) in product(ways, networks.items()):
-        told = benched(setting, name, [(numbers, way)], batches, size=size, channels=channels, classes=10)
-        rows, left_out = rows + told["rows"], left_out + told["left_out"]
+        measured = benched(setting, name, [(numbers, way)], batches, size=size, channels=channels, classes=10)
+        rows, left_out = rows + measured["rows"], left_out + measured["left_out"]
     return {"rows": rows, "left_out": left_out, "times": gains(rows)}
 
 
@@ -186,11 +186,11 @@ def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
         for row in rows
         if "error" not in row
     }
-    told: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for (what, way), rate in rates.items():
         if way != "none" and (what, "none") in rates:
-            told.setdefault(what, {})[way] = rate / rates[what, "none"]
-    return told
+            figures.setdefault(what, {})[way] = rate / rates[what, "none"]
+    return figures
 
 
 def settings(setting: Setting) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def settings(setting: Setting) -> dict[str, Any]:
     device, seconds = setting.device, 0.2 if setting.quick else 3.0
     large, numbers = ("timm/resnet50", 256, 224), "fp32" if device == "cpu" else "bf16"
     cases = [("resnet20", 8 if setting.quick else 128, 32), *(() if setting.quick else (large,))]
-    told: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, batch, size in cases:
         rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for way in WAYS * (1 if setting.quick else 3):
@@ -209,14 +209,14 @@ def settings(setting: Setting) -> dict[str, Any]:
             way: {what: median(value[what] for value in values) for what in values[0]} for way, values in rounds.items()
         }
         usual = middle["usual"]["images_per_second"]
-        told[name] = {
+        document[name] = {
             "batch_size": batch,
             "precision": numbers,
             "middle": middle,
             "cost": {way: 1 - middle[way]["images_per_second"] / usual for way in WAYS},
             "rounds": rounds,
         }
-    return told
+    return document
 
 
 def cifar10(setting: Setting) -> dict[str, Any]:
@@ -226,8 +226,8 @@ def cifar10(setting: Setting) -> dict[str, Any]:
     words = [sys.executable, str(PROJECT / "benchmarks" / "cifar10_minutes.py"), "--data", str(setting.data.resolve())]
     words += ["--work", str(setting.folder / "cifar10"), "--only", "quick"]
     limit = 0.2 if setting.quick else max(1.0, setting.left / 60 - 2)
-    told = json.loads(asked([*words, "--limit", f"{limit:.2f}"], PROJECT, setting.left))
-    return {name: value for name, value in told.items() if name not in ("benchmark", "machine")}
+    document = json.loads(asked([*words, "--limit", f"{limit:.2f}"], PROJECT, setting.left))
+    return {name: value for name, value in document.items() if name not in ("benchmark", "machine")}
 
 
 def one(job: Mapping[str, Any]) -> dict[str, float]:
@@ -326,22 +326,22 @@ def measured(names: Sequence[str], args: argparse.Namespace, folder: Path) -> It
             until=began + (args.seconds or PARTS[name].seconds),
         )
         try:
-            told = PARTS[name].measure(setting)
+            measured = PARTS[name].measure(setting)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the other parts are measured
             print(f"{name} failed: {error!r}", file=sys.stderr, flush=True)
-            told = {"error": error.reason if isinstance(error, ContenderError) else repr(error)}
-        yield name, {**told, "seconds": time.monotonic() - began, "date": machine.facts()["date"]}
+            measured = {"error": error.reason if isinstance(error, ContenderError) else repr(error)}
+        yield name, {**measured, "seconds": time.monotonic() - began, "date": machine.facts()["date"]}
 
 
 def kept(receipt: Path) -> dict[str, Any]:
     """The parts that a receipt of this machine and this torch has already."""
     if not receipt.exists():
         return {}
-    told, here = json.loads(receipt.read_text(encoding="utf-8")), machine.facts()
+    document, facts = json.loads(receipt.read_text(encoding="utf-8")), machine.facts()
     about = ("cpu", "cores", "accelerators")
-    is_same = all(told["machine"][name] == here[name] for name in about)
-    is_same = is_same and told["machine"]["packages"]["torch"] == here["packages"]["torch"]
-    return dict(told["parts"]) if is_same else {}
+    is_same = all(document["machine"][name] == facts[name] for name in about)
+    is_same = is_same and document["machine"]["packages"]["torch"] == facts["packages"]["torch"]
+    return dict(document["parts"]) if is_same else {}
 
 
 def main() -> None:
@@ -370,8 +370,8 @@ def main() -> None:
         parser.error("--quick is a rehearsal: it is not saved")
     parts = kept(args.save) if args.save else {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, told in measured(args.only, args, Path(folder)):
-            parts[name] = told
+        for name, figures in measured(args.only, args, Path(folder)):
+            parts[name] = figures
             if args.save:  # what comes after may be ended by whoever started this
                 document = {"benchmark": "gpu", "parts": parts, "machine": machine.facts()}
                 args.save.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

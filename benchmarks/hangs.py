@@ -60,20 +60,20 @@ def measure(records: Path, work: Path, runs: int, seed: int) -> list[dict[str, A
     folders = [work / f"run-{number}" for number in range(runs)]
     batches = [chance.choice((8, 128)) for _ in steps]
     children = [start(*told_) for told_ in zip(folders, [records] * runs, steps, batches, strict=True)]
-    began, found = time.monotonic(), dict[int, Stalled]()
+    began, stalls = time.monotonic(), dict[int, Stalled]()
     try:
-        while len(found) < runs and time.monotonic() - began < LONGEST:
+        while len(stalls) < runs and time.monotonic() - began < LONGEST:
             time.sleep(1.0)
             for number, folder in enumerate(folders):
-                if number not in found and (stalled := told(folder)) is not None:
-                    found[number] = stalled
+                if number not in stalls and (stalled := told(folder)) is not None:
+                    stalls[number] = stalled
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     rows = []
     for number, (folder, step) in enumerate(zip(folders, steps, strict=True)):
-        hung, stalled = folder.with_suffix(".hung"), found.get(number)
+        hung, stalled = folder.with_suffix(".hung"), stalls.get(number)
         row: dict[str, Any] = {"step": step, "batch_size": batches[number], "seconds": None, "stacks": False}
         if stalled is not None and hung.exists():
             row["seconds"] = round(stalled.time - float(hung.read_text()), 1)

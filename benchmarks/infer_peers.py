@@ -140,7 +140,7 @@ def compare_outputs(pairs: list[str], data: str, weights: Path, mxnet: str) -> d
     records = str(prepare(data, only="val").only("val"))
     name = f"squeezenet={next(weights.glob('*.pth'))}"
     symbol, params = next(weights.glob("*-symbol.json")), next(weights.glob("*.params"))
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         prepare_network(name, folder, records)
         path = Path(folder)
@@ -154,10 +154,10 @@ def compare_outputs(pairs: list[str], data: str, weights: Path, mxnet: str) -> d
         for pair in pairs:
             try:
                 with open_engine(name, folder, pair) as worker:
-                    found[pair] = worker.ask("parity", limit_seconds=LIMIT, folder=folder)
+                    document[pair] = worker.ask("parity", limit_seconds=LIMIT, folder=folder)
             except WorkerError as error:
-                found[pair] = {"error": str(error)}
-    return found
+                document[pair] = {"error": str(error)}
+    return document
 
 
 def summarise(rounds: dict[int, dict[str, list[dict[str, float]]]]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def summarise(rounds: dict[int, dict[str, list[dict[str, float]]]]) -> dict[str,
         medians = {name: median(turn["seconds"] for turn in turns) for name, turns in of_all.items()}
         best = {name: min(turn["best"] for turn in turns) for name, turns in of_all.items()}
         cpu = {name: median(turn["cpu_seconds"] for turn in turns) for name, turns in of_all.items()}
-        document[f"batch {batch}"] = found = {
+        document[f"batch {batch}"] = row = {
             "images_per_second": {name: batch / seconds for name, seconds in medians.items()},
             "milliseconds": {name: 1000 * seconds for name, seconds in medians.items()},
             "milliseconds_at_best": {name: 1000 * seconds for name, seconds in best.items()},
@@ -179,14 +179,14 @@ def summarise(rounds: dict[int, dict[str, list[dict[str, float]]]]) -> dict[str,
         }
         if peers := [name for name in MXNET if name in medians]:
             mxnet = min(peers, key=lambda name: medians[name])
-            found["mxnet"] = mxnet
+            row["mxnet"] = mxnet
             peer_seconds = [turn["seconds"] for turn in of_all[mxnet]]
-            found["times_mxnet"] = {
-                name: median(theirs / own["seconds"] for own, theirs in zip(turns, peer_seconds, strict=False))
+            row["times_mxnet"] = {
+                name: median(theirs / turn["seconds"] for turn, theirs in zip(turns, peer_seconds, strict=False))
                 for name, turns in of_all.items()
             }
-            found["times_mxnet_at_best"] = {name: min(best[peer] for peer in peers) / best[name] for name in best}
-            found["times_mxnet_in_cpu_time"] = {name: min(cpu[peer] for peer in peers) / cpu[name] for name in cpu}
+            row["times_mxnet_at_best"] = {name: min(best[peer] for peer in peers) / best[name] for name in best}
+            row["times_mxnet_in_cpu_time"] = {name: min(cpu[peer] for peer in peers) / cpu[name] for name in cpu}
     return document
 
 

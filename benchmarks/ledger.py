@@ -85,9 +85,9 @@ def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
     began = time.perf_counter()
     _steady(*command)
     outside += time.perf_counter() - began
-    told = json.loads(_asked("report", str(run), "--json"))["runs"][0]["ledger"]
+    ledger = json.loads(_asked("report", str(run), "--json"))["runs"][0]["ledger"]
     verdict = json.loads(_asked("diagnose", str(run), "--json"))
-    wall, buckets = told["wall_seconds"], told["seconds"]
+    wall, buckets = ledger["wall_seconds"], ledger["seconds"]
     first = verdict["causes"][0]
     return {
         "command": " ".join(["steady", *(word.replace(str(work), "WORK") for word in command)]),
@@ -97,8 +97,8 @@ def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
         "unaccounted_share": 1 - wall / outside,
         "other_share": buckets["other"] / wall,
         "shares": {bucket: seconds / wall for bucket, seconds in buckets.items() if seconds > SHOWN * wall},
-        "images_per_second": told["images_per_second"],
-        "steady_images_per_second": told["steady_images_per_second"],
+        "images_per_second": ledger["images_per_second"],
+        "steady_images_per_second": ledger["steady_images_per_second"],
         "verdict": {key: first[key] for key in ("name", "share", "sentence", "saves")}
         | {"change": first["change"].replace(str(work), "WORK")},
     }

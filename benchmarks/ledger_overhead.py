@@ -114,24 +114,24 @@ def child(arguments: list[str]) -> Any:
 
 def real_seconds(folder: Path, nets: list[str]) -> dict[str, float]:
     """Seconds of a step of the networks that the bar is about."""
-    told = {}
+    values = {}
     for name in nets:
         case = train_step.CASES[name]
         records = train_step.write_records(folder / name, case.side, case.channels, max(2 * case.batch, 64))
         command = [sys.executable, str(HERE / "train_step.py"), "--one", "ours", name, str(records)]
-        told[name], _ = train_step.child(command)
-    return told
+        values[name], _ = train_step.child(command)
+    return values
 
 
 def compare(batch: int, rounds: int, steps: int, records: Path, part: str) -> dict[str, Any]:
     """Rounds of both in turns; microseconds a step."""
-    told: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    taken: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 else reversed(SIDES):
-            told[side].append(child(["--part", part, "--one", side, str(batch), str(steps), str(records)]))
+            taken[side].append(child(["--part", part, "--one", side, str(batch), str(steps), str(records)]))
     return {
-        kind: {side: 1e6 * median(one[kind] for one in told[side]) for side in SIDES}
-        | dict(_cost([1e6 * (a[kind] - b[kind]) for a, b in zip(*told.values(), strict=True)]))
+        kind: {side: 1e6 * median(turn[kind] for turn in taken[side]) for side in SIDES}
+        | dict(_cost([1e6 * (a[kind] - b[kind]) for a, b in zip(*taken.values(), strict=True)]))
         for kind in ("wall", "training_thread", "all_threads")
     }
 
@@ -141,13 +141,13 @@ def _cost(differences: list[float]) -> Iterator[tuple[str, Any]]:
     yield "cost_quartiles", quantiles(differences, n=4)[::2] if len(differences) > 1 else differences * 2
 
 
-def rounded(told: Any) -> Any:
+def rounded(document: Any) -> Any:
     """The same with three digits."""
-    if isinstance(told, dict):
-        return {key: rounded(value) for key, value in told.items()}
-    if isinstance(told, list):
-        return [rounded(value) for value in told]
-    return float(f"{told:.3g}") if isinstance(told, float) else told
+    if isinstance(document, dict):
+        return {key: rounded(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [rounded(value) for value in document]
+    return float(f"{document:.3g}") if isinstance(document, float) else document
 
 
 def measure(nets: list[str], rounds: int, steps: int, part: str) -> dict[str, Any]:

@@ -28,11 +28,11 @@ def facts() -> dict[str, Any]:
     ``load_average`` holds what stood in the machine's queue in the minute before the benchmark began, and at its end,
     when the benchmark itself counts. ``steal_share`` is what the hypervisor meanwhile withheld of the processors' time.
     """
-    told = {name: value for name, value in machine_facts().items() if name not in ("host", "system")}
+    named = {name: value for name, value in machine_facts().items() if name not in ("host", "system")}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": f"{platform.system()} {platform.machine()} {' '.join(platform.libc_ver())}",
-        **told,
+        **named,
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": {"before": LOAD_BEFORE, "after": round(psutil.getloadavg()[0], 2)},
         "steal_share": steal_share(SECONDS_BEFORE, processor_seconds()),
@@ -48,13 +48,13 @@ def record(name: str, document: Mapping[str, Any], *, save: bool = False) -> dic
         document: the figures.
         save: also write the file, in place of an older one.
     """
-    told = {"benchmark": name, **document, "machine": facts()}
-    text = json.dumps(told, indent=2)
+    values = {"benchmark": name, **document, "machine": facts()}
+    text = json.dumps(values, indent=2)
     print(text)
     if save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-    return told
+    return values
 
 
 def of_cases(name: str, chosen: Sequence[str], known: Iterable[str]) -> str:

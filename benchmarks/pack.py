@@ -100,13 +100,13 @@ def peer(python: str, name: str, work: str) -> Command:
 
 def contenders(args: argparse.Namespace, work: str, cores: int) -> dict[str, Command]:
     """Who takes part in a work."""
-    found = {"steadytrain": ours(work)}
+    contenders = {"steadytrain": ours(work)}
     if args.mxnet_python:
-        found["im2rec, 1 process"] = im2rec(args.mxnet_python, work, 1)
-        found[f"im2rec, {cores} processes"] = im2rec(args.mxnet_python, work, cores)
+        contenders["im2rec, 1 process"] = im2rec(args.mxnet_python, work, 1)
+        contenders[f"im2rec, {cores} processes"] = im2rec(args.mxnet_python, work, cores)
     if args.peers_python:
-        found |= {name: peer(args.peers_python, name, work) for name in ("webdataset", "litdata", "streaming")}
-    return found
+        contenders |= {name: peer(args.peers_python, name, work) for name in ("webdataset", "litdata", "streaming")}
+    return contenders
 
 
 def run(command: Command, source: Path, prepared: Path | None) -> Spent:
@@ -147,7 +147,10 @@ def measure(args: argparse.Namespace, work: str, source: Path, scratch: Path) ->
     few = first_of_each(source, scratch / f"{work}-few")
     lists = {}
     if args.mxnet_python:
-        lists = {one: im2rec_list(args.mxnet_python, one, scratch / f"{work}-{one.name}") for one in (source, few)}
+        lists = {
+            setting: im2rec_list(args.mxnet_python, setting, scratch / f"{work}-{setting.name}")
+            for setting in (source, few)
+        }
     starts = {
         name: run(command, few, lists.get(few) if name[:6] == "im2rec" else None) for name, command in field.items()
     }
@@ -159,10 +162,12 @@ def measure(args: argparse.Namespace, work: str, source: Path, scratch: Path) ->
                 continue
             rounds[name].append(run(command, source, lists.get(source) if name[:6] == "im2rec" else None))
             print(f"{work}: {name}: {count / rounds[name][-1]['seconds']:,.0f} images/s", file=sys.stderr, flush=True)
-    told = {name: summary(count, num_files(few), starts[name], results) for name, results in rounds.items()}
-    peers = {name: one for name, one in told.items() if name != "steadytrain"}
-    ratios = {key: ratio(told["steadytrain"], peers, key) for key in ("images_per_second", "images_per_cpu_second")}
-    return {"images": count, "contenders": told, "steadytrain_over_best": ratios}
+    summaries = {name: summary(count, num_files(few), starts[name], results) for name, results in rounds.items()}
+    peers = {name: summary for name, summary in summaries.items() if name != "steadytrain"}
+    ratios = {
+        key: ratio(summaries["steadytrain"], peers, key) for key in ("images_per_second", "images_per_cpu_second")
+    }
+    return {"images": count, "contenders": summaries, "steadytrain_over_best": ratios}
 
 
 def is_far_behind(theirs: list[Spent], ours: list[Spent]) -> bool:
@@ -177,17 +182,17 @@ def num_files(folder: Path) -> int:
 
 def ratio(ours: dict[str, Any], peers: dict[str, dict[str, Any]], key: str) -> float | None:
     """Ours over the best of the others."""
-    best = max((one[key] for one in peers.values()), default=None)
+    best = max((peer[key] for peer in peers.values()), default=None)
     return None if best is None else round(ours[key] / best, 2)
 
 
 def summary(count: int, few: int, start: Spent, rounds: list[Spent]) -> dict[str, Any]:
     """Medians over the rounds."""
-    seconds, cpu_seconds = (median(one[key] for one in rounds) for key in ("seconds", "cpu_seconds"))
+    seconds, cpu_seconds = (median(turn[key] for turn in rounds) for key in ("seconds", "cpu_seconds"))
     return {
         "images_per_second": round(count / seconds, 1),
-        "seconds": [round(one["seconds"], 2) for one in rounds],
-        "cpu_seconds": [round(one["cpu_seconds"], 2) for one in rounds],
+        "seconds": [round(turn["seconds"], 2) for turn in rounds],
+        "cpu_seconds": [round(turn["cpu_seconds"], 2) for turn in rounds],
         "start_cpu_seconds": round(start["cpu_seconds"], 2),
         "images_per_cpu_second": round((count - few) / (cpu_seconds - start["cpu_seconds"]), 1),
         "bytes": rounds[-1]["bytes"],

@@ -67,8 +67,8 @@ def measure(source: Path, out: Path) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(source), str(out)], capture_output=True, check=True)
     for path in out.parent.glob(f"{out.name}.*"):
         path.unlink()
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def run(at: Path, images: int, classes: int, sources: list[str]) -> list[dict[str, Any]]:
@@ -80,12 +80,12 @@ def run(at: Path, images: int, classes: int, sources: list[str]) -> list[dict[st
     if "tar" in sources:
         with tarfile.open(places["tar"], "w") as tar:
             tar.add(folder, "images")
-    found = [{"source": kind, **measure(places[kind], at / "out")} for kind in sources]
+    rows = [{"source": kind, **measure(places[kind], at / "out")} for kind in sources]
     shutil.rmtree(folder)
     places["tar"].unlink(missing_ok=True)
-    for one in found:
-        print(f"  {one['source']}: {one['peak_bytes'] / 1e6:.0f} MB, {one['seconds']} s", file=sys.stderr)
-    return found
+    for row in rows:
+        print(f"  {row['source']}: {row['peak_bytes'] / 1e6:.0f} MB, {row['seconds']} s", file=sys.stderr)
+    return rows
 
 
 def main() -> None:
@@ -100,15 +100,15 @@ def main() -> None:
     asked = parser.parse_args()
     sizes = [(images, asked.classes) for images in sorted(asked.images)]
     with tempfile.TemporaryDirectory(dir=asked.at) as at:
-        found = [one for images, classes in sizes for one in run(Path(at), images, classes, asked.sources)]
+        rows = [figures for images, classes in sizes for figures in run(Path(at), images, classes, asked.sources)]
         many = run(Path(at), min(max(asked.images), 100_000), asked.many_classes, asked.sources)
-    least = {one["source"]: one for one in reversed(found)}
-    for one in found:
-        more = one["images"] - least[one["source"]]["images"]
-        one["bytes_per_image"] = (
-            round((one["peak_bytes"] - least[one["source"]]["peak_bytes"]) / more) if more else None
+    least = {figures["source"]: figures for figures in reversed(rows)}
+    for row in rows:
+        more = row["images"] - least[row["source"]]["images"]
+        row["bytes_per_image"] = (
+            round((row["peak_bytes"] - least[row["source"]]["peak_bytes"]) / more) if more else None
         )
-    machine.record("pack_memory", {"sizes": found, "many_classes": many}, save=asked.save)
+    machine.record("pack_memory", {"sizes": rows, "many_classes": many}, save=asked.save)
 
 
 if __name__ == "__main__":

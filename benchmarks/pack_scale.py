@@ -86,22 +86,26 @@ def run(words: list[str], folder: Path, *, at: str = "", watch: bool = False) ->
     watcher = threading.Thread(target=look)
     if watch:
         watcher.start()
-    told = process.communicate()[0]
+    output = process.communicate()[0]
     seconds = time.perf_counter() - began
     is_done.set()
     if watch:
         watcher.join()
     if process.returncode:
         raise SystemExit(f"{words} ended with exit code {process.returncode}")
-    plan = json.loads(told)
+    plan = json.loads(output)
     shards = plan["shards"] if isinstance(plan, dict) else plan
     images = sum(shard["num_images"] for shard in shards)
-    found: dict[str, Any] = {"images": images, "seconds": round(seconds, 2), "digests": [s["digest"] for s in shards]}
+    document: dict[str, Any] = {
+        "images": images,
+        "seconds": round(seconds, 2),
+        "digests": [s["digest"] for s in shards],
+    }
     if memory:
         tenths = [memory[len(memory) * tenth // 10] for tenth in range(10)]
-        found |= {"peak_pss_mb": round(max(memory) / 1e6), "pss_mb_by_tenths": [round(v / 1e6) for v in tenths]}
+        document |= {"peak_pss_mb": round(max(memory) / 1e6), "pss_mb_by_tenths": [round(v / 1e6) for v in tenths]}
     shutil.rmtree(folder / "cache", ignore_errors=True)
-    return found
+    return document
 
 
 def pss(pid: int) -> int:
@@ -148,40 +152,40 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
     url = f"http://{NETWORK}.1:5555"
     os.environ |= {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}
     me = [sys.executable, __file__, "--images", str(images), "--requests", str(requests)]
-    with far_cable("1gbit", round_trip) as (there, here), (at / "server.log").open("wb") as log:
+    with far_cable("1gbit", round_trip) as (there, near_end), (at / "server.log").open("wb") as log:
         command = [*within(there), sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5555"]
         server = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             time.sleep(5)
             subprocess.run([*within(there), *me, "--fill", url], check=True)
-            asked = subprocess.run([*within(here), *me, "--ask", url], check=True, capture_output=True, text=True)
-            found: dict[str, Any] = {"round_trip_seconds": round_trip, "images": images}
-            found |= {"limit": float(asked.stdout), "requests_at_a_time": requests, "procs": []}
-            print(f"the store's limit: {found['limit']} GET requests a second", file=sys.stderr)
+            asked = subprocess.run([*within(near_end), *me, "--ask", url], check=True, capture_output=True, text=True)
+            document: dict[str, Any] = {"round_trip_seconds": round_trip, "images": images}
+            document |= {"limit": float(asked.stdout), "requests_at_a_time": requests, "procs": []}
+            print(f"the store's limit: {document['limit']} GET requests a second", file=sys.stderr)
             digests: list[str] = []
             for count in procs:
                 shape = ["--procs", str(count), "--workers", "1"]
                 few = ["s3://bench/few/", f"s3://bench/few-{count}/x", *shape, "--shards", "1"]
-                start = run(few, at, at=here)
+                start = run(few, at, at=near_end)
                 before = psutil.Process(server.pid).cpu_times().user
                 whole = run(
-                    ["s3://bench/raw/", f"s3://bench/out-{count}/x", *shape, "--shards", str(SHARDS)], at, at=here
+                    ["s3://bench/raw/", f"s3://bench/out-{count}/x", *shape, "--shards", str(SHARDS)], at, at=near_end
                 )
                 share = (psutil.Process(server.pid).cpu_times().user - before) / whole["seconds"]
                 digests = digests or whole["digests"]
                 row = {"procs": count, "images_per_second": rate(whole, start), "seconds": whole["seconds"]}
                 row |= {"same_bytes": whole["digests"] == digests, "server_cores": round(share, 2)}
-                found["procs"].append(row)
+                document["procs"].append(row)
                 print(row, file=sys.stderr)
         finally:
             server.terminate()
             server.wait()
-    return found
+    return document
 
 
 def cores(at: Path, photos: Path) -> list[dict[str, Any]]:
     """One process and its pool, and processes that share a plan."""
-    found, few = [], at / "few"
+    rows, few = [], at / "few"
     names = sorted(path for path in photos.rglob("*") if path.suffix == ".jpg")
     for path in names[:: max(1, len(names) // 40)]:
         (few / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -193,11 +197,11 @@ def cores(at: Path, photos: Path) -> list[dict[str, Any]]:
         whole = run([str(photos), str(at / "whole"), *settings], at)
         digests = digests or whole["digests"]
         row = {"options": " ".join(words), "images_per_second": rate(whole, start), "images": whole["images"]}
-        found.append(row | {"seconds": whole["seconds"], "same_bytes": whole["digests"] == digests})
-        print(found[-1], file=sys.stderr)
+        rows.append(row | {"seconds": whole["seconds"], "same_bytes": whole["digests"] == digests})
+        print(rows[-1], file=sys.stderr)
         for path in [*at.glob("start*"), *at.glob("whole*")]:
             path.unlink()
-    return found
+    return rows
 
 
 def million(at: Path, images: int) -> dict[str, Any]:
@@ -217,11 +221,11 @@ def million(at: Path, images: int) -> dict[str, Any]:
             put(f"{url}/bench/raw-{tar_number:05}.tar", content.getvalue())
         print(f"{images:,} images generated in {time.perf_counter() - began:.0f} s", file=sys.stderr)
         source = f"s3://bench/raw-{{00000..{number - 1:05}}}.tar"
-        found = run([source, "s3://bench/million", "--procs", "2"], at, watch=True)
-    shards = len(found.pop("digests"))
-    found |= {"tars": number, "shards": shards, "images_per_second": round(found["images"] / found["seconds"])}
-    print(found, file=sys.stderr)
-    return found
+        row = run([source, "s3://bench/million", "--procs", "2"], at, watch=True)
+    shards = len(row.pop("digests"))
+    row |= {"tars": number, "shards": shards, "images_per_second": round(row["images"] / row["seconds"])}
+    print(row, file=sys.stderr)
+    return row
 
 
 def main() -> None:
@@ -245,16 +249,16 @@ def main() -> None:
     if asked.ask:
         print(limit(asked.ask, asked.images, asked.requests))
         return
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=asked.at) as folder:
         at = Path(folder)
         if "latency" in asked.parts:
-            found["latency"] = latency(at, asked.images, asked.round_trip, asked.procs, asked.requests)
+            document["latency"] = latency(at, asked.images, asked.round_trip, asked.procs, asked.requests)
         if asked.photos is not None:
-            found["cores"] = cores(at, asked.photos)
+            document["cores"] = cores(at, asked.photos)
         if "million" in asked.parts:
-            found["million"] = million(at, asked.million)
-    machine.record("pack_scale", found, save=asked.save)
+            document["million"] = million(at, asked.million)
+    machine.record("pack_scale", document, save=asked.save)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-def resnet50_by_timm(num_classes: int, **told: Any) -> Any:
+def resnet50_by_timm(num_classes: int, **options: Any) -> Any:
     """ResNet-50 as timm itself computes activations again."""
     import timm
 
@@ -51,8 +51,8 @@ def resnet50_by_timm(num_classes: int, **told: Any) -> Any:
 
 def ways(case: Case) -> dict[str, list[str]]:
     """What is compared: name -> flags."""
-    told = {"usual": ["--model", case.model], "recompute": ["--model", case.model, "--recompute", "yes"]}
-    return told | ({"timm": ["--model", "recompute:resnet50_by_timm"]} if case.timms else {})
+    values = {"usual": ["--model", case.model], "recompute": ["--model", case.model, "--recompute", "yes"]}
+    return values | ({"timm": ["--model", "recompute:resnet50_by_timm"]} if case.timms else {})
 
 
 def row(case: Case, flags: list[str]) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def row(case: Case, flags: list[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "steadytrain", "bench", "train", *flags, "--batch-size", str(case.batch)]
     command += ["--size", str(case.side), "--classes", str(CLASSES), "--device", "cpu", "--seconds", "3", "--json"]
     done = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, check=True, text=True)
-    told: dict[str, Any] = json.loads(done.stdout)["rows"][0]
-    return told
+    document: dict[str, Any] = json.loads(done.stdout)["rows"][0]
+    return document
 
 
 def kept(case: Case, way: str) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     parallel = {"recompute": way == "recompute"}
     recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name}, "parallel": parallel, "batch_size": 2})
     built = models.build(recipe.model, num_classes=CLASSES, channels=3, size=case.side, allow_import=True)
-    told = replace(built.input, size=case.side, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
+    changed = replace(built.input, size=case.side, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
     state = build.state(recipe, built, Engine(torch.device("cpu")))
-    update = build.update(recipe, built, told, state)
+    update = build.update(recipe, built, changed, state)
     recomputed = recompute_parts(recipe, update, state)
     parts = [] if recomputed is None else list(recomputed.parts)
     batch = random_batch(2, update.image_shape, torch.device("cpu"))
-    constant = {one.data_ptr() for one in (*state.module.parameters(), *state.module.buffers())}
+    constant = {value.data_ptr() for value in (*state.module.parameters(), *state.module.buffers())}
     seen: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
@@ -99,7 +99,7 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     before = _counted(state.module)
     before = _counted(state.module)
     update(state, batch, 0.0)
-    each = sum(one.nbytes() for one in seen.values()) / 2
+    each = sum(value.nbytes() for value in seen.values()) / 2
     return {
         "activation_bytes": each,
         "counted": _counted(state.module) - before,
@@ -109,28 +109,28 @@ def kept(case: Case, way: str) -> dict[str, Any]:
 
 def _counted(module: Any) -> int:
     """How often the network's batch norms have seen a batch: those that did so most often."""
-    return max(int(one) for name, one in module.named_buffers() if name.endswith("num_batches_tracked"))
+    return max(int(count) for name, count in module.named_buffers() if name.endswith("num_batches_tracked"))
 
 
 def compare(case: Case, rounds: int) -> dict[str, Any]:
     """All ways of one network."""
     each = ways(case)
-    told: dict[str, list[dict[str, Any]]] = {way: [] for way in each}
+    taken: dict[str, list[dict[str, Any]]] = {way: [] for way in each}
     for number in range(rounds):
         turns = list(each)
         for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            told[way].append(row(case, each[way]))
+            taken[way].append(row(case, each[way]))
     counts = {"kept": {way: kept(case, way) for way in each}}
     if not rounds:
         return case._asdict() | counts
-    rates = {way: median(one["images_per_second"] for one in rows) for way, rows in told.items()}
+    rates = {way: median(row["images_per_second"] for row in rows) for way, rows in taken.items()}
     return {
         **case._asdict(),
         "images_per_second": rates,
         "of_usual": {way: rate / rates["usual"] for way, rate in rates.items()},
-        "process_bytes": {way: median(one["memory_bytes"] for one in rows) for way, rows in told.items()},
+        "process_bytes": {way: median(row["memory_bytes"] for row in rows) for way, rows in taken.items()},
         **counts,
-        "all_rounds": {way: [one["images_per_second"] for one in rows] for way, rows in told.items()},
+        "all_rounds": {way: [row["images_per_second"] for row in rows] for way, rows in taken.items()},
     }
 
 
@@ -139,10 +139,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="0 counts bytes and times nothing")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/recompute.json")
-    told = parser.parse_args()
-    cases = {name: compare(CASES[name], told.rounds) for name in told.cases}
-    name = machine.of_cases("recompute", told.cases, CASES)
-    machine.record(name, {"rounds": told.rounds, **cases}, save=told.save)
+    arguments = parser.parse_args()
+    cases = {name: compare(CASES[name], arguments.rounds) for name in arguments.cases}
+    name = machine.of_cases("recompute", arguments.cases, CASES)
+    machine.record(name, {"rounds": arguments.rounds, **cases}, save=arguments.save)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,13 @@ class Bench:
     @contextmanager
     def started(self, run: Path) -> Iterator[subprocess.Popen[bytes]]:
         """The command, running, and ended at the end; ranks that have lost their keeper may still run then."""
-        told = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(run.parent)}  # torchrun leaves its logs there
+        environment = {
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "TMPDIR": str(run.parent),
+        }  # torchrun leaves its logs there
         with (run.parent / f"{run.name}.log").open("ab") as log:
             process = subprocess.Popen(
-                self.command(run), env=os.environ | told, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self.command(run), env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
             try:
                 yield process
@@ -100,15 +103,15 @@ class Kill:
 
 def ranks(keeper: int) -> dict[int, psutil.Process]:
     """The processes of the ranks that a process has started, by rank."""
-    found = {}
+    values = {}
     try:
-        for one in psutil.Process(keeper).children():
-            with_rank = one.environ().get("RANK")
+        for process in psutil.Process(keeper).children():
+            with_rank = process.environ().get("RANK")
             if with_rank is not None:
-                found[int(with_rank)] = one
+                values[int(with_rank)] = process
     except psutil.Error:  # one of them is ending
         pass
-    return found
+    return values
 
 
 def strike(kill: Kill, keeper: subprocess.Popen[bytes]) -> None:
@@ -121,10 +124,10 @@ def strike(kill: Kill, keeper: subprocess.Popen[bytes]) -> None:
         return
     rank = int(who.split()[1])
     while keeper.poll() is None:
-        found = ranks(keeper.pid).get(rank)
-        if found is not None:
+        value = ranks(keeper.pid).get(rank)
+        if value is not None:
             kill.time = time.time()
-            found.send_signal(number)
+            value.send_signal(number)
             return
         time.sleep(0.02)
 
@@ -140,9 +143,9 @@ def go_on(bench: Bench, run: Path, kill: Kill, after: float) -> None:
                     kill.codes.append(process.returncode)
             time.sleep(PAUSE if kill.codes and kill.codes[-1] else 0)
     finally:
-        for one in family:
-            if one.is_running():
-                one.kill()
+        for member in family:
+            if member.is_running():
+                member.kill()
 
 
 def watch(process: subprocess.Popen[bytes], kill: Kill, after: float, end: float, family: set[psutil.Process]) -> None:
@@ -169,7 +172,7 @@ def judged(bench: Bench, run: Path, kill: Kill, sound: Path) -> dict[str, Any]:
     after = [event for event in steps if event.time > kill.time and (event.attempt > attempt or not later)]
     reached = max((event.position for event in steps if event.attempt <= attempt), default=0) if later else 0
     caught_up = [event for event in after if event.position > reached]
-    told = [event.images_repeated for event in events if isinstance(event, Resumed)]
+    repeated = [event.images_repeated for event in events if isinstance(event, Resumed)]
     return {
         "target": kill.target,
         "seconds_in": kill.seconds_in,
@@ -179,7 +182,7 @@ def judged(bench: Bench, run: Path, kill: Kill, sound: Path) -> dict[str, Any]:
         "seconds_until_training": after[0].time - kill.time if before and after else None,
         "seconds_until_caught_up": caught_up[0].time - kill.time if before and caught_up else None,
         "images_repeated": sum(event.n for event in steps) - bench.steps * BATCH,
-        "images_repeated_by_its_events": sum(told),
+        "images_repeated_by_its_events": sum(repeated),
         "is_lost": not done or not is_whole(steps, bench.steps * BATCH),
         "weights_equal": done and is_same(run, sound),
     }
@@ -201,7 +204,7 @@ def is_same(run: Path, sound: Path) -> bool:
     ours, theirs = (load_file(place / "model.safetensors") for place in (run, sound))
     if ours.keys() != theirs.keys() or _last(run) != _last(sound):
         return False
-    return all(torch.equal(_bytes(one), _bytes(theirs[name])) for name, one in ours.items())
+    return all(torch.equal(_bytes(value), _bytes(theirs[name])) for name, value in ours.items())
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -223,29 +226,29 @@ def measure(bench: Bench, kills: int, seed: int, folder: Path) -> dict[str, Any]
     if code:
         raise SystemExit(f"the run without a fault ended with {code}:\n{_log(sound)}")
     say(f"{bench.starter}: without a fault {seconds:.1f} s")
-    draw, told = random.Random(f"{seed} {bench.starter}"), []
+    draw, rows = random.Random(f"{seed} {bench.starter}"), []
     targets = [TARGETS[number % len(TARGETS)] for number in range(kills)]
     draw.shuffle(targets)
     for number, target in enumerate(targets):
         run, kill = folder / f"run-{number}", Kill(target)
         go_on(bench, run, kill, draw.uniform(0.05, 0.95) * seconds)
-        told.append(judged(bench, run, kill, sound))
-        say(f"{bench.starter}: {told[-1]}")
-        if told[-1]["is_lost"] or not told[-1]["weights_equal"]:
+        rows.append(judged(bench, run, kill, sound))
+        say(f"{bench.starter}: {rows[-1]}")
+        if rows[-1]["is_lost"] or not rows[-1]["weights_equal"]:
             say(_log(run))
-    return {"seconds_without_a_fault": seconds, **summary(told), "kills": told}
+    return {"seconds_without_a_fault": seconds, **summary(rows), "kills": rows}
 
 
-def summary(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of all kills, and of each kind."""
     return {
-        "lost": f"{sum(one['is_lost'] for one in told)} of {len(told)}",
-        "weights_equal": f"{sum(one['weights_equal'] for one in told)} of {len(told)}",
-        **{name: _spread([one[name] for one in told]) for name in SPREADS},
+        "lost": f"{sum(row['is_lost'] for row in rows)} of {len(rows)}",
+        "weights_equal": f"{sum(row['weights_equal'] for row in rows)} of {len(rows)}",
+        **{name: _spread([row[name] for row in rows]) for name in SPREADS},
         "seconds_until_training_by_target": {
-            target: _spread([one["seconds_until_training"] for one in told if one["target"] == target])
+            target: _spread([row["seconds_until_training"] for row in rows if row["target"] == target])
             for target in TARGETS
-            if any(one["target"] == target for one in told)
+            if any(row["target"] == target for row in rows)
         },
     }
 
@@ -279,15 +282,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.kills, args.steps = len(TARGETS), 100
-    told = {}
+    values = {}
     with tempfile.TemporaryDirectory() as name:
         records = train_step.write_records(Path(name), 32, 3, IMAGES)
         for starter in args.starters:
             folder = Path(name) / starter
             folder.mkdir()
-            told[starter] = measure(Bench(starter, records, args.steps), args.kills, args.seed, folder)
+            values[starter] = measure(Bench(starter, records, args.steps), args.kills, args.seed, folder)
     figures = {"batch": BATCH, "steps": args.steps, "save_steps": SAVE_STEPS, "seed": args.seed}
-    machine.record("recover", figures | engine_overhead.rounded(told), save=args.save)
+    machine.record("recover", figures | engine_overhead.rounded(values), save=args.save)
 
 
 if __name__ == "__main__":

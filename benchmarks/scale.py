@@ -94,7 +94,7 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
     def on_one_core(work: Work, folder: Path) -> Told:
         return steadytrain(replace(work, steps=max(2 * work.warm, work.steps // ONE_CORE)), folder, 1, one_core)
 
-    found: dict[str, Contender] = {
+    contenders: dict[str, Contender] = {
         "steadytrain_2": partial(steadytrain, procs=RANKS),
         "ddp_2": partial(ddp, ranks=RANKS),
         "steadytrain_1": partial(steadytrain, procs=1),
@@ -103,13 +103,13 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
     skipped = {}
     if len(os.sched_getaffinity(0)) < RANKS:
         skipped["steadytrain_1_core"] = "this machine has one core"
-        del found["steadytrain_1_core"]
+        del contenders["steadytrain_1_core"]
     why = lack(python)
     if python is None or why:
         skipped["mxnet_2"] = why
     else:
-        found["mxnet_2"] = partial(mxnet, ranks=RANKS, python=python)
-    return found, skipped
+        contenders["mxnet_2"] = partial(mxnet, ranks=RANKS, python=python)
+    return contenders, skipped
 
 
 def lack(python: str | None) -> str:
@@ -126,7 +126,7 @@ def lack(python: str | None) -> str:
 
 def rounds_of(who: Mapping[str, Contender], work: Work, rounds: int) -> tuple[dict[str, list[Told]], dict[str, str]]:
     """Turns of all of them; and who failed, and with what."""
-    told: dict[str, list[Told]] = {name: [] for name in who}
+    taken: dict[str, list[Told]] = {name: [] for name in who}
     failed: dict[str, str] = {}
     names = list(who)
     for number in range(rounds):
@@ -134,22 +134,22 @@ def rounds_of(who: Mapping[str, Contender], work: Work, rounds: int) -> tuple[di
             if name in failed:
                 continue
             try:
-                told[name].append(measured(partial(who[name], replace(work, seed=number))))
+                taken[name].append(measured(partial(who[name], replace(work, seed=number))))
             except ContenderError as error:
                 failed[name] = f"round {number + 1}: {error.reason}"
                 say(f"round {number + 1}  {name}: FAILED {error}")
                 continue
-            one = told[name][-1]
-            rate = work.batch / one.step_seconds
-            say(f"round {number + 1}  {name:18} {rate:6.1f} images/s, {one.right} right, {one.seconds:.0f} s")
-    return told, failed
+            newest = taken[name][-1]
+            rate = work.batch / newest.step_seconds
+            say(f"round {number + 1}  {name:18} {rate:6.1f} images/s, {newest.right} right, {newest.seconds:.0f} s")
+    return taken, failed
 
 
 def summary(turns: list[Told], work: Work, steps: int, num_val: int, processes: int) -> dict[str, Any]:
     """What one contender did, medians over its turns."""
-    step = median(one.step_seconds for one in turns)
+    step = median(turn.step_seconds for turn in turns)
     parameters = turns[0].parameters
-    top1 = [one.right / num_val for one in turns]
+    top1 = [turn.right / num_val for turn in turns]
     return {
         "processes": processes,
         "samples": steps * work.batch,
@@ -157,18 +157,18 @@ def summary(turns: list[Told], work: Work, steps: int, num_val: int, processes: 
         "step_ms": 1e3 * step,
         "parameters": parameters,
         "gradient_bytes_per_second": 8 * parameters / step if processes > 1 else 0,
-        "loopback_bytes_per_step": median(one.loopback_bytes for one in turns) / steps,
+        "loopback_bytes_per_step": median(turn.loopback_bytes for turn in turns) / steps,
         "top1": median(top1),
-        "seconds": median(one.seconds for one in turns),
-        "cpu_seconds": median(one.cpu_seconds for one in turns),
+        "seconds": median(turn.seconds for turn in turns),
+        "cpu_seconds": median(turn.cpu_seconds for turn in turns),
         "all_rounds": {
-            "images_per_second": [work.batch / one.step_seconds for one in turns],
+            "images_per_second": [work.batch / turn.step_seconds for turn in turns],
             "top1": top1,
         },
     }
 
 
-def ratios(told: Mapping[str, Any]) -> dict[str, float]:
+def ratios(figures: Mapping[str, Any]) -> dict[str, float]:
     """Of images per second."""
     pairs = {
         "steadytrain_2_over_ddp_2": ("steadytrain_2", "ddp_2"),
@@ -176,7 +176,7 @@ def ratios(told: Mapping[str, Any]) -> dict[str, float]:
         "steadytrain_2_over_steadytrain_1": ("steadytrain_2", "steadytrain_1"),
         "steadytrain_2_over_steadytrain_1_core": ("steadytrain_2", "steadytrain_1_core"),
     }
-    rate = {name: one["images_per_second"] for name, one in told.items()}
+    rate = {name: row["images_per_second"] for name, row in figures.items()}
     return {name: rate[a] / rate[b] for name, (a, b) in pairs.items() if a in rate and b in rate}
 
 
@@ -186,19 +186,19 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     images = prepare(args.data / "cifar10-png.tar.zst", folder, args.images, args.val)
     work = Work(images=images, batch=BATCH, steps=args.steps)
     turns, failed = rounds_of(who, work, args.rounds)
-    told = {}
+    values = {}
     for name, of_one in turns.items():
         steps = max(2 * work.warm, work.steps // ONE_CORE) if name.endswith("1_core") else work.steps
         if of_one:
-            told[name] = summary(of_one, work, steps, args.val, RANKS if name.endswith("_2") else 1)
-    real = told["ddp_2"]["step_ms"] / 1e3 if "ddp_2" in told else None
+            values[name] = summary(of_one, work, steps, args.val, RANKS if name.endswith("_2") else 1)
+    real = values["ddp_2"]["step_ms"] / 1e3 if "ddp_2" in values else None
     return {
         "rounds": args.rounds,
         "batch": work.batch,
         "train_images": args.images,
         "val_images": args.val,
-        "contenders": engine_overhead.rounded(told, 4),
-        "ratios": engine_overhead.rounded(ratios(told), 4),
+        "contenders": engine_overhead.rounded(values, 4),
+        "ratios": engine_overhead.rounded(ratios(values), 4),
         "skipped": skipped,
         "failed": failed,
         "overhead": engine_overhead.measure(

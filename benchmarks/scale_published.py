@@ -163,7 +163,7 @@ def nvidia() -> Iterator[Table]:
             source=f"{NVIDIA_MXNET}, {where}, {kind}",
             net="resnet50",
             batch=batch,
-            rates={1 << k: one for k, one in enumerate(shown)},
+            rates={1 << k: rate for k, rate in enumerate(shown)},
             link=link,
             bucket=HOROVOD,
             value=2 if half else 4,
@@ -176,12 +176,12 @@ def nvidia() -> Iterator[Table]:
     yield mxnet("DGX-2 V100", "nvlink2", 256, (1492, 2935, 5726, 11368, 21484), half=True)
     yield mxnet("DGX-2 V100", "nvlink2", 128, (417, 821, 1623, 3223, 6338), half=False)
 
-    def pytorch(where: str, link: str, kind: str, one: float, eight: float) -> Table:
+    def pytorch(where: str, link: str, kind: str, alone: float, eight: float) -> Table:
         return Table(
             source=f"{NVIDIA_PYTORCH}, {where}, {kind}",
             net="resnet50",
             batch=256,
-            rates={1: one, 8: eight},
+            rates={1: alone, 8: eight},
             link=link,
             bucket=BUCKET,
         )
@@ -458,10 +458,10 @@ def main() -> None:
     rows = {name: [row_of(case, spreads[name]) for case in some] for name, some in every_case.items()}
     for name, some in rows.items():
         for row in some:
-            link, given = row["given"]["link"][:7], row["given"]["batch"]
+            link, batch = row["given"]["link"][:7], row["given"]["batch"]
             shown = f"{row['predicted']:>9.1f} {row['published']:>9.1f}"
             errors = " ".join(f"{row[name]:>+7.1%}" for name in ("error", "error_without_spread", "linear_error"))
-            line = f"{name:10} {row['net']:22} {given:>4} {link:7} {row['devices']:>4} {shown} {errors}"
+            line = f"{name:10} {row['net']:22} {batch:>4} {link:7} {row['devices']:>4} {shown} {errors}"
             print(line, file=sys.stderr)
     print("mlperf: predicted from the smallest published system, not from one device", file=sys.stderr)
     every = [row for name, some in rows.items() if name != "mlperf" for row in some]

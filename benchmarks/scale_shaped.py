@@ -94,19 +94,19 @@ def rank(request: Path, answer: Path) -> None:
             answer.write_text(json.dumps({"rounds": every, "gradients": gradients}), encoding="utf-8")
 
 
-def device_and_step(told: dict[str, Any], batch_size: int) -> tuple[Device, float, int]:
+def device_and_step(document: dict[str, Any], batch_size: int) -> tuple[Device, float, int]:
     """The slower rank of each round, medians over the rounds: one device, and the seconds of an update by both."""
-    slower = [max(pair, key=lambda each: sum(each[:3])) for pair in zip(*told["rounds"], strict=True)]
+    slower = [max(pair, key=lambda each: sum(each[:3])) for pair in zip(*document["rounds"], strict=True)]
     forward, backward, rest = (median(each[place] for each in slower) for place in range(3))
     whole = median(sum(each[:3]) for each in slower)
     times = whole / (forward + backward + rest)
-    step = median(max(one[3], other[3]) for one, other in zip(*told["rounds"], strict=True))
+    step = median(max(first[3], other[3]) for first, other in zip(*document["rounds"], strict=True))
     device = Device(
         batch_size=batch_size,
         forward_seconds=forward * times,
         backward_seconds=backward * times,
         update_seconds=rest * times,
-        gradients=tuple(Gradient(bytes=num, ready=ready) for num, ready in told["gradients"]),
+        gradients=tuple(Gradient(bytes=num, ready=ready) for num, ready in document["gradients"]),
     )
     return device, step, len(slower)
 
@@ -127,12 +127,12 @@ def row_of(
         "measured_efficiency": round(device.step_seconds / step_seconds, 3),
     }
     for name, over in link.items():
-        told = predict(device, 2, Cluster(between=over))
+        predicted = predict(device, 2, Cluster(between=over))
         row[f"predicted_by_{name}"] = {
-            "images_per_second": round(told.images_per_second, 2),
-            "step_ms": round(1000 * told.step_seconds, 1),
-            "error": round(told.images_per_second * step_seconds / images - 1, 3),
-            "limit": told.limit,
+            "images_per_second": round(predicted.images_per_second, 2),
+            "step_ms": round(1000 * predicted.step_seconds, 1),
+            "error": round(predicted.images_per_second * step_seconds / images - 1, 3),
+            "limit": predicted.limit,
         }
     return row
 
@@ -143,11 +143,11 @@ def main() -> None:
     parser.add_argument("--beside", default="nothing", help="what else ran on the machine, in words")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--rank", type=Path, nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.rank:
-        rank(*given.rank)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        rank(*arguments.rank)
         return
-    document: dict[str, Any] = {"machine": facts(), "beside": given.beside, "seconds": given.seconds}
+    document: dict[str, Any] = {"machine": facts(), "beside": arguments.beside, "seconds": arguments.seconds}
     links: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     unshaped = 0.0
@@ -166,11 +166,11 @@ def main() -> None:
                 )
             else:
                 unshaped = link["fit"].latency_seconds
-            links.append({"rate": rate or "unshaped", **{name: asdict(one) for name, one in link.items()}})
+            links.append({"rate": rate or "unshaped", **{name: asdict(value) for name, value in link.items()}})
             print(json.dumps(links[-1]), file=sys.stderr)
             for net in NETS:
                 asked, answer = folder / "request.json", folder / "answer.json"
-                asked.write_text(json.dumps({"net": net, "seconds": given.seconds}), encoding="utf-8")
+                asked.write_text(json.dumps({"net": net, "seconds": arguments.seconds}), encoding="utf-8")
                 in_both(ends, "scale_shaped", "--rank", str(asked), str(answer), cores=CORES)
                 device, step, num = device_and_step(json.loads(answer.read_text(encoding="utf-8")), net[2])
                 rows.append({**row_of(net, rate, device, link, step), "rounds": num})
@@ -179,7 +179,7 @@ def main() -> None:
         errors = [abs(row[f"predicted_by_{name}"]["error"]) for row in rows if f"predicted_by_{name}" in row]
         document[f"median_error_by_{name}"] = round(median(errors), 3)
     document |= {"links": links, "rows": rows}
-    record("scale_shaped", document, save=given.save)
+    record("scale_shaped", document, save=arguments.save)
 
 
 if __name__ == "__main__":

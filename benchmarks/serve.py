@@ -176,9 +176,9 @@ def under_wrk(contender: Contender, port: int, script: Path, seconds: float, con
         before = cpu_seconds(process)
         out = subprocess.run([*base, f"-d{seconds:g}s", url], check=True, capture_output=True, text=True).stdout
         spent = cpu_seconds(process) - before
-    found = re.search(r"(\d+) requests in ([\d.]+)(s|m)", out)
-    assert found is not None, out
-    requests, wall = int(found[1]), float(found[2]) * (60 if found[3] == "m" else 1)
+    match = re.search(r"(\d+) requests in ([\d.]+)(s|m)", out)
+    assert match is not None, out
+    requests, wall = int(match[1]), float(match[2]) * (60 if match[3] == "m" else 1)
     failed = sum(int(number) for number in re.findall(r"Non-2xx or 3xx responses: (\d+)", out))
     if failed or not requests or "Socket errors" in out:
         raise SystemExit(f"{contender.command[1]}: {out}")
@@ -396,8 +396,8 @@ def measure(args: argparse.Namespace, folder: Path, paths: list[Path]) -> dict[s
     turns: dict[str, list[dict[str, float]]] = defaultdict(list)
     command = [sys.executable, __file__, "--direct", str(weights), args.model, str(args.images), str(args.seconds)]
     for number in range(args.rounds):
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        turns["direct"].append(json.loads(told.splitlines()[-1]))
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        turns["direct"].append(json.loads(output.splitlines()[-1]))
         for place, (name, server) in enumerate(servers.items()):
             port = args.port + 10 * number + place
             turns[name].append(under_wrk(server, port, scripts[name], args.seconds, 2 * BATCH))

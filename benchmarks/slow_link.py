@@ -117,24 +117,24 @@ def trained(ends: list[str], start: Path, folder: Path, flags: tuple[str, ...], 
     return Run.open(folder)
 
 
-def speed(told: Run) -> float:
+def speed(run: Run) -> float:
     """Images per second of updates, evaluations left out."""
-    return median(event.images_per_second for event in told.events() if isinstance(event, Logged))
+    return median(event.images_per_second for event in run.events() if isinstance(event, Logged))
 
 
-def row_of(name: str, told: Run, epochs: float) -> dict[str, Any]:
+def row_of(name: str, run: Run, epochs: float) -> dict[str, Any]:
     """What a contender has reached, and where its seconds went."""
-    events = list(told.events())
+    events = list(run.events())
     last = [event for event in events if isinstance(event, Evaluated)][-1]
     spent = [event for event in events if isinstance(event, Accounted)][-1].seconds
     ended = [event for event in events if isinstance(event, Ended)][-1]
     training = {part: spent.get(part, 0.0) for part in ("forward", "backward", "optimizer", "communication")}
     return {
         "engine": name,
-        "images_per_second": round(speed(told), 1),
+        "images_per_second": round(speed(run), 1),
         "epochs": round(epochs, 3),
         "updates": ended.step,
-        "seconds": round(ended.images / speed(told), 1),
+        "seconds": round(ended.images / speed(run), 1),
         "top1": round(last.top1, 4),
         "communication_share": round(training["communication"] / sum(training.values()), 3),
     }
@@ -151,20 +151,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # which the ranks' Ray asks for
-    start, _ = prepared(given.data, given.work)
+    start, _ = prepared(arguments.data, arguments.work)
     rows = []
-    with far_cable(given.rate, given.round_trip / 1000) as ends:
+    with far_cable(arguments.rate, arguments.round_trip / 1000) as ends:
         words = ["bandwidth", "--model", "resnet20", "--size", "32", "--batch-size", str(BATCH), "--json"]
         measured = json.loads(in_both(ends, "steadytrain", *words, cores=CORES))
         [predicted] = measured["engines"]
-        for name in given.only:
-            flags, seed = CONTENDERS[name], ("--seed", str(given.seed))
-            few = trained(ends, start, given.work / "few", flags, *seed, "--set", f"budget.steps={given.updates}")
-            epochs = speed(few) * given.seconds / IMAGES
+        for name in arguments.only:
+            flags, seed = CONTENDERS[name], ("--seed", str(arguments.seed))
+            few = trained(
+                ends, start, arguments.work / "few", flags, *seed, "--set", f"budget.steps={arguments.updates}"
+            )
+            epochs = speed(few) * arguments.seconds / IMAGES
             words = [*seed, "--epochs", f"{epochs:.4f}", "--set", f"every.evaluate_epochs={epochs + 1:.4f}"]
-            rows.append(row_of(name, trained(ends, start, given.work / "run", flags, *words), epochs))
+            rows.append(row_of(name, trained(ends, start, arguments.work / "run", flags, *words), epochs))
             rows[-1]["recommended"] = name == predicted["recommended"]
             print(json.dumps(rows[-1]), file=sys.stderr)
     best = max(row["images_per_second"] for row in rows)
@@ -172,17 +174,17 @@ def main() -> None:
     chosen = [row["images_per_second"] for row in rows if row["recommended"]]
     document = {
         "machine": facts(),
-        "rate": given.rate,
-        "round_trip_ms": given.round_trip,
+        "rate": arguments.rate,
+        "round_trip_ms": arguments.round_trip,
         "model": "resnet20",
         "batch_size": BATCH,
-        "seconds_each": given.seconds,
+        "seconds_each": arguments.seconds,
         "bandwidth": {name: measured[name] for name in ("parameters", "backends")},
         "predicted": predicted,
         "engines": rows,
-        "recommended_of_fastest": round(chosen[0] / best, 3) if chosen and known & set(given.only) else None,
+        "recommended_of_fastest": round(chosen[0] / best, 3) if chosen and known & set(arguments.only) else None,
     }
-    record("slow_link", document, save=given.save)
+    record("slow_link", document, save=arguments.save)
 
 
 if __name__ == "__main__":

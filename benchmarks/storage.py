@@ -93,10 +93,10 @@ def measure(source: str, *, decode: bool, threads: int, blocks: BlockShuffle | N
         images = sum(len(batch) for batch in loader)
         seconds = time.perf_counter() - opened
         stats, traffic = loader.stats(), records.traffic()
-    told = {"images": images, "opening_seconds": opened - began, "images_per_second": images / seconds}
-    told |= {"with_opening": images / (seconds + opened - began), "bytes": stats.bytes}
-    told["cpu_ms_an_image"] = 1000 * (time.process_time() - cpu) / images  # less disturbed by what else runs
-    return told | {"fetched_bytes": 0 if traffic is None else traffic.bytes}
+    values = {"images": images, "opening_seconds": opened - began, "images_per_second": images / seconds}
+    values |= {"with_opening": images / (seconds + opened - began), "bytes": stats.bytes}
+    values["cpu_ms_an_image"] = 1000 * (time.process_time() - cpu) / images  # less disturbed by what else runs
+    return values | {"fetched_bytes": 0 if traffic is None else traffic.bytes}
 
 
 def fetch(names: Sequence[str]) -> dict[str, float]:
@@ -142,8 +142,8 @@ def served(name: str, link: str, folder: Path) -> Iterator[tuple[str, psutil.Pro
     with contextlib.ExitStack() as stack:
         if link:
             rate, _, trip = link.partition(",")
-            here, there = stack.enter_context(far_cable(rate, float(trip.removesuffix("ms")) / 1000))
-            address, (before, client) = f"{NETWORK}.2", (["ip", "netns", "exec", name] for name in (there, here))
+            near_end, there = stack.enter_context(far_cable(rate, float(trip.removesuffix("ms")) / 1000))
+            address, (before, client) = f"{NETWORK}.2", (["ip", "netns", "exec", name] for name in (there, near_end))
         command = [sys.executable, "-m", "moto.server", "-H", address, "-p", "5555"]
         if name == "nginx":
             write_list(folder)
@@ -237,14 +237,14 @@ class Bench:
             fetching = [sys.executable, __file__, str(self.shards[0].parent / self.pattern), "--one", "raw"]
             raw = subprocess.Popen([*self.client, *fetching], env=self.environment, stdout=subprocess.DEVNULL)
         before, began = self.server_seconds(), time.perf_counter()
-        told = subprocess.run(
+        process = subprocess.run(
             [*self.client, *command], env=self.environment, check=True, stdout=subprocess.PIPE, text=True
         )
         share = (self.server_seconds() - before) / (time.perf_counter() - began)
         if raw is not None:
             raw.wait()
         row = {"round": number, "work": work, "source": source, "server_cpu_share": share}
-        self.rows.append(row | json.loads(told.stdout.splitlines()[-1]))
+        self.rows.append(row | json.loads(process.stdout.splitlines()[-1]))
         print(json.dumps(self.rows[-1]), file=sys.stderr)
 
     def server_seconds(self) -> float:

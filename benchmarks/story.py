@@ -129,16 +129,16 @@ def main() -> None:
         size = (story.folder / "originals.rec").stat().st_size
         possible = story.train("originals.rec", "runs/possible")
         rate = arguments.share * possible["images_per_second"]
-        given = rate * size / possible["images"]
-        stalled = story.train("originals.rec", "runs/stalled", bytes_per_second=given, rate=rate)
+        expected = rate * size / possible["images"]
+        stalled = story.train("originals.rec", "runs/stalled", bytes_per_second=expected, rate=rate)
         story.steady("pack", "photos", "small", "--shorter-side", str(SIDE))
         fixed_size = (story.folder / "small.rec").stat().st_size
         # A disk that is slow by its bytes gives small files sooner; slow reads are left behind: a copy on a fast disk.
-        fixed = story.train("small.rec", "runs/fixed", bytes_per_second=None if slow_reads else given)
+        fixed = story.train("small.rec", "runs/fixed", bytes_per_second=None if slow_reads else expected)
         document = {
             "throttled": "reads" if slow_reads else "disk",
             "allowed_share": arguments.share,
-            "disk_bytes_per_second": None if slow_reads else round(given),
+            "disk_bytes_per_second": None if slow_reads else round(expected),
             "bytes": {"originals": size, "small": fixed_size},
             "runs": {"possible": possible, "stalled": stalled, "fixed": fixed},
             "stalled_of_possible": stalled["images_per_second"] / possible["images_per_second"],

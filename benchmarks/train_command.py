@@ -155,7 +155,7 @@ class Turn:
 
     def told(self, step_seconds: float) -> dict[str, Any]:
         """For the receipt; ``updates``: seconds between them, in which a disturbance would be seen."""
-        updates = [round(other - one, 4) for one, other in pairwise(self.moments)]
+        updates = [round(other - before, 4) for before, other in pairwise(self.moments)]
         return {"command_seconds": self.seconds, "step_seconds": step_seconds, "updates": updates}
 
 
@@ -177,26 +177,28 @@ def take_turn(work: Work, who: Contender, seconds: float) -> Turn:
             moments, waits, shares = *_by_lines(printed, UPDATE[who.whose], work.epochs - 1), None
     if len(moments) != work.steps:
         raise ContenderError(f"{len(moments)} updates were seen in the last epoch, not {work.steps}: {printed[-1][1]}")
-    return Turn(seconds=spent, cpu_seconds=cpu, moments=[one - began for one in moments], waits=waits, shares=shares)
+    return Turn(
+        seconds=spent, cpu_seconds=cpu, moments=[moment - began for moment in moments], waits=waits, shares=shares
+    )
 
 
 def _own(folder: Path, work: Work) -> tuple[list[float], list[float], dict[str, float]]:
     """Of our run: when its updates were done, what they waited, and where the steady seconds went."""
     events = list(Run.open(folder).events())
-    steps = [one for one in events if isinstance(one, Step)][-work.steps :]
-    seconds = [one for one in events if isinstance(one, Accounted)][-1].seconds
+    steps = [event for event in events if isinstance(event, Step)][-work.steps :]
+    seconds = [event for event in events if isinstance(event, Accounted)][-1].seconds
     steady = {name: seconds.get(name, 0.0) for name in (*UPDATING, "epoch_gap", "logging") if name != "warmup"}
     whole = sum(steady.values()) or 1.0
     shares = {name: value / whole for name, value in steady.items()}
     idle = 1.0 - sum(shares[name] for name in COMPUTE)
-    return [one.time for one in steps], [one.wait_seconds for one in steps], {**shares, "idle": idle}
+    return [step.time for step in steps], [step.wait_seconds for step in steps], {**shares, "idle": idle}
 
 
 def _by_lines(
     lines: Sequence[tuple[float, str]], update: re.Pattern[str], epoch: int
 ) -> tuple[list[float], list[float]]:
-    found = [(moment, told) for moment, line in lines if (told := update.search(line)) and int(told[1]) == epoch]
-    return [moment for moment, _ in found], [float(told[2]) for _, told in found]
+    rows = [(moment, match) for moment, line in lines if (match := update.search(line)) and int(match[1]) == epoch]
+    return [moment for moment, _ in rows], [float(figures[2]) for _, figures in rows]
 
 
 def photographs(data: Path | None, folder: Path) -> list[Path]:
@@ -236,58 +238,58 @@ def compare(work: Work, names: Sequence[str], rounds: int, seconds: float) -> di
         seconds: for all of it: a turn for which they will hardly suffice is not begun.
     """
     until = time.monotonic() + seconds
-    told: dict[str, list[Turn]] = {name: [] for name in names}
+    taken: dict[str, list[Turn]] = {name: [] for name in names}
     lacking: dict[str, str] = {}
     for number in range(rounds):
         for name in [*names[number % len(names) :], *names[: number % len(names)]]:
-            left, before = until - time.monotonic(), max((one.seconds for one in told[name]), default=0.0)
+            left, before = until - time.monotonic(), max((turn.seconds for turn in taken[name]), default=0.0)
             if name in lacking or left <= before:
                 continue
             try:
-                told[name].append(take_turn(work, CONTENDERS[name], left))
-                print(f"{name}: {told[name][-1].seconds:.1f} s", file=sys.stderr, flush=True)
+                taken[name].append(take_turn(work, CONTENDERS[name], left))
+                print(f"{name}: {taken[name][-1].seconds:.1f} s", file=sys.stderr, flush=True)
             except ContenderError as error:
                 lacking[name] = error.reason
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
-    lacking |= {name: "no time was left" for name in names if not told[name] and name not in lacking}
-    figures = {name: summary(work, turns) for name, turns in told.items() if turns}
+    lacking |= {name: "no time was left" for name in names if not taken[name] and name not in lacking}
+    figures = {name: summary(work, turns) for name, turns in taken.items() if turns}
     return {"contenders": figures, "lacking": lacking, "times": ratios(figures)}
 
 
 def summary(work: Work, turns: Sequence[Turn]) -> dict[str, Any]:
     """Medians over the turns of one contender."""
     last = len(turns[0].moments) - 1
-    steps = [(one.moments[last] - one.moments[work.warm - 1]) / (last + 1 - work.warm) for one in turns]
-    waits = [sum(one.waits[work.warm :]) / (last + 1 - work.warm) for one in turns]
-    whole, step = median(one.seconds for one in turns), median(steps)
-    told: dict[str, Any] = {
+    steps = [(turn.moments[last] - turn.moments[work.warm - 1]) / (last + 1 - work.warm) for turn in turns]
+    waits = [sum(turn.waits[work.warm :]) / (last + 1 - work.warm) for turn in turns]
+    whole, step = median(turn.seconds for turn in turns), median(steps)
+    document: dict[str, Any] = {
         "images_per_second": work.batch / step,
         "command_images_per_second": work.images / whole,
         "step_seconds": step,
         "wait_seconds_of_a_step": median(waits),
         "command_seconds": whole,
-        "seconds_to_first_update": median(one.moments[0] for one in turns),
-        "cpu_seconds": median(one.cpu_seconds for one in turns),
-        "cores_busy": median(one.cpu_seconds / one.seconds for one in turns),
-        "rounds": [one.told(each) for one, each in zip(turns, steps, strict=True)],
+        "seconds_to_first_update": median(turn.moments[0] for turn in turns),
+        "cpu_seconds": median(turn.cpu_seconds for turn in turns),
+        "cores_busy": median(turn.cpu_seconds / turn.seconds for turn in turns),
+        "rounds": [turn.told(each) for turn, each in zip(turns, steps, strict=True)],
     }
     if turns[-1].shares is not None:
-        told["ledger"] = {name: round(share, 4) for name, share in turns[-1].shares.items()}
-    return told
+        document["ledger"] = {name: round(share, 4) for name, share in turns[-1].shares.items()}
+    return document
 
 
 def ratios(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Ours over each script, steady and as a whole command; whether the bar is met against both, at all's defaults."""
     rates = ("images_per_second", "command_images_per_second")
-    own = [name for name in figures if CONTENDERS[name].whose == "steadytrain"]
-    theirs = [name for name in figures if name not in own]
+    ours = [name for name in figures if CONTENDERS[name].whose == "steadytrain"]
+    theirs = [name for name in figures if name not in ours]
     times = {
         name: {peer: {rate: figures[name][rate] / figures[peer][rate] for rate in rates} for peer in theirs}
-        for name in own
+        for name in ours
     }
     met = {
         name: {rate: min(times[name][peer][rate] for peer in ("timm", "torchvision")) >= BAR for rate in rates}
-        for name in own
+        for name in ours
         if {"timm", "torchvision"} <= set(theirs)
     }
     return {"bar": BAR, "met": met, **times}
@@ -297,8 +299,8 @@ def origin(whose: str, checkout: Path) -> dict[str, str | None]:
     """Which script it is: its commit, if the folder is a checkout, and its digest."""
     asked = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
     is_checkout = (checkout / ".git").exists() and shutil.which("git") is not None
-    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() if is_checkout else ""
-    return {"commit": told or None, "sha256": hashlib.sha256(script(whose, checkout).read_bytes()).hexdigest()}
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() if is_checkout else ""
+    return {"commit": answer or None, "sha256": hashlib.sha256(script(whose, checkout).read_bytes()).hexdigest()}
 
 
 def measure(work: Work, names: Sequence[str], rounds: int, *, data: Path | None, seconds: float) -> dict[str, Any]:
@@ -362,8 +364,8 @@ def main() -> None:
             warm=warm,
             epochs=args.epochs,
         )
-        told = measure(work, names, args.rounds, data=args.data and Path(args.data), seconds=args.seconds)
-    machine.record("train_command", told, save=args.save)
+        measured = measure(work, names, args.rounds, data=args.data and Path(args.data), seconds=args.seconds)
+    machine.record("train_command", measured, save=args.save)
 
 
 if __name__ == "__main__":

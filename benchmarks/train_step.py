@@ -74,7 +74,7 @@ PAIRED = ("lenet", "mlp")
 TURN, TURNS, WARM_TURNS = 20, 150, 10
 
 
-def nothing(num_classes: int, **told: Any) -> Any:
+def nothing(num_classes: int, **options: Any) -> Any:
     """A model that does nothing: logits from one parameter, whatever the images."""
     import torch
 
@@ -150,11 +150,11 @@ def paired(case: Case, records: str) -> dict[str, Any]:
             turns[name].append((time.perf_counter() - began) / (TURN - 1) * 1e6)
     contenders["ours"].close()  # type: ignore[attr-defined]
     kept = {name: values[WARM_TURNS:] for name, values in turns.items()}
-    told: dict[str, Any] = {name: {"median": median(some), "best": min(some)} for name, some in kept.items()}
+    figures: dict[str, Any] = {name: {"median": median(some), "best": min(some)} for name, some in kept.items()}
     for peer in ("bare", "script"):
         ratios = [a / b for a, b in zip(kept["ours"], kept[peer], strict=True)]
-        told[f"over_{peer}"] = {"median": median(ratios), "at_best": min(kept["ours"]) / min(kept[peer])}
-    return told
+        figures[f"over_{peer}"] = {"median": median(ratios), "at_best": min(kept["ours"]) / min(kept[peer])}
+    return figures
 
 
 def bare(case: Case, loads: str = "") -> Iterator[float]:
@@ -224,14 +224,14 @@ def say(words: list[str]) -> dict[str, Any]:
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
 
 
 def child(words: list[str]) -> tuple[float, float]:
     """Run one contender; means of the second half: seconds of a step, and for its batch."""
-    told = say(words)
-    seconds, waits = told["seconds"], told.get("waits") or [0.0]
+    answer = say(words)
+    seconds, waits = answer["seconds"], answer.get("waits") or [0.0]
     return fmean(seconds[len(seconds) // 2 :]), fmean(waits[len(waits) // 2 :])
 
 
@@ -246,7 +246,7 @@ def mxnet_version(python: str | None) -> str | None:
 def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """How many times as fast as each peer ours is, in each way."""
     peers, owns = ([who for who in names if who in seconds] for names in (PEERS, OURS))
-    return {own: {peer: seconds[peer] / seconds[own] for peer in peers} for own in owns}
+    return {ours: {peer: seconds[peer] / seconds[ours] for peer in peers} for ours in owns}
 
 
 def compare(name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paired: bool) -> dict[str, Any]:
@@ -278,16 +278,16 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paire
         theirs = [mxnet, str(HERE / "peers/mxnet_step.py"), name, *shape]
         commands["mxnet"] = ["env", f"OMP_NUM_THREADS={facts.cores()}", *theirs]
         commands["mxnet_default"] = ["env", "-u", "OMP_NUM_THREADS", *theirs]
-    told: dict[str, list[float]] = {name: [] for name in commands}
+    taken: dict[str, list[float]] = {name: [] for name in commands}
     waited: list[float] = []
     for number in range(rounds):
         turns = list(commands.items())
         for who, words in turns[number % len(turns) :] + turns[: number % len(turns)]:
             seconds, waits = child(words)
-            told[who].append(seconds)
+            taken[who].append(seconds)
             if who == "nothing_steadytrain":
                 waited.append(waits)
-    medians = {who: median(values) for who, values in told.items()}
+    medians = {who: median(values) for who, values in taken.items()}
     overhead = medians["nothing_steadytrain"] - medians["nothing_bare"]
     return {
         **case._asdict(),
@@ -295,12 +295,12 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paire
         "seconds_per_step": medians,
         "images_per_second": {who: case.batch / seconds for who, seconds in medians.items() if who not in QUIET},
         "times": times(medians),
-        "times_at_best": times({who: min(values) for who, values in told.items()}),
+        "times_at_best": times({who: min(values) for who, values in taken.items()}),
         "loop_microseconds": overhead * 1e6,
         "of_them_for_the_next_batch": median(waited) * 1e6,
         "loop_share_of_step": overhead / medians["steadytrain"],
         "paired": pairs,
-        "all_rounds": told,
+        "all_rounds": taken,
     }
 
 
@@ -325,20 +325,20 @@ def main() -> None:
         "--save", action="store_true", help="also write benchmarks/results/train_step.json, or that of these cases"
     )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.one:
-        print(json.dumps(_one(*told.one)))
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(_one(*arguments.one)))
         return
     with tempfile.TemporaryDirectory() as folder:
         cases = {
-            name: compare(name, told.rounds, told.mxnet_python, Path(folder), is_paired=told.paired)
-            for name in (PAIRED if told.paired else told.cases)
+            name: compare(name, arguments.rounds, arguments.mxnet_python, Path(folder), is_paired=arguments.paired)
+            for name in (PAIRED if arguments.paired else arguments.cases)
         }
-    if told.paired:
-        machine.record("train_step_paired", cases, save=told.save)
+    if arguments.paired:
+        machine.record("train_step_paired", cases, save=arguments.save)
         return
-    name = machine.of_cases("train_step", told.cases, CASES)
-    machine.record(name, {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
+    name = machine.of_cases("train_step", arguments.cases, CASES)
+    machine.record(name, {"mxnet": mxnet_version(arguments.mxnet_python), **cases}, save=arguments.save)
 
 
 Nothing = nothing

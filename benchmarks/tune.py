@@ -202,11 +202,11 @@ def main() -> None:
     for name in args.pairs:
         done = args.work / f"{name}{'-quick' if args.quick else ''}.json"
         if not done.exists():
-            told = pair(name, args.data, args.work, minutes=minutes, quick=args.quick)
-            done.write_text(json.dumps(told), encoding="utf-8")
+            outcome = pair(name, args.data, args.work, minutes=minutes, quick=args.quick)
+            done.write_text(json.dumps(outcome), encoding="utf-8")
         figures[name] = json.loads(done.read_text(encoding="utf-8"))
-    shares = [one["share_of_best"] for one in figures.values()]
-    costs = [one["cost_share"] for one in figures.values()]
+    shares = [figure["share_of_best"] for figure in figures.values()]
+    costs = [figure["cost_share"] for figure in figures.values()]
     summary = {
         "quick": args.quick,
         "minutes": minutes,
@@ -215,7 +215,7 @@ def main() -> None:
         "median_share_of_best": median(shares),
         "worst_cost_share": max(costs),
         "median_cost_share": median(costs),
-        "gains": {name: one["gain"] for name, one in figures.items()},
+        "gains": {name: figure["gain"] for name, figure in figures.items()},
     }
     document = {**summary, "pairs": figures}
     machine.record(machine.of_cases("tune", args.pairs, PAIRS), document, save=args.save)

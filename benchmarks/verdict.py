@@ -107,27 +107,27 @@ def measure_drawn(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     draws = [(number, drawn.draw(args.seed, number)) for number in numbers]
     failed: dict[str, str] = {}
     for block in blocks:
-        mine = [(number, one) for number, one in draws if number in block]
-        for number, one in sorted(mine, key=lambda item: (item[1].fault.base, str(item[1].fault.clean))):
+        mine = [(number, fault) for number, fault in draws if number in block]
+        for number, draw in sorted(mine, key=lambda item: (item[1].fault.base, str(item[1].fault.clean))):
             if args.minutes and time.monotonic() - began > 60 * args.minutes:
                 break
-            base = drawn.LONG[one.fault.base]
+            base = drawn.LONG[draw.fault.base]
             try:
-                if not bench.is_fresh(base, one.fault.clean):
-                    sound = bench.clean_trial(base, one.fault.clean)
+                if not bench.is_fresh(base, draw.fault.clean):
+                    sound = bench.clean_trial(base, draw.fault.clean)
                     rows.append(_row(-1, "sound", "", base.name, sound, None, bench.newest))
                     _keep(file, rows[-1])
-                trial = bench.trial(one.fault, mend=False, base=base)
+                trial = bench.trial(draw.fault, mend=False, base=base)
             except RunFailedError as error:
-                failed[f"{number}: {one.fault.about}"] = str(error)
-                say(f"{number} {one.fault.about}: FAILED {str(error)[-400:]}")
+                failed[f"{number}: {draw.fault.about}"] = str(error)
+                say(f"{number} {draw.fault.about}: FAILED {str(error)[-400:]}")
                 continue
-            counted = trial.counted if one.fault.truth == "counted" else None
-            rows.append(_row(number, one.place, one.fault.about, base.name, trial, counted, bench.newest))
+            counted = trial.counted if draw.fault.truth == "counted" else None
+            rows.append(_row(number, draw.place, draw.fault.about, base.name, trial, counted, bench.newest))
             _keep(file, rows[-1])
-    told = drawn.summary(rows)
-    say("\n".join(drawn.lines(told)))
-    return {"seed": args.seed, **told, "failed": failed, "rows": [asdict(row) for row in rows]}
+    summary = drawn.summary(rows)
+    say("\n".join(drawn.lines(summary)))
+    return {"seed": args.seed, **summary, "failed": failed, "rows": [asdict(row) for row in rows]}
 
 
 def _row(number: int, place: str, about: str, base: str, trial: Trial, counted: float | None, run: str) -> drawn.Row:
@@ -156,17 +156,19 @@ def _keep(file: Path, row: drawn.Row) -> None:
 
 def document(trials: Trials, failed: dict[str, str]) -> dict[str, Any]:
     """The confusion matrix, and how near shares and savings come."""
-    had = {name: told for name, told in trials.items() if told}
-    clean = {name: score.single(told, ("nothing",), "wall") for name, told in had.items() if name.startswith(CLEAN)}
+    had = {name: of_fault for name, of_fault in trials.items() if of_fault}
+    clean = {
+        name: score.single(of_fault, ("nothing",), "wall") for name, of_fault in had.items() if name.startswith(CLEAN)
+    }
     singles = {
         name: {"about": fault(name).about, "truth": fault(name).truth}
-        | score.single(told, fault(name).expected, fault(name).truth)
-        for name, told in had.items()
+        | score.single(of_fault, fault(name).expected, fault(name).truth)
+        for name, of_fault in had.items()
         if name in SINGLES
     }
     pairs = {
-        name: score.pair(told, [SINGLES[part].expected for part in fault(name).parts])
-        for name, told in had.items()
+        name: score.pair(of_fault, [SINGLES[part].expected for part in fault(name).parts])
+        for name, of_fault in had.items()
         if name in PAIRS
     }
     return {
@@ -181,7 +183,7 @@ def document(trials: Trials, failed: dict[str, str]) -> dict[str, Any]:
 
 
 def _clean_right(clean: dict[str, Any]) -> str:
-    return f"{sum(one['right_first'] for one in clean.values())} of {sum(one['trials'] for one in clean.values())}"
+    return f"{sum(row['right_first'] for row in clean.values())} of {sum(row['trials'] for row in clean.values())}"
 
 
 def line(name: str, trial: Trial) -> str:
@@ -193,19 +195,19 @@ def line(name: str, trial: Trial) -> str:
     return f"{name:42} {trial.clean:5.1f} / {trial.faulty:5.1f} s{after}  truth {real:.0%}  told {causes}"
 
 
-def table(told: dict[str, Any]) -> Iterator[str]:
+def table(document: dict[str, Any]) -> Iterator[str]:
     """The matrix as text."""
     yield f"{'fault':30} {'right':>6} {'first':26} {'share':>13} {'saves':>13}"
-    for name, row in (told["clean"] | told["singles"]).items():
+    for name, row in (document["clean"] | document["singles"]).items():
         share = f"{_percent(row['share_told'])} of {_percent(row['share_true'])}"
         saves = f"{_percent(row['saving_predicted'])} of {_percent(row['saving_measured'])}"
         right = f"{row['right_first']} / {row['trials']}"
         yield f"{name:30} {right:>6} {_counts(row['named_first']):26} {share:>13} {saves:>13}"
     yield f"{'pair':42} {'right':>6} {'first':26} second"
-    for name, row in told["pairs"].items():
+    for name, row in document["pairs"].items():
         right = f"{row['right_two']} / {row['trials']}"
         yield f"{name:42} {right:>6} {_counts(row['named_first']):26} {_counts(row['named_second'])}"
-    yield from (f"{key}: {value}" for key, value in told["summary"].items())
+    yield from (f"{key}: {value}" for key, value in document["summary"].items())
 
 
 def _percent(share: float | None) -> str:
@@ -227,8 +229,8 @@ def folder_at(place: Path | None) -> Iterator[Path]:
         place.mkdir(parents=True, exist_ok=True)
         yield place
         return
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def end(number: int, frame: object) -> None:
@@ -252,7 +254,7 @@ def chosen(args: argparse.Namespace) -> list[str]:
     if args.quick:
         names = [f"{CLEAN}small", *QUICK]
     if args.only:
-        names = [name for name in names if any(name == one or f"{CLEAN}{one}" == name for one in args.only)]
+        names = [name for name in names if any(name == wanted or f"{CLEAN}{wanted}" == name for wanted in args.only)]
     if args.singles:
         names = [name for name in names if name not in PAIRS]
     return [name for name in names if name.startswith(CLEAN) or not missing(fault(name).around)]
@@ -287,9 +289,9 @@ def main() -> None:
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
     with folder_at(args.work) as work, tempfile.TemporaryDirectory(dir=work) as runs:
-        made = data.make(Path(args.data), work)
+        files = data.make(Path(args.data), work)
         preload()
-        bench = Bench(work if args.keep else Path(runs), made, keep=args.keep, crowded=args.crowded)
+        bench = Bench(work if args.keep else Path(runs), files, keep=args.keep, crowded=args.crowded)
         if args.drawn is not None:
             drawn_told = {"crowded": args.crowded, **measure_drawn(bench, args)}
             machine.record(args.save or "verdict_drawn", drawn_told, save=args.save is not None)

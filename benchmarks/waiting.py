@@ -73,15 +73,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", default=list(NETS), choices=list(NETS))
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/waiting.json")
-    told = parser.parse_args()
-    result: dict[str, Any] = {"rounds": told.rounds}
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {"rounds": arguments.rounds}
     with tempfile.TemporaryDirectory() as folder:
-        for net in told.cases:
+        for net in arguments.cases:
             case = CASES[net.partition("-")[0]]
             records = write_records(Path(folder) / net, case.side, case.channels, 2 * case.batch)
             turns = [(beside, how) for beside in NEIGHBOURS for how in SPINS]
             rates: dict[str, dict[str, list[float]]] = {beside: {how: [] for how in SPINS} for beside in NEIGHBOURS}
-            for number in range(told.rounds):
+            for number in range(arguments.rounds):
                 for beside, how in turns[number % len(turns) :] + turns[: number % len(turns)]:
                     rates[beside][how].append(rate(net, records, SPINS[how], NEIGHBOURS[beside]))
             result[net] = {
@@ -90,7 +90,7 @@ def main() -> None:
                 },
                 "all_rounds": rates,
             }
-    machine.record(machine.of_cases("waiting", told.cases, NETS), result, save=told.save)
+    machine.record(machine.of_cases("waiting", arguments.cases, NETS), result, save=arguments.save)
 
 
 if __name__ == "__main__":

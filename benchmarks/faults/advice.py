@@ -30,11 +30,11 @@ def settings_of(change: str) -> dict[str, Any] | None:
         return None
     if words[:2] == ["steady", "pack"]:
         return {PACKS: tuple(words[4:])} if len(words) > 4 and words[4].startswith("--") else None
-    told: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for flag, value in pairwise(words):
         key = FLAGS.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
         if flag == "--set" and "=" in value:
-            told.__setitem__(*parse_setting(value.rstrip(",;.")))
+            document.__setitem__(*parse_setting(value.rstrip(",;.")))
         elif key is not None:
-            told[key] = parse_setting(f"x={value.rstrip(',;.')}")[1]
-    return told if told and not told.keys() & _KEPT else None
+            document[key] = parse_setting(f"x={value.rstrip(',;.')}")[1]
+    return document if document and not document.keys() & _KEPT else None

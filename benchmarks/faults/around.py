@@ -67,11 +67,11 @@ def slow_from_start(bytes_per_second: float, folder: Path) -> Iterator[Surroundi
 
 
 @contextlib.contextmanager
-def neighbours(told: Mapping[str, Any]) -> Iterator[Surroundings]:
+def neighbours(settings: Mapping[str, Any]) -> Iterator[Surroundings]:
     """A ``number`` of programs of some ``nice`` level that compute for ``seconds``, after ``delay`` seconds."""
-    code = f"import os, time; os.nice({told['nice']}); time.sleep({told['delay']}); end = time.time() + "
-    code += f"{told['seconds']}\nwhile time.time() < end: {told.get('work', 'pass')}"
-    programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(told["number"])]
+    code = f"import os, time; os.nice({settings['nice']}); time.sleep({settings['delay']}); end = time.time() + "
+    code += f"{settings['seconds']}\nwhile time.time() < end: {settings.get('work', 'pass')}"
+    programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(settings["number"])]
     try:
         yield Surroundings()
     finally:
@@ -110,7 +110,7 @@ def enter(network: Path) -> None:
 
 
 AROUND: dict[str, Callable[..., contextlib.AbstractContextManager[Surroundings]]] = {
-    made.__name__: made for made in (quota, slow_storage, slow_from_start, hogs, neighbours, slow_link)
+    maker.__name__: maker for maker in (quota, slow_storage, slow_from_start, hogs, neighbours, slow_link)
 }
 _NEEDS = {"quota": "cpu", "slow_storage": "blkio", "slow_from_start": "blkio"}
 
@@ -122,12 +122,12 @@ def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]
         all_: list[Surroundings] = []
         for name, value in around.items():
             if name in AROUND:
-                told = (value, folder) if name in ("slow_storage", "slow_from_start") else (value,)
-                all_.append(stack.enter_context(AROUND[name](*told)))
+                arguments = (value, folder) if name in ("slow_storage", "slow_from_start") else (value,)
+                all_.append(stack.enter_context(AROUND[name](*arguments)))
         yield Surroundings(
-            joins=tuple(path for one in all_ for path in one.joins),
-            joins_late=tuple(path for one in all_ for path in one.joins_late),
-            network=next((one.network for one in all_ if one.network is not None), None),
+            joins=tuple(path for part in all_ for path in part.joins),
+            joins_late=tuple(path for part in all_ for path in part.joins_late),
+            network=next((part.network for part in all_ if part.network is not None), None),
         )
 
 

@@ -330,8 +330,8 @@ SINGLES = {fault.name: fault for fault in (*_FEED, *_MACHINE, *_UPDATE, *_BESIDE
 PAIRS = {
     pair.name: pair
     for pair in (
-        both(SINGLES[one], SINGLES[other])
-        for one, other in (
+        both(SINGLES[first], SINGLES[other])
+        for first, other in (
             ("waiting_model", "frequent_evaluation"),
             ("frequent_evaluation", "slow_checkpoints"),
             ("slow_log", "frequent_evaluation"),

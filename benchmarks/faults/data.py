@@ -36,13 +36,13 @@ def make(archives: Path, out: Path) -> dict[str, Path]:
         part.rename(out / "files")
     files = out / "files"
     names = ("cifar", "cifar_val", "cifar_test")
-    made = {name: _packed(files / name, out / f"{name}.rec", encoding="raw") for name in names}
-    made["originals"] = _packed(files / "photos", out / "originals.rec", encoding="pass")
-    made["photos"] = _packed(files / "photos", out / "photos.rec", shorter_side=SMALL_SIDE)
-    made["cifar_bare"] = out / "bare" / "cifar.rec"
-    if not made["cifar_bare"].exists():
-        _write(made["cifar_bare"], made["cifar"].read_bytes())
-    return made
+    packed = {name: _packed(files / name, out / f"{name}.rec", encoding="raw") for name in names}
+    packed["originals"] = _packed(files / "photos", out / "originals.rec", encoding="pass")
+    packed["photos"] = _packed(files / "photos", out / "photos.rec", shorter_side=SMALL_SIDE)
+    packed["cifar_bare"] = out / "bare" / "cifar.rec"
+    if not packed["cifar_bare"].exists():
+        _write(packed["cifar_bare"], packed["cifar"].read_bytes())
+    return packed
 
 
 def packed_again(source: Path, flags: Sequence[str]) -> Path:

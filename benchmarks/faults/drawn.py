@@ -137,14 +137,15 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def lines(told: Mapping[str, Any]) -> Iterator[str]:
+def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """The summary as text."""
     yield f"{'place':16} {'draws':>6} {'over 10 %':>10} {'right':>6} {'share near':>11}  named first"
-    for place, row in told["places"].items():
+    for place, row in summary["places"].items():
         named = ", ".join(f"{name} {count}" for name, count in row["named_first"].items())
         yield f"{place:16} {row['draws']:6} {row['heavy']:10} {row['right']:6} {row['share_near']:11}  {named}"
-    yield f"right {told['right']} of {told['heavy']}; shares within {NEAR:.0%}: {told['share_near']} of {told['draws']}"
-    yield f"false alarms: {told['false_alarms']} of {told['sound']} sound runs {told['alarms'] or ''}"
+    near = f"shares within {NEAR:.0%}: {summary['share_near']} of {summary['draws']}"
+    yield f"right {summary['right']} of {summary['heavy']}; {near}"
+    yield f"false alarms: {summary['false_alarms']} of {summary['sound']} sound runs {summary['alarms'] or ''}"
 
 
 # -- the primitives ----------------------------------------------------------------------------------------------------
@@ -167,12 +168,12 @@ def _when(span: tuple[float, float]) -> str:
     return "" if span == (0.0, 2.0) else f", from {span[0]:.0%} to {min(1.0, span[1]):.0%} of the updates"
 
 
-def _made(place: str, about: str, base: str, truth: str = "wall", **told: Any) -> Draw:
+def _made(place: str, about: str, base: str, truth: str = "wall", **settings: Any) -> Draw:
     steps = max(
-        1, round(LONG[base].images / told.get("settings", {}).get("batch_size", BASES[base].settings["batch_size"]))
+        1, round(LONG[base].images / settings.get("settings", {}).get("batch_size", BASES[base].settings["batch_size"]))
     )
-    patches = {"expect_updates": steps, **told.pop("patches", {})}
-    fault = Fault(name=about, about=about, base=base, expected=PLACES[place], truth=truth, patches=patches, **told)
+    patches = {"expect_updates": steps, **settings.pop("patches", {})}
+    fault = Fault(name=about, about=about, base=base, expected=PLACES[place], truth=truth, patches=patches, **settings)
     return Draw(place=place, fault=fault)
 
 
@@ -181,14 +182,14 @@ def _slow_input(chance: Random) -> Draw:
     base = "small" if of == "gather" else "photos"
     seconds = _amount(chance, 0.01, 0.2) if of == "gather" else _amount(chance, 0.0015, 0.02)
     span = _span(chance)
-    told = {"of": of, "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
-    return _made("input", f"{of} {how}s {seconds} s more{_when(span)}", base, patches={"slowed": told})
+    settings = {"of": of, "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
+    return _made("input", f"{of} {how}s {seconds} s more{_when(span)}", base, patches={"slowed": settings})
 
 
 def _slow_reads(chance: Random) -> Draw:
     span, seconds = _span(chance), _amount(chance, 0.002, 0.02)
-    told = {"of": "read", "how": "sleep", "seconds": seconds, "begin": span[0], "end": span[1]}
-    return _made("storage", f"each read takes {seconds} s{_when(span)}", "photos", patches={"slowed": told})
+    settings = {"of": "read", "how": "sleep", "seconds": seconds, "begin": span[0], "end": span[1]}
+    return _made("storage", f"each read takes {seconds} s{_when(span)}", "photos", patches={"slowed": settings})
 
 
 def _slow_device(chance: Random) -> Draw:
@@ -196,8 +197,8 @@ def _slow_device(chance: Random) -> Draw:
     if chance.random() < 0.5:
         about = f"a device of {2 * rate / 1e6:.1f} MB/s from the start"
         bare = {"data": "cifar_bare", "val": None}  # without a card it is read whole, once
-        told: Any = {"patches": {"cold_start": "cifar_bare"}, "around": {"slow_from_start": 2 * rate}}
-        return _made("storage", about, "small", settings=bare, clean=bare, **told)
+        settings: Any = {"patches": {"cold_start": "cifar_bare"}, "around": {"slow_from_start": 2 * rate}}
+        return _made("storage", about, "small", settings=bare, clean=bare, **settings)
     patches = {"cold": "photos"} | ({"forgets": "photos"} if chance.random() < 0.5 else {})
     about = f"a device of {rate / 1e6:.1f} MB/s from the first batch{' in every epoch' if len(patches) > 1 else ''}"
     return _made("storage", about, "photos", patches=patches, around={"slow_storage": rate})
@@ -208,8 +209,8 @@ def _slow_model(chance: Random) -> Draw:
     where, span = chance.choice(("forward", "forward", "backward")), _span(chance)
     seconds = _amount(chance, 0.1, 1.5) * UPDATE_SECONDS[base]
     seconds = float(f"{seconds:.2g}")
-    told = {"where": where, "how": how, "seconds": seconds, "span": f"{span[0]}:{span[1]}"}
-    settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in told.items()}
+    options = {"where": where, "how": how, "seconds": seconds, "span": f"{span[0]}:{span[1]}"}
+    settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in options.items()}
     about = f"the model's {where} pass {how}s {seconds} s{_when(span)}"
     return _made("host code", about, base, "counted", settings=settings)
 
@@ -217,16 +218,16 @@ def _slow_model(chance: Random) -> Draw:
 def _slow_step(chance: Random) -> Draw:
     base, how, span = chance.choice(("small", "quick")), chance.choice(("sleep", "spin")), _span(chance)
     seconds = float(f"{_amount(chance, 0.1, 1.5) * UPDATE_SECONDS[base]:.2g}")
-    told = {"of": "optimizer", "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
+    settings = {"of": "optimizer", "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
     about = f"a hook of the optimizer {how}s {seconds} s{_when(span)}"
-    return _made("host code", about, base, "counted", patches={"slowed": told})
+    return _made("host code", about, base, "counted", patches={"slowed": settings})
 
 
 def _busy_thread(chance: Random) -> Draw:
     base, duty, span = chance.choice(("small", "quick")), _amount(chance, 0.2, 1.0), _span(chance)
-    told = {"how": "spin", "duty": duty, "begin": span[0], "end": span[1]}
+    settings = {"how": "spin", "duty": duty, "begin": span[0], "end": span[1]}
     about = f"a thread runs Python code {duty:.0%} of the time{_when(span)}"
-    return _made("host code", about, base, patches={"thread": told})
+    return _made("host code", about, base, patches={"thread": settings})
 
 
 def _slow_log(chance: Random) -> Draw:
@@ -239,9 +240,9 @@ def _neighbours(chance: Random) -> Draw:
     nice, delay = chance.choice((0, 0, 0, 5, 19)), round(chance.choice((0.0, chance.uniform(2, 4))), 1)
     work = chance.choice(("pass", "sum(range(1000))", "bytearray(1 << 23)"))
     seconds = round(chance.choice((600.0, chance.uniform(4, 8))), 1)
-    told = {"number": number, "nice": nice, "delay": delay, "seconds": seconds, "work": work}
+    settings = {"number": number, "nice": nice, "delay": delay, "seconds": seconds, "work": work}
     about = f"{number} programs at nice {nice} ({work}), from {delay} s for {seconds} s"
-    return _made("other processes", about, base, around={"neighbours": told})
+    return _made("other processes", about, base, around={"neighbours": settings})
 
 
 def _threads(chance: Random) -> Draw:
@@ -280,8 +281,8 @@ def _evaluation(chance: Random) -> Draw:
             "evaluation", f"an evaluation every {period} epochs", "small", settings={"every.evaluate_epochs": period}
         )
     how, seconds = chance.choice(("sleep", "burn", "spin")), _amount(chance, 0.1, 2.0)
-    told = {"where": "evaluation", "how": how, "seconds": seconds, "span": "0:2"}
-    settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in told.items()}
+    options = {"where": "evaluation", "how": how, "seconds": seconds, "span": "0:2"}
+    settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in options.items()}
     about = f"the model {how}s {seconds} s for each batch of an evaluation"
     return _made("evaluation", about, "small", "counted", settings=settings)
 

@@ -67,17 +67,17 @@ class Fault:
     parts: tuple[str, ...] = ()
 
 
-def both(one: Fault, other: Fault) -> Fault:
+def both(fault: Fault, other: Fault) -> Fault:
     """Two faults at a time, of one base."""
-    assert one.base == other.base and dict(one.clean) == dict(other.clean), (one.name, other.name)
+    assert fault.base == other.base and dict(fault.clean) == dict(other.clean), (fault.name, other.name)
     return Fault(
-        name=f"{one.name} + {other.name}",
-        about=f"{one.about}; {other.about}",
-        base=one.base,
-        expected=(*one.expected, *other.expected),
-        settings={**one.settings, **other.settings},
-        clean=one.clean,
-        patches={**one.patches, **other.patches},
-        around={**one.around, **other.around},
-        parts=(one.name, other.name),
+        name=f"{fault.name} + {other.name}",
+        about=f"{fault.about}; {other.about}",
+        base=fault.base,
+        expected=(*fault.expected, *other.expected),
+        settings={**fault.settings, **other.settings},
+        clean=fault.clean,
+        patches={**fault.patches, **other.patches},
+        around={**fault.around, **other.around},
+        parts=(fault.name, other.name),
     )

@@ -89,13 +89,13 @@ def epoch_gap(seconds: float) -> None:
     GlobalOrder.ids = ids  # type: ignore[method-assign]
 
 
-def slowed(told: Mapping[str, Any]) -> None:
+def slowed(settings: Mapping[str, Any]) -> None:
     """A function (``of``) takes ``seconds`` more by ``how``, in the updates from the share ``begin`` to ``end``."""
     from steadytrain.data.loader import batch_worker, decode, jpeg
     from steadytrain.data.recordio.reader import Records
     from steadytrain.training.compute.precision import Policy
 
-    if told["of"] == "augment":
+    if settings["of"] == "augment":
         jpeg.parts = None  # all squares are cut in Python's sight
     targets = {
         "decode": (batch_worker, ("_probe",)),
@@ -106,29 +106,29 @@ def slowed(told: Mapping[str, Any]) -> None:
     }
 
     def more(_: Any) -> None:
-        if counted.is_between(told["begin"], told["end"]):
-            counted.WAYS[told["how"]](told["seconds"])
+        if counted.is_between(settings["begin"], settings["end"]):
+            counted.WAYS[settings["how"]](settings["seconds"])
 
-    place, names = targets[told["of"]]
+    place, names = targets[settings["of"]]
     for name in names:
         _after(place, name, more)
 
 
-def thread(told: Mapping[str, Any]) -> None:
+def thread(settings: Mapping[str, Any]) -> None:
     """A thread of this process uses a ``duty`` of its time by ``how``, in the updates from ``begin`` to ``end``."""
 
     def act() -> None:
         while True:
-            if counted.is_between(told["begin"], told["end"]) and told["duty"] > 0:
-                counted.WAYS[told["how"]](0.05 * told["duty"])
-                time.sleep(0.05 * (1 - told["duty"]))
+            if counted.is_between(settings["begin"], settings["end"]) and settings["duty"] > 0:
+                counted.WAYS[settings["how"]](0.05 * settings["duty"])
+                time.sleep(0.05 * (1 - settings["duty"]))
             else:
                 time.sleep(0.05)
 
     threading.Thread(target=act, name="reporter", daemon=True).start()
 
 
-def hang(told: Mapping[str, Any]) -> None:
+def hang(settings: Mapping[str, Any]) -> None:
     """The forward pass of update ``step`` never ends; when it began goes to a file ``file``."""
     from steadytrain.training import step
 
@@ -136,8 +136,8 @@ def hang(told: Mapping[str, Any]) -> None:
 
     def more(_: Any) -> None:
         calls[0] += 1
-        if calls[0] == told["step"]:
-            Path(told["file"]).write_text(str(time.time()))
+        if calls[0] == settings["step"]:
+            Path(settings["file"]).write_text(str(time.time()))
             threading.Event().wait()
 
     _after(step.Objective, "__call__", more)
@@ -248,9 +248,9 @@ def drop_pages(path: Path, maps: list[Any]) -> None:
     """Let the system forget a file, where it is mapped as well."""
     import mmap
 
-    for one in maps:
-        if not one.closed:
-            one.madvise(mmap.MADV_DONTNEED)
+    for line in maps:
+        if not line.closed:
+            line.madvise(mmap.MADV_DONTNEED)
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)  # what is not written yet stays
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -272,9 +272,9 @@ def uneven_shares(first: int) -> None:
 
     real = session.own_share
 
-    def own_share(*given: Any) -> Any:
-        told = real(*given)
-        return replace(told, end=first) if told.first == 0 else replace(told, first=first)
+    def own_share(*arguments: Any) -> Any:
+        result = real(*arguments)
+        return replace(result, end=first) if result.first == 0 else replace(result, first=first)
 
     session.own_share = own_share  # type: ignore[assignment]
 
@@ -287,8 +287,8 @@ def of_last_rank(patches: Mapping[str, Any]) -> None:
 
 
 PATCHES: dict[str, Callable[[Any], None]] = {
-    made.__name__: made
-    for made in (
+    maker.__name__: maker
+    for maker in (
         slow_decoder,
         waiting_decoder,
         slow_augmentation,
@@ -318,8 +318,8 @@ def _after(place: Any, name: str, more: Callable[[Any], object]) -> None:
     """Let a function do something with its result before it returns it."""
     real = getattr(place, name)
 
-    def both(*args: Any, **told: Any) -> Any:
-        result = real(*args, **told)
+    def both(*args: Any, **options: Any) -> Any:
+        result = real(*args, **options)
         more(result)
         return result
 

@@ -44,8 +44,8 @@ class RunFailedError(Exception):
 
 def command(folder: Path, data: Path, model: str, settings: Mapping[str, Any]) -> list[str]:
     """The arguments of ``steady``."""
-    told = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    return ["train", str(data), "--model", model, "--run", str(folder), *(x for one in told for x in ("--set", one))]
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return ["train", str(data), "--model", model, "--run", str(folder), *(x for word in words for x in ("--set", word))]
 
 
 def run(
@@ -57,8 +57,8 @@ def run(
         wall = _attempt(argv, folder, patches, outer, kill_at, ranks)
         if kill_at is not None:
             wall += _attempt(argv, folder, patches, outer, None, ranks)
-    told = [json.loads(_counted(folder, rank).read_text()) for rank in range(ranks)]
-    return Done(folder=folder, wall_seconds=wall, counted_seconds=max(one["training"] for one in told))
+    counted = [json.loads(_counted(folder, rank).read_text()) for rank in range(ranks)]
+    return Done(folder=folder, wall_seconds=wall, counted_seconds=max(of_rank["training"] for of_rank in counted))
 
 
 def _attempt(
@@ -90,8 +90,8 @@ def _attempt(
     seconds = time.perf_counter() - began
     expected = 0 if kill_at is None else -signal.SIGKILL
     if any(os.waitstatus_to_exitcode(status) != expected for status in statuses):
-        said = output.read_text(errors="replace") if output.exists() else ""
-        raise RunFailedError(f"{' '.join(argv)} ended with {statuses} after {seconds:.0f} s: {said[-1500:]}")
+        text = output.read_text(errors="replace") if output.exists() else ""
+        raise RunFailedError(f"{' '.join(argv)} ended with {statuses} after {seconds:.0f} s: {text[-1500:]}")
     return seconds
 
 

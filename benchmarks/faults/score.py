@@ -39,8 +39,8 @@ def truth(trials: Sequence[Trial], how: str) -> float:
     (0.25, 0.125)
     """
     if how == "counted":
-        return median(one.counted / one.faulty for one in trials)
-    return 1 - min(one.clean for one in trials) / min(one.faulty for one in trials)
+        return median(trial.counted / trial.faulty for trial in trials)
+    return 1 - min(trial.clean for trial in trials) / min(trial.faulty for trial in trials)
 
 
 def spread(trials: Sequence[Trial], how: str) -> float:
@@ -51,14 +51,14 @@ def spread(trials: Sequence[Trial], how: str) -> float:
     >>> f"{spread([one, other], 'wall'):.3f}"
     '0.075'
     """
-    alone = [truth([one], how) for one in trials]
+    alone = [truth([trial], how) for trial in trials]
     return (max(alone) - min(alone)) / 2
 
 
 def saving(trials: Sequence[Trial]) -> float | None:
     """The share of the faulty run that the change saves, of the fastest runs."""
-    told = [one.remedied for one in trials if one.remedied is not None]
-    return 1 - min(told) / min(one.faulty for one in trials) if told else None
+    mended = [trial.remedied for trial in trials if trial.remedied is not None]
+    return 1 - min(mended) / min(trial.faulty for trial in trials) if mended else None
 
 
 def named(trials: Iterable[Trial], expected: Sequence[str]) -> list[tuple[float, float]]:
@@ -68,24 +68,24 @@ def named(trials: Iterable[Trial], expected: Sequence[str]) -> list[tuple[float,
     >>> named([one], ("threads", "decode")), named([one], ("storage",))
     ([(0.3, 0.2)], [])
     """
-    found = []
-    for one in trials:
-        told = {name: (share, saves) for name, share, saves in reversed(one.causes)}
-        found += [told[name] for name in expected if name in told][:1]
-    return found
+    causes = []
+    for trial in trials:
+        of_cause = {name: (share, saves) for name, share, saves in reversed(trial.causes)}
+        causes += [of_cause[name] for name in expected if name in of_cause][:1]
+    return causes
 
 
 def single(trials: Sequence[Trial], expected: Sequence[str], how: str) -> dict[str, Any]:
     """All of one fault, or of a sound run, whose verdict is to be ``nothing``."""
-    told = named(trials, expected)
+    causes = named(trials, expected)
     real, saved = truth(trials, how), saving(trials)
-    share = median(one for one, _ in told) if told else None
-    saves = median(one for _, one in told) if told else None
+    share = median(part for part, _ in causes) if causes else None
+    saves = median(part for _, part in causes) if causes else None
     return {
         "expected": list(expected),
-        "named_first": dict(Counter(place(one.causes, 0) for one in trials)),
-        "named_second": dict(Counter(place(one.causes, 1) for one in trials)),
-        "right_first": sum(place(one.causes, 0) in expected for one in trials),
+        "named_first": dict(Counter(place(trial.causes, 0) for trial in trials)),
+        "named_second": dict(Counter(place(trial.causes, 1) for trial in trials)),
+        "right_first": sum(place(trial.causes, 0) in expected for trial in trials),
         "trials": len(trials),
         "share_true": real,
         "share_true_spread": spread(trials, how),
@@ -94,21 +94,23 @@ def single(trials: Sequence[Trial], expected: Sequence[str], how: str) -> dict[s
         "saving_measured": saved,
         "saving_predicted": saves,
         "saving_off": None if not saves or saved is None else saves - saved,
-        "mended_by": dict(Counter(one.mended for one in trials if one.mended)),
+        "mended_by": dict(Counter(trial.mended for trial in trials if trial.mended)),
     }
 
 
 def pair(trials: Sequence[Trial], expected: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Two faults at a time: each has to be among the first two causes."""
-    firsts = [{place(one.causes, 0), place(one.causes, 1)} for one in trials]
+    firsts = [{place(trial.causes, 0), place(trial.causes, 1)} for trial in trials]
     return {
         "expected": [list(names) for names in expected],
-        "named_first": dict(Counter(place(one.causes, 0) for one in trials)),
-        "named_second": dict(Counter(place(one.causes, 1) for one in trials)),
+        "named_first": dict(Counter(place(trial.causes, 0) for trial in trials)),
+        "named_second": dict(Counter(place(trial.causes, 1) for trial in trials)),
         "right_two": sum(all(first & set(names) for names in expected) for first in firsts),
         "trials": len(trials),
         "share_true": truth(trials, "wall"),
-        "shares_told": [median(s for s, _ in told) if (told := named(trials, names)) else None for names in expected],
+        "shares_told": [
+            median(s for s, _ in causes) if (causes := named(trials, names)) else None for names in expected
+        ],
     }
 
 
@@ -116,9 +118,9 @@ def summary(singles: Mapping[str, Mapping[str, Any]], pairs: Mapping[str, Mappin
     """The figures that the bars are about."""
     trials, right = _sum(singles, "trials"), _sum(singles, "right_first")
     pair_trials, pair_right = _sum(pairs, "trials"), _sum(pairs, "right_two")
-    shares = [abs(one["share_off"]) for one in singles.values() if one["share_off"] is not None]
-    noise = [one["share_true_spread"] for one in singles.values()]
-    savings = [abs(one["saving_off"]) for one in singles.values() if one["saving_off"] is not None]
+    shares = [abs(row["share_off"]) for row in singles.values() if row["share_off"] is not None]
+    noise = [row["share_true_spread"] for row in singles.values()]
+    savings = [abs(row["saving_off"]) for row in singles.values() if row["saving_off"] is not None]
     return {
         "singles": len(singles),
         "right_first": right / trials if trials else None,
@@ -138,8 +140,8 @@ def place(causes: Sequence[tuple[str, float, float]], at: int) -> str:
     return causes[at][0] if at < len(causes) else "-"
 
 
-def _sum(told: Mapping[str, Mapping[str, Any]], key: str) -> int:
-    return sum(int(one[key]) for one in told.values())
+def _sum(rows: Mapping[str, Mapping[str, Any]], key: str) -> int:
+    return sum(int(row[key]) for row in rows.values())
 
 
 def _within(values: Sequence[float], bar: float) -> str:

@@ -92,8 +92,8 @@ class Bench:
 
         The advice of the first round counts in the others as well: all of them measure one change.
         """
-        told = {cause.name: cause for cause in reversed(verdict.causes)}
-        cause = next((told[name] for name in fault.expected if name in told), verdict.causes[0])
+        causes = {cause.name: cause for cause in reversed(verdict.causes)}
+        cause = next((causes[name] for name in fault.expected if name in causes), verdict.causes[0])
         if fault.name not in self._advised:
             self._advised[fault.name] = settings_of(cause.change), cause.change
         settings, change = self._advised[fault.name]
@@ -153,21 +153,25 @@ class Bench:
         self._number += 1
         folder = self.folder / f"run-{self._number}"
         self._remove(folder)
-        told = {"data": base.data, "val": base.val, "model": base.model, **base.settings, **settings}
-        told["budget.steps"] = max(1, round(base.images / told["batch_size"]))
-        train, val, model = (told.pop(key) for key in ("data", "val", "model"))
+        document = {"data": base.data, "val": base.val, "model": base.model, **base.settings, **settings}
+        document["budget.steps"] = max(1, round(base.images / document["batch_size"]))
+        train, val, model = (document.pop(key) for key in ("data", "val", "model"))
         if val is not None:
-            told["data.val"] = str(self._file(val))
+            document["data.val"] = str(self._file(val))
         patches = {name: str(self._file(value)) if name in _OF_FILES else value for name, value in patches.items()}
         done = run(
-            command(folder, self._file(train), model, told), folder, patches=patches, around=around, ranks=base.ranks
+            command(folder, self._file(train), model, document),
+            folder,
+            patches=patches,
+            around=around,
+            ranks=base.ranks,
         )
         if not keep:
             self._remove(folder)
         return done, folder
 
-    def _file(self, told: str | Path) -> Path:
-        return told if isinstance(told, Path) else self.made[told]
+    def _file(self, name: str | Path) -> Path:
+        return name if isinstance(name, Path) else self.made[name]
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -72,15 +72,15 @@ def top1(module, images):
     images.reset()
     for batch in images:
         module.forward(batch, is_train=False)
-        found, labels = module.get_outputs()[0].asnumpy().argmax(1), batch.label[0].asnumpy()
-        right += int((found == labels).sum())
+        predicted, labels = module.get_outputs()[0].asnumpy().argmax(1), batch.label[0].asnumpy()
+        right += int((predicted == labels).sum())
         seen += len(labels)
     assert seen == TEST, seen
     return right / seen
 
 
-def say(**told):
-    print(json.dumps(told), flush=True)
+def say(**values):
+    print(json.dumps(values), flush=True)
 
 
 class Speed:

@@ -43,8 +43,8 @@ def top1(net, loader, device):
     return right / len(loader.dataset)
 
 
-def say(**told):
-    print(json.dumps(told), flush=True)
+def say(**values):
+    print(json.dumps(values), flush=True)
 
 
 def main(start, epochs, seed):

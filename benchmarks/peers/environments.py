@@ -83,8 +83,8 @@ def find_python(version: str | None, pythons: dict[str, str]) -> str:
     if version is None:
         return sys.executable
     kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [pythons.get(version), shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python"))]
-    for python in filter(None, found):
+    candidates = [pythons.get(version), shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python"))]
+    for python in filter(None, candidates):
         asked = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         answer = subprocess.run(asked, capture_output=True, text=True, check=False)
         if answer.stdout.strip() == version:

@@ -136,17 +136,17 @@ def main():
     for job in json.loads(Path(sys.argv[1]).read_text()):
         images = np.load(job["images"])
         run, about = OPENERS[job["kind"]](job["path"])
-        told = {"top5": top5(logits_of(run, images))}
+        values = {"top5": top5(logits_of(run, images))}
         if job.get("photos") and "input" in about:
-            told["pillow_top5"] = top5(
+            values["pillow_top5"] = top5(
                 logits_of(run, np.stack([prepare(each, about["input"]) for each in job["photos"]]))
             )
         if job.get("seconds"):
-            told |= {
+            values |= {
                 "batch32": speed(run, images[:32], job["seconds"]),
                 "batch1": speed(run, images[:1], job["seconds"]),
             }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":

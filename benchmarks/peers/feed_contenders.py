@@ -102,15 +102,15 @@ class Contender:
     def ask(self, verb: str, value: object) -> dict[str, Any]:
         """Let it do something and stop it again."""
         self.send(verb, value)
-        told = self.answer()
+        answer = self.answer()
         self.stop()
-        return told
+        return answer
 
     def turn(self, seconds: float) -> None:
         """A turn that counts."""
-        told = self.ask("turn", seconds)
-        self.images_per_second.append(told["images"] / told["seconds"])
-        self.images_per_cpu_second.append(told["images"] / told["cpu_seconds"])
+        answer = self.ask("turn", seconds)
+        self.images_per_second.append(answer["images"] / answer["seconds"])
+        self.images_per_cpu_second.append(answer["images"] / answer["cpu_seconds"])
 
     def alone(self, seconds: float) -> dict[str, Any]:
         """What can be said while no other contender is there: speed in passing, memory, start."""
@@ -144,14 +144,17 @@ class Contender:
         """Memory of it and all it started, shared pages counted once, with its queues full; and how much are files."""
         self._fill()
         held = [_held(process.pid) for process in self._processes()]
-        return {key: sum(one[name] for one in held) for key, name in (("pss_bytes", "Pss"), ("file_bytes", "Pss_File"))}
+        return {
+            key: sum(process[name] for process in held)
+            for key, name in (("pss_bytes", "Pss"), ("file_bytes", "Pss_File"))
+        }
 
     def figures(self) -> dict[str, Any]:
         """Medians over the rounds, and the rounds."""
         return {
             "images_per_second": round(median(self.images_per_second), 1),
             "images_per_cpu_second": round(median(self.images_per_cpu_second), 1),
-            "rounds": [round(one, 1) for one in self.images_per_second],
+            "rounds": [round(rate, 1) for rate in self.images_per_second],
         }
 
     def answer(self) -> dict[str, Any]:
@@ -162,8 +165,8 @@ class Contender:
         line = self._process.stdout.readline()
         if not line:
             raise ContenderError(self._last_words())
-        told: dict[str, Any] = json.loads(line)
-        return told
+        document: dict[str, Any] = json.loads(line)
+        return document
 
     def _last_words(self) -> str:
         self._said.seek(0)
@@ -195,21 +198,21 @@ class Contender:
 
     def _cpu_seconds(self) -> float:
         times = (process.cpu_times() for process in self._processes())
-        return sum(one.user + one.system for one in times)
+        return sum(time.user + time.system for time in times)
 
 
 def together(contenders: Sequence[Contender], seconds: float) -> float:
     """A turn that several take at the same time: images per second of all of them."""
-    for one in contenders:
-        one.send("turn", seconds)
-    told = [one.answer() for one in contenders]
-    for one in contenders:
-        one.stop()
-    return float(sum(one["images"] / one["seconds"] for one in told))
+    for contender in contenders:
+        contender.send("turn", seconds)
+    answers = [entry.answer() for entry in contenders]
+    for contender in contenders:
+        contender.stop()
+    return float(sum(answer["images"] / answer["seconds"] for answer in answers))
 
 
-def _speed(told: dict[str, Any]) -> float:
-    return float(round(told["images"] / told["seconds"], 1))
+def _speed(document: dict[str, Any]) -> float:
+    return float(round(document["images"] / document["seconds"], 1))
 
 
 def _begin(cpus: Sequence[int]) -> None:

@@ -31,16 +31,16 @@ def samples(folder):
     return [(str(path), label) for label, home in enumerate(classes) for path in sorted(home.iterdir())]
 
 
-def in_batches(found, job):
+def in_batches(samples, job):
     """Lists of samples without end, each epoch in another order when training."""
-    endless = forever(found) if job["train"] else cycle(found)
+    endless = forever(samples) if job["train"] else cycle(samples)
     while True:
         yield [next(endless) for _ in range(job["batch_size"])]
 
 
-def forever(found):
+def forever(samples):
     while True:
-        yield from random.sample(found, len(found))
+        yield from random.sample(samples, len(samples))
 
 
 def batch(some, job):

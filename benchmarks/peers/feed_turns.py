@@ -36,8 +36,8 @@ def serve(open_batches):
     images, _ = next(batches)
     seconds = time.perf_counter() - began
     images = array(images)
-    told = {"first_batch_seconds": seconds, "shape": list(images.shape), "dtype": images.dtype.name}
-    print(json.dumps(told), file=answers)
+    values = {"first_batch_seconds": seconds, "shape": list(images.shape), "dtype": images.dtype.name}
+    print(json.dumps(values), file=answers)
     for line in sys.stdin:
         verb, value = line.split()
         print(json.dumps(VERBS[verb](batches, value, job)), file=answers)
@@ -58,15 +58,15 @@ def take(batches, num_images, job):
 
 def look(batches, path, job):
     """Save the first image of each class, once each of them has come."""
-    found = {}
-    while len(found) < job["classes"]:
+    values = {}
+    while len(values) < job["classes"]:
         images, labels = next(batches)
         images = array(images)
         for row, label in enumerate(array(labels).reshape(-1).astype(int).tolist()):
-            if label not in found:
-                found[label] = np.array(images[row] if images.shape[-1] == 3 else images[row].transpose(1, 2, 0))
-    np.save(path, np.stack([found[label] for label in sorted(found)]))
-    return {"images": len(found)}
+            if label not in values:
+                values[label] = np.array(images[row] if images.shape[-1] == 3 else images[row].transpose(1, 2, 0))
+    np.save(path, np.stack([values[label] for label in sorted(values)]))
+    return {"images": len(values)}
 
 
 def array(batch):
@@ -84,8 +84,8 @@ def _measured(batches, least_seconds, least_images):
 
 def cpu_seconds():
     """User and system time of this process and all it started."""
-    own = time.process_time()  # finer than the ticks that the kernel tells of others
-    return own + sum(_ticks(pid) for pid in descendants(os.getpid())) / TICKS
+    cpu_began = time.process_time()  # finer than the ticks that the kernel tells of others
+    return cpu_began + sum(_ticks(pid) for pid in descendants(os.getpid())) / TICKS
 
 
 def descendants(root):
@@ -95,11 +95,11 @@ def descendants(root):
         fields = _stat(folder.name)
         if fields:
             parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    found, front = [], [root]
+    family, front = [], [root]
     while front:
         front = [child for parent in front for child in parents.get(parent, [])]
-        found += front
-    return found
+        family += front
+    return family
 
 
 def _ticks(pid):

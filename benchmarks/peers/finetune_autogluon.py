@@ -53,8 +53,8 @@ def main(folder, weights, epochs, seed, size, out):
             "env.accelerator": "cpu",
         },
     )
-    told = predictor.evaluate(table(folder, "test"), metrics=["accuracy"])
-    print(json.dumps({"top1": told["accuracy"]}))
+    document = predictor.evaluate(table(folder, "test"), metrics=["accuracy"])
+    print(json.dumps({"top1": document["accuracy"]}))
 
 
 if __name__ == "__main__":

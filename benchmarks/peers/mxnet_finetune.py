@@ -49,7 +49,7 @@ def main(prefix, train, test, epochs, momentum, seed):
         optimizer="sgd",
         optimizer_params={"learning_rate": 0.01, "momentum": momentum, "wd": 0.0},
         eval_metric="acc",
-        batch_end_callback=lambda told: times.append((told.epoch, told.nbatch, time.time())),
+        batch_end_callback=lambda batch: times.append((batch.epoch, batch.nbatch, time.time())),
     )
     last = [row for row in times if row[0] == epochs - 1]
     rate = BATCH * (len(last) - 1) / (last[-1][2] - last[0][2])
@@ -57,8 +57,8 @@ def main(prefix, train, test, epochs, momentum, seed):
     for batch in records(test, round_batch=True):
         module.forward(batch, is_train=False)
         count = BATCH - batch.pad
-        found = module.get_outputs()[0].asnumpy()[:count].argmax(1)
-        right += int((found == batch.label[0].asnumpy()[:count]).sum())
+        predicted = module.get_outputs()[0].asnumpy()[:count].argmax(1)
+        right += int((predicted == batch.label[0].asnumpy()[:count]).sum())
         total += count
     print(json.dumps({"top1": right / total, "images": total, "images_per_second": rate}))
 

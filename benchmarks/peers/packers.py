@@ -30,8 +30,8 @@ def encoded(path, how):
     return kept.getvalue()
 
 
-def sample(one, how):
-    return {"image": encoded(one[0], how), "label": one[1]}
+def sample(item, how):
+    return {"image": encoded(item[0], how), "label": item[1]}
 
 
 def webdataset(items, how, out):
@@ -53,8 +53,8 @@ def streaming(items, how, out):
     from streaming import MDSWriter
 
     with MDSWriter(out=out, columns={"image": "bytes", "label": "int"}) as writer:
-        for one in items:
-            writer.write(sample(one, how))
+        for item in items:
+            writer.write(sample(item, how))
 
 
 if __name__ == "__main__":

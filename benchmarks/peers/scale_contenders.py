@@ -126,8 +126,8 @@ def settings(work: Work) -> dict[str, Any]:
         "optim.nesterov": False,
         "optim.weight_decay": work.weight_decay,
         "optim.warmup_epochs": 0,
-        "data.mean": [round(float(one), 4) for one in MEAN],
-        "data.std": [round(float(one), 4) for one in STD],
+        "data.mean": [round(float(value), 4) for value in MEAN],
+        "data.std": [round(float(value), 4) for value in STD],
         "every.evaluate_epochs": 10_000,  # one always ends the run
     }
 
@@ -186,9 +186,9 @@ def measured(contender: Callable[[Path], Told]) -> Told:
     """One turn of a contender in a folder of its own, and what it took of the machine."""
     with tempfile.TemporaryDirectory() as folder:
         bytes_before, cpu_before, began = _loopback_bytes(), _cpu_seconds(), time.perf_counter()
-        told = contender(Path(folder))
+        commands = contender(Path(folder))
         return replace(
-            told,
+            commands,
             seconds=time.perf_counter() - began,
             cpu_seconds=_cpu_seconds() - cpu_before,
             loopback_bytes=_loopback_bytes() - bytes_before,
@@ -198,21 +198,21 @@ def measured(contender: Callable[[Path], Told]) -> Told:
 def answers(started: Sequence[Process]) -> list[str]:
     """The last line of each one's output, when all have ended well."""
     until = time.monotonic() + MOST_SECONDS
-    while any(one.process.poll() is None for one in started):
+    while any(running.process.poll() is None for running in started):
         time.sleep(0.05)
-        if any(one.process.poll() for one in started):
+        if any(running.process.poll() for running in started):
             break
         if time.monotonic() > until:
             raise ContenderError(f"it did not end within {MOST_SECONDS:.0f} s")
-    return [_last_line(one) for one in started]
+    return [_last_line(running) for running in started]
 
 
-def _last_line(one: Process) -> str:
-    for file in (one.out, one.errors):
+def _last_line(process: Process) -> str:
+    for file in (process.out, process.errors):
         file.seek(0)
-    if one.process.poll():
-        raise ContenderError(f"it ended with {one.process.returncode}: {one.errors.read().decode()[-2000:]}")
-    lines = one.out.read().decode().splitlines()
+    if process.process.poll():
+        raise ContenderError(f"it ended with {process.process.returncode}: {process.errors.read().decode()[-2000:]}")
+    lines = process.out.read().decode().splitlines()
     return lines[-1] if lines else ""
 
 
@@ -224,10 +224,10 @@ def processes(
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     with ExitStack() as stack:
         started = []
-        for command, told in commands:
+        for command, variables in commands:
             out, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             process = subprocess.Popen(
-                command, env={**inherited, **told}, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
+                command, env={**inherited, **variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
             )
             stack.callback(process.wait)
             stack.callback(process.kill)  # before it is waited for

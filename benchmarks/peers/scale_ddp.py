@@ -48,7 +48,7 @@ def resnet20():
 
 def normalised(images):
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float()
-    mean, std = (255 * torch.from_numpy(told).view(1, 3, 1, 1) for told in (MEAN, STD))
+    mean, std = (255 * torch.from_numpy(value).view(1, 3, 1, 1) for value in (MEAN, STD))
     return ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
@@ -58,15 +58,15 @@ def groups(net, decay):
     return [{"params": decayed, "weight_decay": decay}, {"params": spared, "weight_decay": 0.0}]
 
 
-def right(net, told, rank, size):
+def right(net, job, rank, size):
     """Images of this rank's part that are classified right."""
-    images, labels = held_out(told)
-    own = slice(rank, None, size)
+    images, labels = held_out(job)
+    mine = slice(rank, None, size)
     net.eval()
     with torch.inference_mode():
         return sum(
             int((net(normalised(part)).argmax(1) == torch.from_numpy(truth)).sum())
-            for part, truth in zip(*(cut(held[own], 500) for held in (images, labels)), strict=True)
+            for part, truth in zip(*(cut(held[mine], 500) for held in (images, labels)), strict=True)
         )
 
 
@@ -75,33 +75,33 @@ def cut(held, size):
 
 
 def main():
-    told = job()
-    torch.set_num_threads(told["threads"])
+    settings = job()
+    torch.set_num_threads(settings["threads"])
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(told["seed"])
+    torch.manual_seed(settings["seed"])
     net = resnet20()
     # The buffers that batch norms fill are told to the others when they evaluate, and not before each update.
     parallel = DistributedDataParallel(net, broadcast_buffers=False, gradient_as_bucket_view=True)
-    options = {"lr": told["lr"], "momentum": told["momentum"], "fused": True}
-    optimizer = torch.optim.SGD(groups(net, told["weight_decay"]), **options)
-    stream = Stream(told, rank, size)
-    for step in range(told["steps"]):
-        if step == told["warm"]:
+    options = {"lr": settings["lr"], "momentum": settings["momentum"], "fused": True}
+    optimizer = torch.optim.SGD(groups(net, settings["weight_decay"]), **options)
+    stream = Stream(settings, rank, size)
+    for step in range(settings["steps"]):
+        if step == settings["warm"]:
             began = time.perf_counter()
         images, labels = stream.next()
         for group in optimizer.param_groups:
-            group["lr"] = rate(told, step)
+            group["lr"] = rate(settings, step)
         loss = F.cross_entropy(parallel(normalised(images)), torch.from_numpy(labels))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if step % LOG_STEPS == LOG_STEPS - 1:
             loss.item()
-    seconds = (time.perf_counter() - began) / (told["steps"] - told["warm"])
+    seconds = (time.perf_counter() - began) / (settings["steps"] - settings["warm"])
     for buffer in net.buffers():
         dist.broadcast(buffer, 0)
-    count = torch.tensor(right(net, told, rank, size))
+    count = torch.tensor(right(net, settings, rank, size))
     dist.all_reduce(count)
     if rank == 0:
         parameters = sum(p.numel() for p in net.parameters())

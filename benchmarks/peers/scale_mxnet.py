@@ -53,23 +53,27 @@ def resnet20():
 
 def normalised(images):
     pixels = images.transpose(0, 3, 1, 2).astype(np.float32)
-    mean, std = (255 * told.reshape(1, 3, 1, 1) for told in (MEAN, STD))
+    mean, std = (255 * value.reshape(1, 3, 1, 1) for value in (MEAN, STD))
     return mx.nd.array((pixels - mean) / std)
 
 
-def optimizer(told, parameters):
+def optimizer(settings, parameters):
     """It goes to the server, which knows a parameter by its number only, and asks the schedule itself."""
-    schedule = mx.lr_scheduler.CosineScheduler(told["steps"], base_lr=told["lr"])
-    made = mx.optimizer.create(
-        "sgd", learning_rate=told["lr"], momentum=told["momentum"], wd=told["weight_decay"], lr_scheduler=schedule
+    schedule = mx.lr_scheduler.CosineScheduler(settings["steps"], base_lr=settings["lr"])
+    optimizer_object = mx.optimizer.create(
+        "sgd",
+        learning_rate=settings["lr"],
+        momentum=settings["momentum"],
+        wd=settings["weight_decay"],
+        lr_scheduler=schedule,
     )
-    made.wd_mult = {number: float(name.endswith("weight")) for number, name in enumerate(parameters)}
-    return made
+    optimizer_object.wd_mult = {number: float(name.endswith("weight")) for number, name in enumerate(parameters)}
+    return optimizer_object
 
 
-def right(net, told):
+def right(net, settings):
     """Images classified right, of all of them: a worker has its own running statistics."""
-    images, labels = held_out(told)
+    images, labels = held_out(settings)
     count = 0
     for start in range(0, len(labels), 500):
         logits = net(normalised(images[start : start + 500])).asnumpy()
@@ -78,40 +82,40 @@ def right(net, told):
 
 
 def main():
-    told = job()
-    mx.random.seed(told["seed"])
-    store = mx.kv.create(told["store"])
-    is_async = told["store"] == "dist_async"
+    settings = job()
+    mx.random.seed(settings["seed"])
+    store = mx.kv.create(settings["store"])
+    is_async = settings["store"] == "dist_async"
     net = resnet20()
     net(mx.nd.zeros((2, 3, 32, 32)))  # the shapes of what is not known before
     parameters = net.collect_params()
-    trained = {name: one for name, one in parameters.items() if one.grad_req != "null"}
-    trainer = gluon.Trainer(trained, optimizer(told, sorted(trained)), kvstore=store)
+    trained = {name: weight for name, weight in parameters.items() if weight.grad_req != "null"}
+    trainer = gluon.Trainer(trained, optimizer(settings, sorted(trained)), kvstore=store)
     criterion = gluon.loss.SoftmaxCrossEntropyLoss()
     if is_async:
-        stream = Stream(dict(told, seed=1000 * told["seed"] + store.rank), 0, 1)
+        stream = Stream(dict(settings, seed=1000 * settings["seed"] + store.rank), 0, 1)
     else:
-        stream = Stream(told, store.rank, store.num_workers)
-    steps = told["steps"] // store.num_workers if is_async else told["steps"]
+        stream = Stream(settings, store.rank, store.num_workers)
+    steps = settings["steps"] // store.num_workers if is_async else settings["steps"]
     for step in range(steps):
-        if step == told["warm"]:
+        if step == settings["warm"]:
             mx.nd.waitall()
             began = time.perf_counter()
         images, labels = stream.next()
         with autograd.record():
             loss = criterion(net(normalised(images)), mx.nd.array(labels))
         loss.backward()
-        trainer.step(told["batch"])  # of dist_sync, the server adds up the gradients of all workers
+        trainer.step(settings["batch"])  # of dist_sync, the server adds up the gradients of all workers
         if step % LOG_STEPS == LOG_STEPS - 1:
             loss.mean().asscalar()
     mx.nd.waitall()
-    size = sum(int(np.prod(one.shape)) for one in trained.values())
-    answer = {"seconds": time.perf_counter() - began, "updates": steps - told["warm"], "parameters": size}
+    size = sum(int(np.prod(value.shape)) for value in trained.values())
+    answer = {"seconds": time.perf_counter() - began, "updates": steps - settings["warm"], "parameters": size}
     store._barrier()  # the final weights are those of all workers' pushes
     if store.rank == 0:
-        for number, one in enumerate(trainer._params):
-            store.pull(number, out=one.list_data())
-        answer["right"] = right(net, told)
+        for number, parameter in enumerate(trainer._params):
+            store.pull(number, out=parameter.list_data())
+        answer["right"] = right(net, settings)
     print(json.dumps(answer), flush=True)
 
 

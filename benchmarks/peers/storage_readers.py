@@ -21,8 +21,8 @@ BATCH = 64
 CROP = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
 
-def sample(one):
-    return {"image": Path(one[0]).read_bytes(), "label": one[1]}
+def sample(item):
+    return {"image": Path(item[0]).read_bytes(), "label": item[1]}
 
 
 def write(name, folder, out, size):
