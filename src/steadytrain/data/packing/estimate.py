@@ -74,11 +74,11 @@ class Sample:
     label_width: int
 
 
-def draw_sample(listings: Sequence[Listing], *, most: int = SAMPLE_SIZE, seed: int = 0) -> Sample:
-    """Draw up to ``most`` images from all splits of a source, without putting any back."""
+def draw_sample(listings: Sequence[Listing], *, most: int = SAMPLE_SIZE) -> Sample:
+    """Draw up to ``most`` images from all splits of a source, without putting any back; the same each time."""
     lengths = [len(listing) for listing in listings]
     total = sum(lengths)
-    drawn = np.sort(np.random.default_rng(seed).choice(total, min(most, total), replace=False))
+    drawn = np.sort(np.random.default_rng(0).choice(total, min(most, total), replace=False))
     places: list[Any] = []
     sizes: list[int] = []
     start = 0
