@@ -206,7 +206,7 @@ def cores(at: Path, photos: Path) -> list[dict[str, Any]]:
 
 def million(at: Path, images: int) -> dict[str, Any]:
     """Many small images in a bucket."""
-    with served("", at) as (url, _, _):
+    with served("moto", "", at) as (url, _, _):
         os.environ |= {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}
         put(f"{url}/bench")
         began = time.perf_counter()
