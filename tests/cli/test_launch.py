@@ -107,6 +107,7 @@ def test_where_pods_cannot_get_a_password_unseen_a_secret_is_asked_for(capsys: p
         (["--nodes", "4:2", "--hosts", "hosts", "--", "train", "a.rec"], "put the smaller number first"),
         (["--hosts", "gone", "--", "train", "a.rec"], "cannot read --hosts gone (No such file or directory)"),
         (["--set", "slurm.partitoin=gpu", "--", "train", "a.rec"], "Did you mean partition or options?"),
+        (["--set", "slurm.partition", "--", "train", "a.rec"], "KEY=VALUE, such as --set slurm.partition=gpu"),
         (["--set", "name=a", "--set", "name.x=1", "--", "train", "a.rec"], "name is 'a'"),
         (["--env", "MY_TOKEN=1", "--", "train", "a.rec"], "passes it on unseen"),
         (["--json", "--", "train", "a.rec"], "standard output belongs to rank 0"),

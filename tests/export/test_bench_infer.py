@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from steadytrain.cli import main
 from steadytrain.cli.bench_infer import _write, panels, table
@@ -71,6 +72,23 @@ def test_a_small_network_in_every_engine_here(capsys: pytest.CaptureFixture[str]
     assert json.loads(out)["networks"] == document["networks"] and f"digits: taken from {saved}" in err
     assert main([*command, "--threads", "2"]) == 2
     assert "figures of other settings" in capsys.readouterr().err
+
+
+def test_outputs_are_compared_on_images_without_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (9, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    command = ["bench", "infer", "digits", "--engines", "plain", "--batch-size", "1", *QUICK, "--json"]
+    for _ in range(2):
+        assert main([*command, "--data", str(tmp_path)]) == 0
+        [network] = json.loads(capsys.readouterr().out)["networks"]
+        assert network["kind"] == "images" and network["engines"][0]["parity"]["n"] == 3
+
+
+def test_a_run_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "infer", str(tmp_path / "a"), "--engines", "plain", *QUICK]) == 1
+    words = " ".join(capsys.readouterr().out.split())
+    assert words.startswith(f"{tmp_path / 'a'}: there is no such file or folder: name a run, a weights file or a")
 
 
 @pytest.mark.peer

@@ -317,6 +317,7 @@ def test_what_a_client_does_wrong_is_a_status_and_one_line(server: Server, image
     jpeg = images["large.jpg"].read_bytes()
     many, kind = form(*[("a.jpg", jpeg[:100])] * (MAX_IMAGES + 1))
     unnamed, _ = form(("a.jpg", jpeg))
+    text, _ = form(image="photo.jpg")
     json_kind = "application/json"
     cases: list[tuple[Reply, int, str]] = [
         (ask(server, "/predict", jpeg, authorization="Bearer wrong"), 401, "needs a token"),
@@ -331,6 +332,12 @@ def test_what_a_client_does_wrong_is_a_status_and_one_line(server: Server, image
         (ask(server, "/predict", b"[]", kind=json_kind), 400, "must be a JSON object"),
         (ask(server, "/predict", b'{"images": "x"}', kind=json_kind), 400, "images must be a list of strings"),
         (ask(server, "/predict", b'{"top": 3}', kind=json_kind), 400, "no image"),
+        (
+            ask(server, "/predict", b'{"image": "aGk="}', kind=json_kind),
+            400,
+            "its keys: 'image'. Please send \"images\"",
+        ),
+        (ask(server, "/predict", text, kind=kind), 400, "its keys: 'image'. Please send files, as curl -F images=@"),
         (ask(server, "/predict", unnamed, kind="multipart/form-data"), 400, "boundary"),
         (ask(server, "/predict", b"nonsense", kind="multipart/form-data; boundary=x"), 400, "cannot be read"),
         (ask(server, "/predict", many[:900], kind=kind), 400, "its end is missing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json as json_module
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,11 +148,35 @@ def _pack(data: str, root: str | None, labels: str | None) -> Path:
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
 
+    if labels is None and (plain_list := _list_plain_folder(data)):
+        data, root = str(plain_list), data
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         prepared = prepare(
             data, root=root, labels=labels, only="val", shorter_side=packed_side(299), say=note, progress=advance
         )
     return prepared.only("val")
+
+
+def _list_plain_folder(data: str) -> Path | None:
+    """List the images of a folder without folders of classes, as a ``.lst``: outputs need no labels; None: another."""
+    from steadytrain.data.packing.prepare import default_cache
+    from steadytrain.data.recordio.lst import format_line
+    from steadytrain.data.sources.filenames import is_image
+    from steadytrain.data.sources.folder import read_entries
+    from steadytrain.data.storage.store import is_uri, local_name
+
+    if is_uri(data) or not (folder := Path(local_name(data)).resolve()).is_dir():
+        return None
+    folders, files = read_entries(folder)
+    images = [name for name in files if is_image(name) and name.isprintable()]
+    if folders or not images:
+        return None
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    path = default_cache() / "lists" / f"{folder.name}-{digest}.lst"
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(format_line(number, number % 2, name) for number, name in enumerate(images)))
+    return path
 
 
 def _document(plan: Plan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:

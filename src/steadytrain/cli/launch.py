@@ -83,7 +83,7 @@ def launch(
     for assignment in env:
         name, equals, value = assignment.partition("=")
         values[f"env.{name}"] = value if equals else None
-    values |= dict(map(parse_setting, set))
+    values |= dict(parse_setting(text, example="slurm.partition=gpu") for text in set)
     place, described = job_for(command, on, job, values)
     _require_understood(described.words)  # before anything is written or submitted
     described = _with_password(place, described)

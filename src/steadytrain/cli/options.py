@@ -390,7 +390,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return {name: value for name, value in read_table(path).items() if name not in ASIDE}
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
+def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any]:
     """Parse ``optim.lr=0.1`` as a key and a JSON value; what is no JSON is a text.
 
     >>> parse_setting("optim.lr=0.1"), parse_setting("optim.name=adamw"), parse_setting("data.flip=false")
@@ -402,7 +402,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise RecipeError(f"--set {text!r} must be KEY=VALUE, such as --set optim.lr=0.1")
+        raise RecipeError(f"--set {text!r} must be KEY=VALUE, such as --set {example}")
     try:
         return key, json_module.loads(value)
     except ValueError:

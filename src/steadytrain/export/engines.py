@@ -172,6 +172,8 @@ def load_subject(name: str) -> Subject:
         shape = (trained.input.channels, trained.input.size or 224, trained.input.size or 224)
         network = Network(title=trained.name, make=lambda: trained.module, shape=shape)
         return Subject(module=trained.module, network=network, input=trained.input, weights=str(trained.path))
+    if "/" in name and ":" not in name and not name.startswith(("timm/", "torchvision/")):
+        raise ModelError("there is no such file or folder: name a run, a weights file or a network (steady models)")
     try:
         built = models.build(Model(name), num_classes=1000, channels=3, size=None, allow_import=True)
     except ModelError as error:

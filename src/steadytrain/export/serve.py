@@ -410,7 +410,10 @@ class Service:
             )
         most = self.settings.max_images
         if not posted:
-            raise _refusal(400, "the request has no image", is_early=False)
+            names = ", ".join(repr(name[:40]) for name in sorted(options)[:8]) or "none"
+            wanted = 'send "images": [BASE64, ...], or "urls"' if kind == "application/json" else "send files"
+            how = "" if kind == "application/json" else ", as curl -F images=@photo.jpg does"
+            raise _refusal(400, f"the request has no image; its keys: {names}. Please {wanted}{how}", is_early=False)
         if len(posted) > most:
             raise _too_many_images(len(posted), most)
         return posted, options
