@@ -120,7 +120,7 @@ class FaultProxy:
     if any. ``requests``: path and Range of each. ``most_at_once``: of how many paths requests have waited at a time.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, host: str = "127.0.0.1") -> None:
         self.faults: list[int | tuple[int, str] | str] = []
         self.matches = ".rec"
         self.method = ""
@@ -146,10 +146,10 @@ class FaultProxy:
                 pass
 
         self._target = target.removeprefix("http://")
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = http.server.ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self.address = f"http://{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 

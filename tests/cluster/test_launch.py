@@ -14,8 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.cluster.machines import Hosts, Slurm
+from tests.data.packing.pictures import write_folder
+from tests.store import Bucket, FaultProxy
+
+from steadytrain.data.packing.pack import pack
 
 pytestmark = pytest.mark.cluster
 
@@ -138,6 +143,89 @@ def test_mpi_on_two_hosts(two_hosts: Hosts, work: Path) -> None:
     done = _launch(work, *words, **AS_ROOT)
     assert done.returncode == 0, done.stderr
     assert [(world["rank"], world["host"]) for world in _worlds(done.stdout)] == [(0, "node1"), (1, "node2")]
+
+
+@pytest.fixture
+def far_bucket(two_hosts: Hosts, bucket: Bucket, tmp_path: Path) -> Iterator[list[str]]:
+    """Options for launch by which two hosts reach a bucket, which holds photographs and answers slowly for each."""
+    for path in sorted(write_folder(tmp_path / "photos", {"cat": 50, "dog": 50}, suffix=".jpg").rglob("*.jpg")):
+        bucket.put(f"raw/{path.relative_to(tmp_path / 'photos').as_posix()}", path)
+    proxy = FaultProxy(bucket.address, (two_hosts.folder / "gateway").read_text(encoding="ascii").strip())
+    proxy.matches, proxy.delay_seconds = ".jpg", 0.5
+    values = {"AWS_ENDPOINT_URL": proxy.address, "STEADYTRAIN_CACHE": str(two_hosts.disk / "cache")}
+    words = [f"{name}={value}" for name, value in values.items()]
+    words += [name for name in os.environ if (name.startswith("AWS_") and name not in values) or name == "PYTHONPATH"]
+    yield [word for each in words for word in ("--env", each)]
+    proxy.close()
+
+
+def _start_packing(hosts: Hosts, work: Path, bucket: Bucket, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "steadytrain", "launch", *words, *_over(hosts, work)]
+    command += ["--", "pack", bucket.uri("raw/"), bucket.uri("sets/x"), "--shards", "12"]
+    return subprocess.Popen(
+        command,
+        cwd=work,
+        env={**os.environ, **AS_ROOT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_until_both_pack(bucket: Bucket) -> None:
+    """Wait until a shard is done, and each host has had one."""
+
+    def owners() -> set[str]:
+        leases = [name for name in bucket.names() if re.search(r"-\d{5}\.lease-", name)]
+        return {json.loads(bucket.get(name))["owner"].split()[0] for name in leases}
+
+    _until(lambda: owners() == {"node1", "node2"} and any(name.endswith(".done") for name in bucket.names()))
+
+
+def _require_files_of_one_process(bucket: Bucket, folder: Path) -> None:
+    pack(bucket.uri("raw/"), folder / "x", shards=12)
+    for path in folder.iterdir():
+        assert bucket.get(f"sets/{path.name}") == path.read_bytes(), path.name
+    assert json.loads(bucket.get("sets/x.plan.json"))["is_complete"]
+    assert not [name for name in bucket.names() if ".x.plan/" in name]
+
+
+def test_two_hosts_pack_a_bucket_and_one_loses_its_power(
+    two_hosts: Hosts, bucket: Bucket, far_bucket: list[str], work: Path
+) -> None:
+    with _start_packing(two_hosts, work, bucket, *far_bucket) as process:
+        _wait_until_both_pack(bucket)
+        two_hosts.power_cut(2)
+        printed, said = process.communicate(timeout=150)
+    assert process.returncode == 0, said
+    assert "x-{00000..00011}-of-00012.rec: 100 images" in printed
+    assert f"{two_hosts.addresses[1]}: connection lost" in said
+    _require_files_of_one_process(bucket, work / "one")
+
+
+def test_mpirun_packs_a_bucket_on_two_hosts_and_goes_on_after_a_kill(
+    two_hosts: Hosts, bucket: Bucket, far_bucket: list[str], work: Path
+) -> None:
+    words = [*_words_of("openmpi"), *far_bucket]
+    with _start_packing(two_hosts, work, bucket, *words) as process:
+        _wait_until_both_pack(bucket)
+        [victim] = [other for other in psutil.process_iter() if _is_packing_rank(other, 1, bucket)]
+        victim.kill()
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGKILL, said
+    with _start_packing(two_hosts, work, bucket, *words) as process:
+        printed, said = process.communicate(timeout=150)
+    assert process.returncode == 0 and "of 12 shards are packed already" in said, said
+    assert "x-{00000..00011}-of-00012.rec: 100 images" in printed
+    _require_files_of_one_process(bucket, work / "one")
+
+
+def _is_packing_rank(process: psutil.Process, rank: int, bucket: Bucket) -> bool:
+    try:
+        is_ours = bucket.uri("sets/x") in process.cmdline()
+        return is_ours and process.environ().get("OMPI_COMM_WORLD_RANK") == str(rank)
+    except psutil.Error:
+        return False
 
 
 def _words_of(kind: str) -> list[str]:
