@@ -283,11 +283,12 @@ class Worker:
 
 @cache
 def _processes() -> Any:
-    """The server that forks workers: it has imported torch and the engines once, and computed nothing."""
+    """The server that forks workers: it has imported torch and more once, and computed nothing."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "timm", "torchvision", "onnxruntime", "openvino"])
+    # Not openvino: a thread of its telemetry would hold locks of imports, for which a forked child waits for ever.
+    context.set_forkserver_preload([__name__, "timm", "torchvision", "onnxruntime"])
     return context
 
 
