@@ -52,10 +52,10 @@ def take_out() -> None:
     from steadytrain.training.profile.clock import Clock, Waits
 
     still: dict[str, Any] = {"to": None, "move": None, "warmed_up": None, "is_due": False, "seconds": {}}
-    _put(Clock, **{name: lambda self, *told, value=value: value for name, value in still.items()})
+    _put(Clock, **{name: lambda self, *arguments, value=value: value for name, value in still.items()})
     _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
-    _put(Waits, sort=lambda self, *told: None)
-    _put(loop, _start_monitors=lambda *told: contextlib.nullcontext())
+    _put(Waits, sort=lambda self, *arguments: None)
+    _put(loop, _start_monitors=lambda *arguments: contextlib.nullcontext())
     take_out_looks()
     _put(RequestCounts, note=lambda self, ready: None)
     for module in (batch_worker, pipeline):

@@ -91,7 +91,7 @@ def weights() -> Callable[[Path], bytes]:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
     """Write a module of the user's own where imports find it."""
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -89,8 +89,8 @@ def asks(num_classes, channels, size):
 
 
 @pytest.fixture
-def nets(own: Callable[[str, str], Path]) -> str:
-    return own("graphed_nets", NETS).stem
+def nets(write_module: Callable[[str, str], Path]) -> str:
+    return write_module("graphed_nets", NETS).stem
 
 
 def test_dropout_draws_anew_in_each_update(recipe: Recipe, tmp_path: Path, nets: str) -> None:

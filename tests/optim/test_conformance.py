@@ -218,8 +218,8 @@ def test_torch_has_no_fused_kernel_that_is_left_unused() -> None:
 def test_hooks_of_a_step_are_called_once(name: str) -> None:
     parameters, called = tensors(), list[str]()
     optimizer = make(name, grouped(parameters))
-    optimizer.register_step_pre_hook(lambda *told: called.append("before"))
-    optimizer.register_step_post_hook(lambda *told: called.append("after"))
+    optimizer.register_step_pre_hook(lambda *arguments: called.append("before"))
+    optimizer.register_step_post_hook(lambda *arguments: called.append("after"))
     train(parameters, optimizer, range(1))
     assert called == ["before", "after"]
 

@@ -134,10 +134,10 @@ def test_a_run_learns_by_another_loss_and_says_so(recipe: Recipe, change: dict[s
 
 
 def test_an_own_loss_is_imported_only_if_the_user_named_it(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
 ) -> None:
-    own("own_loss", "import torch\ndef make():\n    return torch.nn.functional.cross_entropy\n")
-    own("bad_loss", "def make():\n    return lambda logits, targets: logits.sum(1)\n")
+    write_module("own_loss", "import torch\ndef make():\n    return torch.nn.functional.cross_entropy\n")
+    write_module("bad_loss", "def make():\n    return lambda logits, targets: logits.sum(1)\n")
     usual = train(Run.create(tmp_path / "usual", recipe))
     named = recipe.with_({"optim.loss": "own_loss:make"})
     mine = train(Run.create(tmp_path / "mine", named))

@@ -321,10 +321,10 @@ def test_predicting_sees_what_evaluating_sees(recipe: Recipe, digits_folder: Pat
 
 
 def test_a_model_of_ones_own_is_imported_only_when_it_is_named(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
 ) -> None:
     net = "torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))"
-    own("own_model", f"import torch\ndef make(num_classes, **told):\n    return {net}\n")
+    write_module("own_model", f"import torch\ndef make(num_classes, **told):\n    return {net}\n")
     named = recipe.with_({"data.size": 8}).with_({"model.name": "own_model:make"})
     read = Run.create(tmp_path / "run", Recipe.from_json(named.to_json()).with_(batch_size=16))
     for place in (read, read.directory, Run.open(read.directory)):

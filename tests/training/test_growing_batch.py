@@ -164,9 +164,9 @@ def _train_as_rank(group: Group, folder: str) -> dict[str, Any]:
 
 
 def test_two_ranks_make_the_updates_of_one_process(
-    recipe: Recipe, own: Callable[[str, str], Path], tmp_path: Path
+    recipe: Recipe, write_module: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    own("own_flips", "from torchvision.transforms import v2\ndef flips(): return v2.RandomVerticalFlip(0.5)\n")
+    write_module("own_flips", "from torchvision.transforms import v2\ndef flips(): return v2.RandomVerticalFlip(0.5)\n")
     recipe = recipe.with_({"optim.grow_batch": ["2@1"], "model.batch_norm": "frozen"})
     recipe = recipe.with_({"data.transforms": ["erase:0.5", "own_flips:flips", "mixup:0.2"]})
     runs = [Run.create(tmp_path / "two", recipe), Run.create(tmp_path / "one", recipe.with_({"optim.accumulate": 2}))]

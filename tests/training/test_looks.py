@@ -39,9 +39,9 @@ def judged(recipe: Recipe, folder: Path, network: str, updates: int) -> Cause:
 
 
 def test_a_network_that_sleeps_is_told_so_by_file_and_line(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
 ) -> None:
-    own("sleepy_net", NETWORKS)
+    write_module("sleepy_net", NETWORKS)
     cause = judged(recipe, tmp_path / "run", "sleepy_net:sleepy", 250)
     line = next(number for number, text in enumerate(NETWORKS.splitlines(), 1) if "time.sleep" in text)
     assert cause.name == "model_waits" and f"sleepy_net.py:{line})" in cause.sentence

@@ -19,7 +19,7 @@ from steadytrain.reports.status import milestones
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 
-Own = Callable[[str, str], Path]
+WriteModule = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
 
 NET = """
@@ -67,9 +67,9 @@ def make(num_classes, channels, room=10**6, evaluated=10**6, late=0, rank=-1, ba
 
 
 @pytest.fixture
-def narrow(recipe: Recipe, own: Own) -> Callable[..., Recipe]:
+def narrow(recipe: Recipe, write_module: WriteModule) -> Callable[..., Recipe]:
     """The recipe with a network that has room for so many images."""
-    own("narrow_net", NET)
+    write_module("narrow_net", NET)
 
     def make(changes: dict[str, object] | None = None, **options: object) -> Recipe:
         return recipe.with_({"model.name": "narrow_net:make", "model.options": options, **(changes or {})})
@@ -205,10 +205,10 @@ def make(num_classes, channels, **told):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
 def test_a_run_whose_address_space_is_too_small_finishes_as_by_hand(
-    recipe: Recipe, own: Own, tmp_path: Path, weights: Weights
+    recipe: Recipe, write_module: WriteModule, tmp_path: Path, weights: Weights
 ) -> None:
     """A real limit of this system, met by torch's own allocator: where in the run, and how often, is its affair."""
-    own("wide_net", WIDE)
+    write_module("wide_net", WIDE)
     recipe = recipe.with_({"model.name": "wide_net:make", "batch_size": 64, "budget.epochs": 1, "data.pad": 0})
     run = Run.create(tmp_path / "ours", recipe)
     command = [sys.executable, "-c", LIMITED, str(run.directory), str(192 << 20)]
@@ -223,8 +223,8 @@ def test_a_run_whose_address_space_is_too_small_finishes_as_by_hand(
     assert ours == pytest.approx(by_hand, rel=1e-3, abs=1e-4)  # updates before the last halving took larger parts
 
 
-def ranks(digits: Path, own: Own, run: Path, *words: str) -> str:
-    module = own("narrow_net", NET)
+def ranks(digits: Path, write_module: WriteModule, run: Path, *words: str) -> str:
+    module = write_module("narrow_net", NET)
     command = [sys.executable, "-m", "steadytrain", "train", str(digits), "--run", str(run), "--procs", "2"]
     command += ["--model", "narrow_net:make", "--epochs", "2", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
     command += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7", "--holdout", "0.2", *words]
@@ -236,10 +236,12 @@ def ranks(digits: Path, own: Own, run: Path, *words: str) -> str:
 
 @pytest.mark.slow
 def test_two_ranks_agree_on_what_the_narrower_one_has_room_for(
-    digits: Path, own: Own, tmp_path: Path, weights: Weights
+    digits: Path, write_module: WriteModule, tmp_path: Path, weights: Weights
 ) -> None:
-    ranks(digits, own, tmp_path / "ours", "--set", 'model.options={"room": 4, "rank": 1, "norm": false}')
-    ranks(digits, own, tmp_path / "hand", "--set", 'model.options={"norm": false}', "--set", "optim.accumulate=4")
+    ranks(digits, write_module, tmp_path / "ours", "--set", 'model.options={"room": 4, "rank": 1, "norm": false}')
+    ranks(
+        digits, write_module, tmp_path / "hand", "--set", 'model.options={"norm": false}', "--set", "optim.accumulate=4"
+    )
     for rank, expected in ((0, [4]), (1, [8, 4])):
         events = list(Run.open(tmp_path / "ours").events(rank))
         assert [images for _, images in halved(events)] == expected
@@ -248,9 +250,11 @@ def test_two_ranks_agree_on_what_the_narrower_one_has_room_for(
 
 
 @pytest.mark.slow
-def test_ranks_start_again_where_one_runs_out_of_memory_in_an_update(digits: Path, own: Own, tmp_path: Path) -> None:
+def test_ranks_start_again_where_one_runs_out_of_memory_in_an_update(
+    digits: Path, write_module: WriteModule, tmp_path: Path
+) -> None:
     """After ten passes of rank 1: no collective is left hanging, and the next attempt takes what it has room for."""
-    words = ranks(digits, own, tmp_path / "run", "--set", 'model.options={"room": 8, "rank": 1, "late": 10}')
+    words = ranks(digits, write_module, tmp_path / "run", "--set", 'model.options={"room": 8, "rank": 1, "late": 10}')
     assert "restarting all 2 ranks" in words
     run = Run.open(tmp_path / "run")
     assert halved(list(run.events(1))) == [("update", 8)]

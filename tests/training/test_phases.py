@@ -149,10 +149,10 @@ def test_training_goes_on_from_a_probe_and_resumes_to_the_same_bits(
     ],
 )
 def test_a_classifier_that_is_no_linear_layer_is_refused(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path], layers: str
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path], layers: str
 ) -> None:
     name = f"strange{len(layers)}"
-    own(name, f"from torch import nn\n\ndef net(num_classes):\n    return nn.Sequential({layers})\n")
+    write_module(name, f"from torch import nn\n\ndef net(num_classes):\n    return nn.Sequential({layers})\n")
     probe = recipe.with_({"model.name": f"{name}:net", "model.train": "probe", "budget.epochs": 0})
     with pytest.raises(ModelError, match="is not one linear layer that ends the network"):
         train(Run.create(tmp_path / "run", probe))

@@ -27,7 +27,7 @@ from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 
-Own = Callable[[str, str], Path]
+WriteModule = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
 
 NET = """
@@ -145,9 +145,9 @@ def _made(name: str, size: int, *, again: bool) -> tuple[State, Update, DeviceBa
     return state, update, random_batch(8, update.image_shape, torch.device("cpu")), parts
 
 
-def test_statistics_of_any_kind_are_those_without(own: Own) -> None:
+def test_statistics_of_any_kind_are_those_without(write_module: WriteModule) -> None:
     """Spectral norms, cumulative averages, and what a user's module counts for itself, which a pass reads too."""
-    own("counting_net", NET)
+    write_module("counting_net", NET)
     states = []
     for again in (False, True):
         state, update, batch, notices = _made("counting_net:make", 16, again=again)
@@ -216,8 +216,8 @@ def test_a_network_without_parts_is_refused_with_what_would_stay(name: str) -> N
         _made(name, 28, again=True)
 
 
-def test_what_cannot_be_drawn_again_is_refused(own: Own) -> None:
-    own("tossed_net", NET)
+def test_what_cannot_be_drawn_again_is_refused(write_module: WriteModule) -> None:
+    write_module("tossed_net", NET)
     with pytest.raises(ModelError, match="draws from Python's or NumPy's random numbers"):
         _made("tossed_net:tossed", 16, again=True)
 

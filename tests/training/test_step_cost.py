@@ -71,9 +71,9 @@ def bits(tree: Any) -> Any:
 
 
 def test_measuring_changes_not_a_bit_of_the_run(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
 ) -> None:
-    own("passes_counting", COUNTING)
+    write_module("passes_counting", COUNTING)
     recipe = recipe.with_({"model.name": "passes_counting:make", "optim.name": "adamw", "optim.ema": 0.9})
     with session_of(recipe, tmp_path) as (session, batch):
         module: Any = session.state.module
@@ -92,9 +92,9 @@ def test_measuring_changes_not_a_bit_of_the_run(
 
 
 def test_what_does_not_shrink_with_the_batch_is_told_apart(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
 ) -> None:
-    own("passes_fixed", COUNTING)
+    write_module("passes_fixed", COUNTING)
     with session_of(recipe.with_({"model.name": "passes_fixed:make"}), tmp_path) as (session, batch):
         import passes_fixed  # type: ignore[import-not-found]
 
@@ -108,10 +108,15 @@ def test_what_does_not_shrink_with_the_batch_is_told_apart(
     ("batch_size", "accumulate", "other"), [(1, 1, 4), (3, 1, 12), (4, 1, 16), (64, 2, 16), (32, 4, 128)]
 )
 def test_any_batch_has_another_size_to_compare_with(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path], batch_size: int, accumulate: int, other: int
+    recipe: Recipe,
+    tmp_path: Path,
+    write_module: Callable[[str, str], Path],
+    batch_size: int,
+    accumulate: int,
+    other: int,
 ) -> None:
     name = f"passes_sizes_{batch_size}_{accumulate}"
-    own(name, COUNTING)
+    write_module(name, COUNTING)
     changes = {"model.name": f"{name}:make", "optim.accumulate": accumulate, "budget.epochs": None, "budget.steps": 9}
     with session_of(recipe.with_(changes, batch_size=batch_size), tmp_path) as (session, batch):
         net = __import__(name)
@@ -149,8 +154,10 @@ def make(num_classes, **told):
 """
 
 
-def test_lines_that_wait_for_a_value_are_named(recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]) -> None:
-    path = own("passes_waiting", WAITING)
+def test_lines_that_wait_for_a_value_are_named(
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
+) -> None:
+    path = write_module("passes_waiting", WAITING)
     with session_of(recipe.with_({"model.name": "passes_waiting:make"}), tmp_path) as (session, batch):
         measured = measure_step(session, batch)
         assert measured is not None
@@ -160,9 +167,9 @@ def test_lines_that_wait_for_a_value_are_named(recipe: Recipe, tmp_path: Path, o
 
 
 def test_a_network_that_takes_no_other_batch_is_trained_without_being_measured(
-    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
 ) -> None:
-    own(
+    write_module(
         "passes_picky",
         WAITING.replace("x = images", "assert not self.training or len(images) == 32, 'only 32'\n        x = images"),
     )
