@@ -123,12 +123,12 @@ def fill(bucket: str, folder: Path) -> None:
 
 
 def write_list(folder: Path) -> None:
-    """Write the answer to a list of the bucket, with the entity tags that nginx gives to files."""
+    """Write the answer to a list of the bucket without its folders, with the entity tags that nginx gives to files."""
     rows = [
         f"<Contents><Key>{path.relative_to(folder / 'bucket')}</Key><Size>{stat.st_size}</Size>"
         f"<LastModified>{datetime.fromtimestamp(int(stat.st_mtime), UTC).isoformat()}</LastModified>"
         f"<ETag>&quot;{int(stat.st_mtime):x}-{stat.st_size:x}&quot;</ETag></Contents>"
-        for path in sorted((folder / "bucket").rglob("*"))
+        for path in sorted((folder / "bucket").iterdir())
         if path.is_file() and (stat := path.stat())
     ]
     head = "<ListBucketResult><Name>bench</Name><IsTruncated>false</IsTruncated>"
