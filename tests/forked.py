@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -30,20 +30,29 @@ def importable() -> Iterator[None]:
         yield
 
 
-def start(function: Callable[..., object], *arguments: object, errors: Path | str = os.devnull) -> ForkServerProcess:
+def start(
+    function: Callable[..., object],
+    *arguments: object,
+    errors: Path | str = os.devnull,
+    variables: Mapping[str, str] | None = None,
+) -> ForkServerProcess:
     """Start ``function(*arguments)`` in a process of its own; its exit code is what is returned, None for 0.
 
     Args:
         function: of a module's top level, such as ``steadytrain.cli.main``.
         errors: what its standard error is written to; its standard output is not kept.
+        variables: of its environment, besides those of this process.
     """
-    process = context().Process(target=_call, args=(function, arguments, str(errors)))
+    process = context().Process(target=_call, args=(function, arguments, str(errors), dict(variables or {})))
     with importable():
         process.start()
     return process
 
 
-def _call(function: Callable[..., object], arguments: tuple[object, ...], errors: str) -> None:
+def _call(
+    function: Callable[..., object], arguments: tuple[object, ...], errors: str, variables: dict[str, str]
+) -> None:
+    os.environ.update(variables)
     for number, path in ((1, os.devnull), (2, errors)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), number)
     sys.exit(function(*arguments))  # type: ignore[arg-type]

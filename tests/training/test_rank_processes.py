@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests import forked
 from tests.distributed.ranks import as_group
 
 from steadytrain import events, training
@@ -25,6 +26,7 @@ from steadytrain.cli import main
 from steadytrain.config import Recipe
 from steadytrain.data.predictions import read_predictions
 from steadytrain.distributed.process_group import Group
+from steadytrain.launch.supervise import free_port, rank_variables
 from steadytrain.run import Run
 
 COMMAND = [sys.executable, "-m", "steadytrain", "train"]
@@ -84,8 +86,8 @@ def ranks_of(child: subprocess.Popen[str], count: int) -> list[psutil.Process]:
 def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained by two ranks from beginning to end."""
     run = tmp_path_factory.mktemp("ranks") / "whole"
-    outcome = trained(digits, run, "--procs", "2")
-    assert outcome.count("started attempt=1") == 1, "the first rank alone speaks"
+    outcomes = _as_two([[str(digits), "--run", str(run)]] * 2, run.parent)
+    assert [code for code, _ in outcomes] == [0, 0], outcomes
     return run
 
 
@@ -166,6 +168,7 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
     output, _ = child.communicate(timeout=120)
     assert child.returncode == 75, output
     assert "rank 1 was killed by SIGKILL" in output
+    assert output.count("started attempt=1") == 1, "the first rank alone speaks"
     words = [sys.executable, "-m", "steadytrain", "resume", str(run), "--until", "3"]
     printed = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert printed.returncode == 75, printed.stderr
@@ -222,33 +225,33 @@ def test_a_rank_that_has_other_images_is_named(digits: Path, tmp_path: Path) -> 
         (tmp_path / "other" / part.name).write_bytes(part.read_bytes())
     seldom = ["--set", "every.evaluate_epochs=2"]  # in no digest, but where ranks have to meet
     run = ["--run", str(tmp_path / "run")]
-    answers = _as_two([[str(digits), *run], [str(tmp_path / "other" / "digits.rec"), *run, *seldom]])
+    answers = _as_two([[str(digits), *run], [str(tmp_path / "other" / "digits.rec"), *run, *seldom]], tmp_path)
     assert answers[0][0] == 2 and "rank 1" in answers[0][1] and "another recipe" in answers[0][1]
     assert "data.train: " in answers[0][1] and "every.evaluate_epochs: 2.0 and 1.0" in answers[0][1]
 
 
 @pytest.mark.slow
 def test_ranks_of_a_finished_run_all_say_so_where_they_share_no_disk(digits: Path, whole: Path, tmp_path: Path) -> None:
-    answers = _as_two([[str(digits), "--run", str(whole)], [str(digits), "--run", str(tmp_path / "elsewhere")]])
+    words = [[str(digits), "--run", str(place)] for place in (whole, tmp_path / "elsewhere")]
+    answers = _as_two(words, tmp_path)
     assert [code for code, _ in answers] == [0, 0], answers
 
 
-def _as_two(words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
-    from steadytrain.launch.supervise import free_port, rank_variables
-
+def _as_two(words: Sequence[Sequence[str]], folder: Path) -> list[tuple[int | None, str]]:
+    """The exit code and the standard error, which is written into ``folder``, of ``steady train`` as two ranks."""
     port = free_port()
     children = [
-        subprocess.Popen(
-            [*COMMAND, *own_words, *SETTINGS],
-            env=os.environ | rank_variables(rank, 2, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        forked.start(
+            main,
+            ["train", *own_words, *SETTINGS],
+            errors=folder / f"{rank}.err",
+            variables=rank_variables(rank, 2, port),
         )
         for rank, own_words in enumerate(words)
     ]
-    outputs = [child.communicate(timeout=120)[0] for child in children]
-    return [(child.returncode, text) for child, text in zip(children, outputs, strict=True)]
+    for child in children:
+        child.join(120)
+    return [(child.exitcode, (folder / f"{rank}.err").read_text()) for rank, child in enumerate(children)]
 
 
 @pytest.mark.slow
