@@ -32,8 +32,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_person_reads_what_was_packed(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pack", "photos", "out"]) == 0
-    told, error = capsys.readouterr()
-    lines = told.splitlines()
+    output, error = capsys.readouterr()
+    lines = output.splitlines()
     assert lines[0].startswith("out.rec: 11 images, ")
     assert lines[1:4] == [
         "  classes   2: cat 6, dog 5",
@@ -53,10 +53,10 @@ def test_names_cannot_steer_the_terminal(photos: Path, capsys: pytest.CaptureFix
     (photos / "dog" / "a\x1b[2Jb.jpg").touch()
     assert main(["pack", "photos", "out"]) == 0
     assert main(["pack", "photos", "none", "--max-bad", "0"]) == 1
-    told, error = capsys.readouterr()
-    assert "    dog/a?[2Jb.jpg: empty: 0 bytes" in told.splitlines()
+    output, error = capsys.readouterr()
+    assert "    dog/a?[2Jb.jpg: empty: 0 bytes" in output.splitlines()
     assert "dog/a?[2Jb.jpg (empty: 0 bytes)" in error
-    assert "\x1b" not in told + error
+    assert "\x1b" not in output + error
 
 
 def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,9 +101,9 @@ def test_every_mistake_is_one_line_and_leaves_nothing(
     Path("a.lst").write_text("0\t0\tcat/0000.jpg\n1\tcat/0001.jpg\n")
     assert main(["pack", *words]) == code
     out, error = capsys.readouterr()
-    told = [line for line in error.splitlines() if line.startswith("steady: ")]
-    assert len(told) == 1
-    assert message in told[0]
+    lines = [line for line in error.splitlines() if line.startswith("steady: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
     assert out == ""
     assert not list(Path().glob("*out*"))
     assert not list(Path().glob(".*"))
@@ -225,6 +225,6 @@ def test_an_estimate_writes_nothing_and_compares(photos: Path, capsys: pytest.Ca
     assert lines[0].startswith(f"{photos}: ") and lines[5].startswith("as they are ")
     assert all(len(line) <= 80 for line in lines[1:])
     assert main(["pack", str(photos), str(photos.parent / "out"), "--estimate", "--quality", "80", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told[0]["settings"]["quality"] == 80 and told[0]["num_bytes"] > 0
+    document = json.loads(capsys.readouterr().out)
+    assert document[0]["settings"]["quality"] == 80 and document[0]["num_bytes"] > 0
     assert sorted(photos.parent.rglob("*")) == before

@@ -196,10 +196,10 @@ def test_two_hosts_pack_a_bucket_and_one_loses_its_power(
     with _start_packing(two_hosts, work, bucket, *far_bucket) as process:
         _wait_until_both_pack(bucket)
         two_hosts.power_cut(2)
-        printed, said = process.communicate(timeout=150)
-    assert process.returncode == 0, said
+        printed, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
     assert "x-{00000..00011}-of-00012.rec: 100 images" in printed
-    assert f"{two_hosts.addresses[1]}: connection lost" in said
+    assert f"{two_hosts.addresses[1]}: connection lost" in errors
     _require_files_of_one_process(bucket, work / "one")
 
 
@@ -211,11 +211,11 @@ def test_mpirun_packs_a_bucket_on_two_hosts_and_goes_on_after_a_kill(
         _wait_until_both_pack(bucket)
         [victim] = [other for other in psutil.process_iter() if _is_packing_rank(other, 1, bucket)]
         victim.kill()
-        said = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + signal.SIGKILL, said
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGKILL, errors
     with _start_packing(two_hosts, work, bucket, *words) as process:
-        printed, said = process.communicate(timeout=150)
-    assert process.returncode == 0 and "of 12 shards are packed already" in said, said
+        printed, errors = process.communicate(timeout=150)
+    assert process.returncode == 0 and "of 12 shards are packed already" in errors, errors
     assert "x-{00000..00011}-of-00012.rec: 100 images" in printed
     _require_files_of_one_process(bucket, work / "one")
 

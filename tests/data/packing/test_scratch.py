@@ -38,9 +38,9 @@ def _hold(path: Path) -> tuple[subprocess.Popen[str], Path]:
 def test_it_goes_with_all_that_is_in_it(tmp_path: Path, error: type[BaseException] | None) -> None:
     place = tmp_path / "new" / "deep" / "out.rec"
     try:
-        with scratch_beside(place) as own:
-            (own / "inner").mkdir()
-            (own / "inner" / "file").write_text("x")
+        with scratch_beside(place) as scratch:
+            (scratch / "inner").mkdir()
+            (scratch / "inner" / "file").write_text("x")
             if error is not None:
                 raise error
     except (KeyboardInterrupt, StorageError):
@@ -60,8 +60,8 @@ def test_what_a_kill_left_goes_and_what_is_in_use_stays(tmp_path: Path) -> None:
     killed.communicate()
     alive, used = _hold(tmp_path / "a[1].rec")
     assert not left.exists()
-    with scratch_beside(tmp_path / "a[1].rec") as own:
-        assert sorted(tmp_path.iterdir()) == sorted([own, used])
+    with scratch_beside(tmp_path / "a[1].rec") as scratch:
+        assert sorted(tmp_path.iterdir()) == sorted([scratch, used])
     alive.communicate()
     assert not list(tmp_path.iterdir())
 
@@ -84,17 +84,17 @@ def test_one_that_another_process_removes_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = tempfile.mkdtemp
-    made: list[Path] = []
+    paths: list[Path] = []
 
     def make_slowly(**options: Any) -> str:
-        made.append(Path(make(**options)))
-        if len(made) == 1:  # another process begins just now, and removes what nobody has locked
+        paths.append(Path(make(**options)))
+        if len(paths) == 1:  # another process begins just now, and removes what nobody has locked
             subprocess.run([sys.executable, "-c", HOLD, str(tmp_path / "a.rec")], stdin=subprocess.DEVNULL, check=True)
-        return str(made[-1])
+        return str(paths[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", make_slowly)
-    with scratch_beside(tmp_path / "a.rec") as own:
-        assert not made[0].exists() and made[1:] == [own] == list(tmp_path.iterdir())
+    with scratch_beside(tmp_path / "a.rec") as scratch:
+        assert not paths[0].exists() and paths[1:] == [scratch] == list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
 
 

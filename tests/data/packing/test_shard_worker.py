@@ -102,14 +102,14 @@ def test_three_processes_write_the_files_of_one(photos: Path, tmp_path: Path) ->
     pack(photos, tmp_path / "one" / "x", val_fraction=0.3, seed=5, shards=4, shorter_side=40)
     command = [sys.executable, "-m", "steadytrain", "pack", str(photos), str(tmp_path / "three" / "x"), *options]
     done = subprocess.run([*command, "--procs", "3", "--json"], capture_output=True, text=True, check=True)
-    made = _files(tmp_path / "three")
-    assert made == _files(tmp_path / "one")
-    assert len(made) == 2 * 4 * len(SUFFIXES)
+    files = _files(tmp_path / "three")
+    assert files == _files(tmp_path / "one")
+    assert len(files) == 2 * 4 * len(SUFFIXES)
     plan = json.loads(done.stdout)
     assert plan == json.loads((tmp_path / "three" / "x.plan.json").read_text())
     assert plan["is_complete"] and plan["num_rejected"] == 1
     assert sum(shard["num_images"] for shard in plan["shards"]) == 250
-    assert {path.name for path in (tmp_path / "three").iterdir()} == {*made, "x.plan.json"}
+    assert {path.name for path in (tmp_path / "three").iterdir()} == {*files, "x.plan.json"}
     with Records.open(tmp_path / "three" / "x-train-{00000..00003}-of-00004.rec") as records:
         assert sorted(records.record_ids.tolist()) == sorted(set(records.record_ids.tolist()))
         assert records.classes == ("cat", "dog", "elk")
@@ -168,12 +168,12 @@ def test_one_that_was_only_slow_does_no_harm(photos: Path, tmp_path: Path) -> No
         packed = {path.name for path in out.parent.glob("*.rec")}
         with _start(photos, out, 9) as other:
             assert other.communicate()[0] == "250\n"
-        made = _files(out.parent)
+        files = _files(out.parent)
         stopped.send_signal(signal.SIGCONT)
         assert (stopped.communicate()[0], stopped.wait()) == ("250\n", 0)
     assert packed == {"x-00000-of-00009.rec"}, "it was stopped in the second shard"
-    assert made == _files(out.parent) == _files(tmp_path / "whole")
-    assert {path.name for path in out.parent.iterdir()} == {*made, "x.plan.json"}
+    assert files == _files(out.parent) == _files(tmp_path / "whole")
+    assert {path.name for path in out.parent.iterdir()} == {*files, "x.plan.json"}
 
 
 def _put_folder(bucket: Bucket, folder: Path, key: str) -> str:
@@ -206,10 +206,10 @@ def test_a_folder_in_a_bucket_is_split_as_on_a_disk(bucket: Bucket, tmp_path: Pa
         images[number + 2].write_bytes(images[number + 2].read_bytes() + b"1")
     source = _put_folder(bucket, photos, "raw/photos")
     pack(source, tmp_path / "x", shards=2, val_fraction=0.3, seed=3)
-    said: list[str] = []
+    messages: list[str] = []
     request = PackRequest(sources=(source,), selection=Selection(val_fraction=0.3, seed=3))
-    assert pack_shards(request, bucket.uri("sets/x"), shards=2, say=said.append).num_images == 70
-    assert "15 images are the same as another (by bytes): duplicates stay on one side of the split" in said
+    assert pack_shards(request, bucket.uri("sets/x"), shards=2, say=messages.append).num_images == 70
+    assert "15 images are the same as another (by bytes): duplicates stay on one side of the split" in messages
     for name, content in _files(tmp_path).items():
         assert bucket.get(f"sets/{name}") == content, name
 
@@ -286,8 +286,8 @@ def _half_packed(source: str | Path, out: Path) -> PackRequest:
 def test_a_command_with_other_settings_is_refused(photos: Path, tmp_path: Path) -> None:
     request = _half_packed(photos, tmp_path / "x")
     other = replace(request, settings=Settings(quality=80))
-    said = r"x\.plan\.json is the plan of another packing \(--quality was 95 there, and is 80 here\)"
-    with pytest.raises(DataError, match=said):
+    text = r"x\.plan\.json is the plan of another packing \(--quality was 95 there, and is 80 here\)"
+    with pytest.raises(DataError, match=text):
         pack_shards(other, tmp_path / "x", shards=5)
     with pytest.raises(DataError, match=r"\(--shards was 5 there, and is 6 here\): give the same options"):
         pack_shards(request, tmp_path / "x", shards=6)
@@ -331,9 +331,9 @@ def test_a_second_command_finds_all_done(photos: Path, tmp_path: Path) -> None:
     request = PackRequest(sources=(str(photos),))
     first = pack_shards(request, tmp_path / "x", shards=2)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    said: list[str] = []
-    assert pack_shards(request, tmp_path / "x", shards=2, say=said.append) == first
-    assert said == ["x.plan.json: all 2 shards have been packed; to pack anew, remove it first"]
+    messages: list[str] = []
+    assert pack_shards(request, tmp_path / "x", shards=2, say=messages.append) == first
+    assert messages == ["x.plan.json: all 2 shards have been packed; to pack anew, remove it first"]
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
@@ -462,9 +462,9 @@ def _packing_ranks(command: int, out: Path, count: int) -> dict[int, psutil.Proc
 def test_a_killed_rank_is_told_and_the_command_succeeds(rank: int, photos: Path, tmp_path: Path) -> None:
     with _start_command(photos, tmp_path / "x", "--procs", "2", "--json") as process:
         _packing_ranks(process.pid, tmp_path / "x", 2)[rank].kill()
-        printed, said = process.communicate(timeout=shared_folder.LEASE_SECONDS - 5)  # its shard is free at once
-    assert process.returncode == 0, said
-    assert f"rank {rank} was killed by SIGKILL: the others do its work" in said
+        printed, errors = process.communicate(timeout=shared_folder.LEASE_SECONDS - 5)  # its shard is free at once
+    assert process.returncode == 0, errors
+    assert f"rank {rank} was killed by SIGKILL: the others do its work" in errors
     plan = json.loads(printed)
     assert plan == json.loads((tmp_path / "x.plan.json").read_text()) and plan["is_complete"]
     pack(photos, tmp_path / "one" / "x", shards=12)
@@ -489,9 +489,9 @@ def test_an_interrupted_command_says_so_and_continues(
         _wait_for(lambda: list(tmp_path.glob(".x.plan/*.done")))
         family = psutil.Process(process.pid).children(recursive=True)
         (os.killpg if is_for_all else os.kill)(process.pid, signal.Signals[name])
-        printed, said = process.communicate(timeout=20)
+        printed, errors = process.communicate(timeout=20)
     assert (process.returncode, printed) == (code, "")
-    assert said == "steady: interrupted: the same command resumes, or starts over\n"
+    assert errors == "steady: interrupted: the same command resumes, or starts over\n"
     assert not any(relative.is_running() for relative in family)
     whole = {path.name for path in tmp_path.glob("*.rec")}
     marks = {path.name.partition(".")[0] for path in tmp_path.glob(".x.plan/*.done")}
@@ -513,15 +513,15 @@ def test_after_an_end_of_all_the_same_command_continues(killed: str, photos: Pat
         _wait_for(lambda: list(tmp_path.glob(".x.plan/*.done")))
         for victim in ranks if killed == "all ranks" else [process]:
             victim.kill()
-        said = process.communicate(timeout=20)[1]
+        errors = process.communicate(timeout=20)[1]
     if killed == "all ranks":
         assert process.returncode == 128 + signal.SIGKILL
-        assert said.splitlines()[-1].endswith("SIGKILL: no rank is left, run the same command again to continue")
+        assert errors.splitlines()[-1].endswith("SIGKILL: no rank is left, run the same command again to continue")
     assert not psutil.wait_procs(ranks, timeout=10)[1]
     assert 0 < len(list(tmp_path.glob("*.rec"))) < 12
     with _start_command(photos, tmp_path / "x", "--procs", "2") as process:
-        printed, said = process.communicate(timeout=shared_folder.LEASE_SECONDS - 5)
-    assert process.returncode == 0 and "of 12 shards are packed already" in said
+        printed, errors = process.communicate(timeout=shared_folder.LEASE_SECONDS - 5)
+    assert process.returncode == 0 and "of 12 shards are packed already" in errors
     assert "x-{00000..00011}-of-00012.rec: 250 images" in printed
     pack(photos, tmp_path / "one" / "x", shards=12)
     assert _files(tmp_path) == _files(tmp_path / "one")
@@ -543,10 +543,10 @@ def test_ranks_of_a_machine_go_on_where_rank_0_is_killed(photos: Path, tmp_path:
 
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as node:
         _wait_for(first_rank).kill()
-        said = node.communicate(timeout=60)[1]
-    assert node.returncode == 0, said
-    assert "[gpu1] rank 0 was killed by SIGKILL: the others do its work" in said
-    assert "[1 gpu1] packed 250 images into 6 shards" in said
+        errors = node.communicate(timeout=60)[1]
+    assert node.returncode == 0, errors
+    assert "[gpu1] rank 0 was killed by SIGKILL: the others do its work" in errors
+    assert "[1 gpu1] packed 250 images into 6 shards" in errors
 
 
 @pytest.mark.slow

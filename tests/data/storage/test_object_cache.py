@@ -103,8 +103,8 @@ def test_another_process_reads_what_this_one_fetched(opened: RemoteFile, content
     requests = opened.disk.traffic().requests
     command = [sys.executable, "-c", code, str(opened.file)]
     environment = {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}  # nobody there: nothing can be fetched
-    told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    assert told.strip() == hashlib.sha256(content[: 5 * MB]).hexdigest()
+    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert output.strip() == hashlib.sha256(content[: 5 * MB]).hexdigest()
     assert opened.disk.traffic().requests == requests
 
 

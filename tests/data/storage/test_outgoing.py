@@ -124,10 +124,12 @@ def test_an_interrupted_command_waits_for_no_upload_and_leaves_no_parts(
         time.sleep(0.02)
     began = time.monotonic()
     os.killpg(child.pid, signal.Signals[name])
-    printed, said = child.communicate(timeout=30)
+    printed, errors = child.communicate(timeout=30)
     assert time.monotonic() - began < 20
     assert child.returncode == (130 if name == "SIGINT" else -signal.SIGTERM) and not printed
-    assert said.endswith("steady: interrupted: the same command resumes, or starts over\n") and "Traceback" not in said
+    assert (
+        errors.endswith("steady: interrupted: the same command resumes, or starts over\n") and "Traceback" not in errors
+    )
     assert not _there(bucket, key) and not _uploads(client, bucket)
     assert main([*words[:-4], "--shards", "1", "--procs", "1"] if options else words) == 0
     pack(source, tmp_path / "local" / "x", encoding="pass", shards=1 if options else None)
