@@ -89,7 +89,7 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
 def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     """Describe the data, the network, and what of it is trained."""
     data, model = started.data, started.model
-    source = "held out" if data["held_out"] else Path(data["val"] or "").name
+    source = "held out" if data["held_out"] else Path(recipe.data.val or data["val"] or "").name
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
     is_multi_label = data.get("multi_label") is True
     noun = "labels, several for each image" if is_multi_label else "classes"
