@@ -113,6 +113,17 @@ def test_a_command_goes_on_after_its_verdict(watches: Watches) -> None:
     assert json.loads(process.stdout)["state"] == "still running" and process.stderr == "done\n"
 
 
+def test_a_command_that_cannot_be_looked_at_has_one_verdict(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(pid: int) -> None:
+        raise InputError(f"there is no process {pid}")
+
+    monkeypatch.setattr("steadytrain.cli.watch_process.Sampler", refuse)
+    assert watch_process(command=_python("import time; time.sleep(0.3)"), json=True) == 0
+    assert json.loads(capfd.readouterr().out)["state"] == "ended with exit code 0"
+
+
 def test_ctrl_c_ends_the_watch_with_a_verdict_and_leaves_the_process() -> None:
     with _asleep() as pid:
         ours = subprocess.Popen(

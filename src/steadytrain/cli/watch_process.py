@@ -138,7 +138,7 @@ def _watch_command(command: Sequence[str], seconds: float | None, json: bool) ->
                     break
                 except subprocess.TimeoutExpired:
                     history.look(sampler)
-        if process.poll() is None:
+        if history.is_over(seconds) and process.poll() is None:
             _print_verdict(history, "still running", None, json=json, to_stderr=True)
     code = exit_code(process.returncode)
     if not history.is_over(seconds):

@@ -66,7 +66,7 @@ class Sampler:
             raise InputError(f"there is no process {pid}: `ps aux` lists those that run")
         if first.state in _ENDED:
             raise InputError(f"process {pid} ({first.name}) has already ended")
-        if thread_ids(pid) and not (command_line(pid) or open_gpu_devices(pid) is None):
+        if not first.virtual_bytes and first.parent in (0, 2):
             raise InputError(f"{pid} ({first.name}) is a kernel thread, not a process")
         self.pid, self._started = pid, first.started
         self.pause = SHORTEST_PAUSE
