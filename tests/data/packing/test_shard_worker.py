@@ -492,7 +492,7 @@ def test_an_interrupted_command_says_so_and_continues(
         printed, errors = process.communicate(timeout=20)
     assert (process.returncode, printed) == (code, "")
     assert errors == "steady: interrupted: the same command resumes, or starts over\n"
-    assert not any(relative.is_running() for relative in family)
+    assert not psutil.wait_procs(family, timeout=10)[1]
     whole = {path.name for path in tmp_path.glob("*.rec")}
     marks = {path.name.partition(".")[0] for path in tmp_path.glob(".x.plan/*.done")}
     assert 0 < len(marks) == len(whole) < 12
