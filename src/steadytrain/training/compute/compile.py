@@ -116,8 +116,10 @@ def _breaks() -> list[str]:
     breaks = []
     for reason in torch._dynamo.utils.graph_break_reasons:
         places = [(frame.filename, frame.lineno) for frame in reason.user_stack]
+        if places and places[-1][0] == torch.nn.parallel.distributed.__file__:
+            continue  # the wrapper by which ranks exchange gradients is never compiled
         place = next((place for place in reversed(places) if not place[0].startswith(_PLUMBING)), None)
-        if place is not None:  # the wrapper by which ranks exchange gradients is never compiled
+        if place is not None:
             file = Path(place[0])
             file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             breaks.append(f"{file}:{place[1]}: {reason.reason.strip().partition(chr(10))[0]}")
