@@ -29,7 +29,7 @@ REQUEST_BYTES = 4 * 2**20
 GAP_BYTES = 512 * 2**10
 """Two pages nearer than this are fetched by one request, where the cache has room for all of the data."""
 NUM_FILLING = 4
-"""Requests for what will be needed some time are so many at once; others are for what is needed soon."""
+"""So many requests at once are for data that are not needed soon, at most."""
 _IDLE_SECONDS = 2.0
 
 
@@ -156,9 +156,10 @@ class RemoteFile:
             if not self._closed:
                 pool.fill(self)
 
-    def next_missing(self, start: int) -> tuple[int, int]:
-        """Return the first stretch of pages from ``start`` on that are neither here nor on their way; the caller holds
-        the lock of the pool. It is empty where there are none.
+    def claim_missing(self, start: int) -> tuple[int, int]:
+        """Claim the next pages, from ``start`` on, that are neither here nor on their way: those of one request.
+
+        The caller holds the lock of the pool. Returns the first page and the end; they are equal where none is missing.
         """
         wanted = (self.disk.present[start:] == 0) & ~self._flying[start:]
         first = int(wanted.argmax()) if wanted.any() else len(wanted)
@@ -340,7 +341,7 @@ class FetchPool:
         self._asked.notify(NUM_FILLING)
 
     def _start_threads(self, num_waiting: int) -> None:
-        """Start as many threads as wanting work needs, and there may be; the caller holds the lock."""
+        """Start threads for waiting requests, up to the limit; the caller holds the lock."""
         for _ in range(min(MOST_REQUESTS - len(self._threads), num_waiting - self._num_idle)):
             thread = threading.Thread(target=self._work, name="storage", daemon=True)
             self._threads.append(thread)
@@ -392,7 +393,7 @@ class FetchPool:
         """Take the next stretch of the objects that are fetched whole; the caller holds the lock."""
         while self._to_fill and self._num_filling < NUM_FILLING:
             remote, start = next(iter(self._to_fill.items()))
-            first, end = remote.next_missing(start)
+            first, end = remote.claim_missing(start)
             if first < end:
                 self._to_fill[remote] = end
                 return _Request(remote, first, end)

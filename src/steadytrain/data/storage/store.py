@@ -561,25 +561,25 @@ def abort_uploads(
         may_be_there: whether there was an upload that did not end, as far as is known here.
     """
     keys, bucket = {place.sibling(name).key for name in names}, place.base.partition("://")[2]
-    try:
-        if place.scheme != "s3":
-            raise NotImplementedError
-        boto3 = importlib.import_module("boto3")
-        client = boto3.client("s3", endpoint_url=_endpoint(place) or None, region_name=os.environ.get("AWS_REGION"))
-        listing = client.get_paginator("list_multipart_uploads")
-        pages = listing.paginate(Bucket=bucket, Prefix=place.sibling("").key)
-        left = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Key"] in keys]
-        for upload in left:
-            client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-    except Exception:  # noqa: BLE001 - botocore's errors, of which some name keys; what is sent is not in danger
-        if may_be_there:
-            say(
-                f"an upload that was cut short may have left parts in {place.base}: have it remove incomplete"
-                " multipart uploads after a day"
-            )
-        return
+    left: list[Any] | None = None  # not known: elsewhere than in S3, without boto3, or where the store refuses to say
+    # botocore's errors name keys, some of them; what is sent is not in danger.
+    with contextlib.suppress(Exception):
+        if place.scheme == "s3":
+            boto3 = importlib.import_module("boto3")
+            client = boto3.client("s3", endpoint_url=_endpoint(place) or None, region_name=os.environ.get("AWS_REGION"))
+            listing = client.get_paginator("list_multipart_uploads")
+            pages = listing.paginate(Bucket=bucket, Prefix=place.sibling("").key)
+            begun = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Key"] in keys]
+            for upload in begun:
+                client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+            left = begun
     if left:
         say(f"removed from {place.base} the parts of {count(len(left), 'upload')} that had been cut short")
+    elif left is None and may_be_there:
+        say(
+            f"an upload that was cut short may have left parts in {place.base}: have it remove incomplete"
+            " multipart uploads after a day"
+        )
 
 
 # -- what went wrong -------------------------------------------------------------------------------------------------
