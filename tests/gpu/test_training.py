@@ -57,7 +57,7 @@ def test_memory_is_in_segments_that_grow_or_as_the_user_says(
 ) -> None:
     def trained(name: str) -> tuple[str, set[bool]]:
         torch.cuda.empty_cache()
-        run = Run.create(tmp_path / name, on_gpu.with_({"budget.steps": 4}))
+        run = Run.create(tmp_path / name, on_gpu.with_({"budget.epochs": None, "budget.steps": 4}))
         kinds: set[bool] = set()
         for event in steps(run):
             if isinstance(event, Step):

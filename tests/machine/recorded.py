@@ -13,6 +13,7 @@ H100: dict[str, Any] = {
     "Name": "NVIDIA H100 80GB HBM3",
     "CudaComputeCapability": (9, 0),
     "MemoryInfo": SimpleNamespace(total=85_520_809_984, free=84_900_000_000, used=620_809_984),
+    "MemoryInfo_v2": SimpleNamespace(total=85_520_809_984, free=84_900_000_000, used=71_159_552, reserved=549_650_432),
     "UtilizationRates": SimpleNamespace(gpu=0, memory=0),
     "ComputeRunningProcesses": [],
     "ClockInfo": {1: 345, 2: 2619},
@@ -59,6 +60,7 @@ class Library:
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
     NVML_TEMPERATURE_GPU = 0
+    nvmlMemory_v2 = 40 | 2 << 24
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
 
     class NVMLError(Exception):
@@ -89,6 +91,11 @@ class Library:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:
         return self.gpus[index]
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: dict[str, Any], version: int | None = None) -> Any:
+        if (name := "MemoryInfo" if version is None else "MemoryInfo_v2") not in gpu:
+            raise self.NVMLError("Function Not Found")
+        return gpu[name]
 
     def __getattr__(self, name: str) -> Any:
         asked = name.removeprefix("nvmlDeviceGet")

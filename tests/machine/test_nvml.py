@@ -74,12 +74,18 @@ def test_every_name_that_is_asked_exists_in_the_real_library() -> None:
 def test_a_gpu_at_rest() -> None:
     driver, (gpu,) = facts_of(Library(H100))
     assert (driver, gpu.name, gpu.capability) == ("580.65.06", "NVIDIA H100 80GB HBM3", "9.0")
-    assert (gpu.memory_bytes, gpu.memory_used_bytes, gpu.busy_share) == (85_520_809_984, 620_809_984, 0.0)
+    assert (gpu.memory_bytes, gpu.busy_share) == (85_520_809_984, 0.0)
     assert (gpu.mhz, gpu.mhz_max, gpu.memory_mhz_max) == (345, 1980, 2619)
     assert (gpu.power_watts, gpu.power_limit_watts, gpu.temperature) == (71.4, 700.0, 31)
     assert (gpu.throttled_by, gpu.processes) == (("idle",), ())
     assert (gpu.ecc, gpu.ecc_errors, gpu.mig, gpu.persistence) == (True, 0, False, True)
     assert (gpu.pcie_generation, gpu.pcie_width_max) == (5, 16)
+
+
+def test_memory_that_the_driver_keeps_for_itself_is_not_in_use() -> None:
+    _, (gpu, older) = facts_of(Library(H100, GEFORCE))
+    assert gpu.memory_used_bytes == 71_159_552  # what nvidia-smi shows: 550 MB are the driver's own
+    assert older.memory_used_bytes == 20_447_170_048  # which does not tell them apart
 
 
 def test_a_gpu_in_use_and_an_older_driver() -> None:
@@ -257,7 +263,7 @@ def test_a_look_tells_the_mean_of_the_drivers_samples_since_the_one_before() -> 
     load = gpus.read({7}, set())[0]
     assert load.utilisation == 0.50
     assert (load.name, load.power_watts, load.power_limit_watts) == ("NVIDIA H100 80GB HBM3", 71.4, 700.0)
-    assert (load.memory_bytes, load.memory_total_bytes) == (620_809_984, 85_520_809_984)
+    assert (load.memory_bytes, load.memory_total_bytes) == (71_159_552, 85_520_809_984)
     gpus.close()
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain import optim
 from steadytrain.config import Optim
@@ -17,7 +19,7 @@ from steadytrain.errors import RecipeError
 
 CPU = torch.device("cpu")
 BUILT_IN = sorted(optim.OPTIMIZERS)
-FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].has_fused]
+FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].fused]
 
 
 def make(parameters: list[nn.Parameter], name: str = "sgd", **more: Any) -> Optimizer:
@@ -211,3 +213,36 @@ def test_langevin_dynamics_samples_from_the_posterior() -> None:
         optimizer.step()
     assert weights.mean().item() == pytest.approx(0, abs=0.03)
     assert weights.var().item() == pytest.approx(0.25, rel=0.08)
+
+
+def test_adagrad_on_a_gpu_takes_kernels_that_every_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)  # the tensors below have no memory
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.empty(4, 3, device="cuda"))
+        weight.grad = torch.empty(4, 3, device="cuda")
+        groups = [{"params": [weight], "weight_decay": 0.0}]
+        optimizer = optim.build(Optim("adagrad", lr=0.1), groups, lr=0.1, device=torch.device("cuda"))
+        optimizer.step()
+    assert not optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "sgld"])  # it draws on a real device alone
+def test_no_update_copies_numbers_to_the_device(name: str) -> None:
+    weight = nn.Parameter(torch.empty(4, 3, device="meta"))
+    weight.grad = torch.empty(4, 3, device="meta")
+    groups = [{"params": [weight], "weight_decay": 1e-4}]
+    optimizer = optim.build(Optim(name, lr=0.1), groups, lr=0.1, device=torch.device("meta"))
+    with Copies() as copies:
+        optimizer.step()
+    assert not copies.seen
+
+
+class Copies(TorchDispatchMode):
+    """Counts tensors of the host that are copied to a device within the block, for which the host would wait."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("device") == torch.device("meta"):
+            self.seen += args[0].device.type == "cpu"
+        return func(*args, **(kwargs or {}))

@@ -197,7 +197,7 @@ def test_decay_is_coupled_or_decoupled_as_it_is_said(name: str) -> None:
     assert [kind for kind, is_same in results.items() if is_same] == [DECAY[name]]
 
 
-FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].has_fused]
+FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].fused]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -211,7 +211,7 @@ def test_torch_has_no_fused_kernel_that_is_left_unused() -> None:
     for name, kind in optim.OPTIMIZERS.items():
         base = type(make(name, grouped(tensors()))).__mro__[1]
         if base.__module__.startswith("torch.optim"):
-            assert kind.has_fused == ("fused" in inspect.signature(base).parameters), name
+            assert bool(kind.fused) == ("fused" in inspect.signature(base).parameters), name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -101,7 +101,7 @@ def cpuinfo(root: Path = ROOT) -> dict[str, str]:
 def accelerators() -> tuple[Accelerator, ...]:
     """List the NVIDIA GPUs of this machine, if its driver and ``nvidia-ml-py`` are there; else nothing."""
     with suppress(NoNvml), open_gpus() as (driver, gpus):
-        memories = [(gpu.name(), gpu.read("MemoryInfo")) for gpu in gpus]
+        memories = [(gpu.name(), gpu.memory()) for gpu in gpus]
         return tuple(Accelerator(name=name, memory_bytes=int(m.total), driver=driver) for name, m in memories if m)
     return ()
 

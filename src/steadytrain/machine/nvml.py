@@ -159,9 +159,15 @@ class GpuReader:
         rates = self.read("UtilizationRates")
         return None if rates is None else float(rates.gpu) / 100
 
+    def memory(self) -> Any:
+        """Return the bytes in ``total`` and ``used``, as nvidia-smi has them: the driver's own are not in use."""
+        version = getattr(self.nvml, "nvmlMemory_v2", None)  # the first version counts what the driver reserves
+        memory = None if version is None else self.read("MemoryInfo", version)
+        return self.read("MemoryInfo") if memory is None else memory
+
     def usage(self) -> dict[str, Any]:
         """Return how busy it is, the memory taken and in all, the power drawn and its limit."""
-        memory = self.read("MemoryInfo")
+        memory = self.memory()
         return {
             "utilisation": self.utilisation(),
             "memory_bytes": None if memory is None else int(memory.used),
@@ -211,7 +217,7 @@ def open_gpus(nvml: Any = None) -> Iterator[tuple[str, list[GpuReader]]]:
 def gpu_facts(gpu: GpuReader) -> Gpu:
     """Return all that is known of a GPU."""
     nvml, read = gpu.nvml, gpu.read
-    capability, memory, busy = read("CudaComputeCapability"), read("MemoryInfo"), read("UtilizationRates")
+    capability, memory, busy = read("CudaComputeCapability"), gpu.memory(), read("UtilizationRates")
     ecc, mig, persistence = (read(name) for name in ("EccMode", "MigMode", "PersistenceMode"))
     running = gpu.processes()
 

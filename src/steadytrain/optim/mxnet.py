@@ -267,15 +267,16 @@ class LBSGD(_Rule):
         decay, lr = group["weight_decay"], group["lr"]
         if group["warmup_strategy"] == "lars":
             norms, sizes = torch._foreach_norm(means), torch._foreach_norm(weights)
-            scales = [
-                (size**2 / (norm**2 + decay * size**2 + 1e-18)).sqrt().clamp(0.01, 100.0)
+            rates: list[Tensor] | float = [
+                -lr * (size**2 / (norm**2 + decay * size**2 + 1e-18)).sqrt().clamp(0.01, 100.0)
                 for norm, size in zip(norms, sizes, strict=True)
             ]
         else:
-            scales = [torch.tensor(self._scale(group, number))] * len(weights)
+            # A number of the host's: nothing is copied, and nothing waits for the device.
+            rates = float(-lr * torch.tensor(self._scale(group, number)))
         if decay:
             torch._foreach_add_(means, weights, alpha=decay)
-        torch._foreach_mul_(means, [-lr * scale.to(mean.device) for scale, mean in zip(scales, means, strict=True)])
+        torch._foreach_mul_(means, rates)
         if group["momentum"]:
             momentums = self._states(weights, "momentum")
             torch._foreach_mul_(momentums, group["momentum"])

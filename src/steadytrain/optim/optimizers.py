@@ -23,6 +23,7 @@ Groups: TypeAlias = list[dict[str, Any]]
 Class = TypeVar("Class", bound=Optimizer)
 
 _FUSED = ("cpu", "cuda")
+"""Kinds of devices for which torch updates all tensors of a group in one kernel; of Adagrad's, the CPU alone."""
 """Devices for which torch has fused kernels."""
 
 
@@ -116,7 +117,7 @@ class Kind:
         make: called with groups, ``lr``, the ``constants`` and the recipe's ``optim.options``.
         decay: ``coupled`` weight decay is added to the gradient (L2); ``decoupled`` is taken off the weights beside it.
         constants: keys of ``recipe.Optim`` that it takes.
-        has_fused: torch updates all tensors of a group in one kernel.
+        fused: kinds of devices on which torch updates all tensors of a group in one kernel.
         takes_seed: draws random numbers, by the recipe's seed.
         sees: what the update of an element depends on: its own values, its tensor, or all parameters.
     """
@@ -124,7 +125,7 @@ class Kind:
     make: Callable[..., Optimizer]
     decay: Literal["coupled", "decoupled"]
     constants: tuple[str, ...] = ()
-    has_fused: bool = False
+    fused: tuple[str, ...] = ()
     takes_seed: bool = False
     sees: Literal["element", "tensor", "all"] = "element"
 
@@ -132,15 +133,15 @@ class Kind:
 _ADAM = ("betas", "eps")
 
 OPTIMIZERS: dict[str, Kind] = {
-    "sgd": Kind(sgd, "coupled", ("momentum", "nesterov"), has_fused=True),
-    "nag": Kind(partial(sgd, nesterov=True), "coupled", ("momentum",), has_fused=True),
-    "adam": Kind(eager(torch.optim.Adam), "coupled", _ADAM, has_fused=True),
-    "adamw": Kind(eager(torch.optim.AdamW), "decoupled", _ADAM, has_fused=True),
+    "sgd": Kind(sgd, "coupled", ("momentum", "nesterov"), fused=_FUSED),
+    "nag": Kind(partial(sgd, nesterov=True), "coupled", ("momentum",), fused=_FUSED),
+    "adam": Kind(eager(torch.optim.Adam), "coupled", _ADAM, fused=_FUSED),
+    "adamw": Kind(eager(torch.optim.AdamW), "decoupled", _ADAM, fused=_FUSED),
     "nadam": Kind(eager(torch.optim.NAdam), "coupled", _ADAM),
     "radam": Kind(eager(torch.optim.RAdam), "coupled", _ADAM),
     "adamax": Kind(eager(torch.optim.Adamax), "coupled", _ADAM),
     "rmsprop": Kind(eager(torch.optim.RMSprop), "coupled"),
-    "adagrad": Kind(eager(torch.optim.Adagrad), "coupled", has_fused=True),
+    "adagrad": Kind(eager(torch.optim.Adagrad), "coupled", fused=("cpu",)),
     "adadelta": Kind(eager(torch.optim.Adadelta), "coupled"),
     "muon": Kind(muon, "decoupled", sees="tensor"),
     "signum": Kind(eager(mxnet.Signum), "coupled"),
@@ -249,7 +250,7 @@ def build(
         is_part = any(
             hasattr(p, "full_tensor") for group in groups for p in group["params"]
         )  # torch has no kernel for it
-        is_fused = kind.has_fused and device.type in _FUSED and not constants.get("foreach") and not is_part
+        is_fused = device.type in kind.fused and not constants.get("foreach") and not is_part
         constants |= {"fused": True} if is_fused else {}
         constants |= {"seed": seed} if kind.takes_seed and "seed" not in constants else {}
     try:

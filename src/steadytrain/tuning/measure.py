@@ -137,7 +137,7 @@ def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str,
         "cores": max(1, facts.cores() // sharing),
         "usual_threads": max(1, default_threads(pin=device.type == "cuda") // sharing),
         "precisions": _precisions(device),
-        "has_fused": kind is not None and kind.has_fused,
+        "has_fused": kind is not None and device.type in kind.fused,
         "versions": {"steadytrain": __version__, "torch": torch.__version__, "timm": version("timm")},
     }
 

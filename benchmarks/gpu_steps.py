@@ -1,0 +1,997 @@
+"""The steps of ``gpu_session.py``: each measures one thing on one GPU and says whether it is as it should be.
+
+A step is a function of :class:`Job` that returns its figures; ``passes`` among them is the answer. It runs in a process
+of its own, and calls ``job.note`` with what it has so far: where its time ends, that is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+PROJECT = Path(__file__).resolve().parents[1]
+STEADY = [sys.executable, "-m", "steadytrain"]
+
+CARDS = {"H100 80GB HBM3": (750e12, 2.8e12), "H200": (750e12, 3.8e12)}
+"""A part of a card's name -> the least FLOP/s of an 8192 bf16 product, and bytes/s of a copy (read and written), of a
+sound one that nobody else uses."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a step is given.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        quick: a rehearsal: a few small steps, whose figures mean nothing.
+        folder: for its files.
+        data: an archive of photographs (``.tar``), or None: pictures are drawn.
+        seconds: that it has.
+        out: the file that :meth:`note` writes.
+    """
+
+    device: str
+    quick: bool
+    folder: Path
+    data: Path | None
+    seconds: float
+    out: Path
+    began: float
+
+    @property
+    def left(self) -> float:
+        """Seconds that remain."""
+        return self.seconds - (time.monotonic() - self.began)
+
+    @property
+    def numbers(self) -> str:
+        """The precision in which networks are measured."""
+        return "fp32" if self.device == "cpu" else "bf16"
+
+    def note(self, figures: Mapping[str, Any]) -> None:
+        """Keep these figures, whatever happens next."""
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps(figures), encoding="utf-8")
+        part.replace(self.out)
+
+
+Step = Callable[[Job], dict[str, Any]]
+
+
+# --- the card -------------------------------------------------------------------------------------------------------
+
+
+def card(job: Job) -> dict[str, Any]:
+    """What the card multiplies and copies a second, and what the doctor says of it."""
+    import torch
+
+    from steadytrain.training.profile.timing import peak_flops
+
+    device = torch.device(job.device)
+    side, size = (512, 2**24) if job.quick else (8192, 2**32)
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product = fastest(device, lambda: torch.mm(a, b), 10)
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    copy = fastest(device, lambda: target.copy_(source), 5)
+    figures: dict[str, Any] = {
+        "flops_per_second": 2 * side**3 / product,
+        "copied_bytes_per_second": 2 * size / copy,
+        "peak_flops_of_steadytrain": peak_flops(device, "bf16" if job.device == "cuda" else "fp32"),
+    }
+    job.note(figures)
+    doctor = subprocess.run([*STEADY, "doctor", "--json"], capture_output=True, text=True, check=False, timeout=60)
+    figures["doctor"] = json.loads(doctor.stdout) if doctor.stdout else {"error": doctor.stderr[-500:]}
+    figures["passes"] = True
+    if job.device == "cuda":
+        name = torch.cuda.get_device_name(device)
+        least = next((least for part, least in CARDS.items() if part in name), (0.0, 0.0))
+        figures["passes"] = figures["flops_per_second"] >= least[0] and figures["copied_bytes_per_second"] >= least[1]
+        figures["peak_is_close"] = abs(figures["peak_flops_of_steadytrain"] / figures["flops_per_second"] - 1) < 0.15
+    return figures
+
+
+def telemetry(job: Job) -> dict[str, Any]:
+    """What the sampler reads under load, beside nvidia-smi at the same moment."""
+    if job.device != "cuda":
+        return {"passes": True, "left_out": "no GPU"}
+    import torch
+
+    from steadytrain.machine.nvml import GpuSampler
+
+    sampler = GpuSampler.find()
+    if sampler is None:
+        return {"passes": False, "error": "no NVML"}
+    columns = ["utilization.gpu", "memory.used", "power.draw", "clocks.sm", "temperature.gpu"]
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    end, seconds, asked, theirs = time.monotonic() + 1.0, 0.0, 0, [0.0] * len(columns)
+    while time.monotonic() < end:
+        keep_busy(a)
+    sampler.read({os.getpid()})
+    began = time.monotonic()
+    words = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
+    with ThreadPoolExecutor(1) as pool:
+        while time.monotonic() < began + (2 if job.quick else 6):
+            answer = pool.submit(subprocess.run, words, capture_output=True, text=True, check=False)
+            while not answer.done():
+                keep_busy(a)
+            row = [float(value) for value in answer.result().stdout.splitlines()[0].split(",")]
+            theirs, asked = [x + y for x, y in zip(theirs, row, strict=True)], asked + 1
+    ours = sampler.read({os.getpid()})[0]
+    seconds = time.monotonic() - began
+    mean = dict(zip(columns, (value / asked for value in theirs), strict=True))
+    pairs = {
+        "utilisation": (ours.utilisation, mean["utilization.gpu"] / 100),
+        "memory_bytes": (ours.memory_bytes, mean["memory.used"] * 2**20),
+        "power_watts": (ours.power_watts, mean["power.draw"]),
+        "clock_hertz": (ours.clock_hertz, mean["clocks.sm"] * 1e6),
+        "temperature": (ours.temperature, mean["temperature.gpu"]),
+    }
+    close = {name: mine is not None and abs(mine / other - 1) < 0.05 for name, (mine, other) in pairs.items() if other}
+    sampler.close()
+    return {
+        "seconds": seconds,
+        "event": ours.to_dict(),
+        "pairs": pairs,
+        "close": close,
+        "passes": all(close.values()) and ours.sm_active is not None and ours.tensor_active is not None,
+    }
+
+
+def keep_busy(a: Any) -> None:
+    """Multiply for some milliseconds."""
+    import torch
+
+    for _ in range(8):
+        torch.mm(a, a)
+    torch.cuda.synchronize()
+
+
+# --- updates on images that are there -------------------------------------------------------------------------------
+
+
+def updates(job: Job) -> dict[str, Any]:
+    """ResNet-50's updates beside a plain loop of torchvision's network, in turns in one process."""
+    import torch
+
+    size, batch, classes = (64, 8, 10) if job.quick else (224, 256, 1000)
+    network = "resnet18" if job.quick else "resnet50"
+    device = torch.device(job.device)
+    torch.backends.cudnn.benchmark = True
+    rounds, seconds = (1, 0.2) if job.quick else (3, 1.5)
+    graphs = [] if job.device == "cpu" else [("graph", "plain", {"parallel.graph": True})]
+    ways: list[tuple[str, str, dict[str, Any]]] = [("eager", "plain", {}), *graphs]
+    if job.device == "cuda":
+        ways.append(("compiled", "plain compiled", {"precision.compile": "default"}))
+        ways.append(("pure-bf16", "plain compiled", {"precision.name": "pure-bf16", "precision.compile": "default"}))
+    rows: dict[str, Any] = {}
+    plain: dict[str, Callable[[], float]] = {}
+    for name, peer, changes in ways:
+        if job.left < 20 and rows:
+            rows[name] = {"left_out": "no time"}
+            continue
+        began = time.monotonic()
+        try:
+            if peer not in plain:
+                plain[peer] = plain_updates(network, device, batch, size, classes, "compiled" in peer, seconds)
+            prepared = time.monotonic()
+            mine, notes = our_updates(job, network, batch, size, classes, changes, seconds)
+            made = time.monotonic()
+            pairs = [(mine(), plain[peer]()) for _ in range(rounds)]
+        except Exception as error:  # noqa: BLE001 - told as this row's, and the others are measured
+            rows[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+            job.note({"rows": rows})
+            continue
+        rows[name] = {
+            "images_per_second": median(a for a, _ in pairs),
+            "plain_images_per_second": median(b for _, b in pairs),
+            "over_plain": median(a / b for a, b in pairs),
+            "rounds": pairs,
+            "seconds_to_prepare": made - prepared,
+            "seconds_to_prepare_plain": prepared - began,
+            "notes": notes,
+        }
+        job.note({"rows": rows})
+        del mine
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    over = [row.get("over_plain", 0.0) for row in rows.values() if "left_out" not in row]
+    return {"rows": rows, "batch_size": batch, "passes": job.quick or min(over) >= 0.98}
+
+
+def plain_updates(
+    network: str, device: Any, batch: int, size: int, classes: int, compiled: bool, seconds: float
+) -> Callable[[], float]:
+    """Make the loop that everyone writes: torchvision's network, channels last, autocast, fused SGD; images/s."""
+    import torch
+    import torchvision
+    from torch.nn.functional import cross_entropy
+
+    is_gpu = device.type == "cuda"
+    net = getattr(torchvision.models, network)(num_classes=classes).to(device).to(memory_format=torch.channels_last)
+    step_net = torch.compile(net) if compiled else net
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=is_gpu or None)
+    images = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
+    labels = torch.randint(0, classes, (batch,), device=device)
+
+    def update() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_gpu):
+            loss = cross_entropy(step_net(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    for _ in range(4):
+        update()
+    return lambda: rate(device, update, batch, seconds)
+
+
+def our_updates(
+    job: Job, network: str, batch: int, size: int, classes: int, changes: Mapping[str, Any], seconds: float
+) -> tuple[Callable[[], float], list[str]]:
+    """Make steadytrain's updates, of the same network on images that are there; images/s."""
+    import torch
+
+    from steadytrain.training.compute.compile import compile_update, record_update
+    from steadytrain.training.data import random_batch
+
+    device, notes, trained = ours(job, f"torchvision/{network}", batch, size, classes, changes)
+    update, _ = compile_update(trained.recipe, trained.update, trained.state, None, notes.append)
+    update = record_update(trained.recipe, update, trained.state, None, notes.append)
+    resident = random_batch(batch, update.image_shape, device, num_classes=classes)
+    for _ in range(5):
+        update(trained.state, resident, 1e-4)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return lambda: rate(device, lambda: update(trained.state, resident, 1e-4), batch, seconds), notes
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A network of steadytrain's that can be updated."""
+
+    recipe: Any
+    state: Any
+    update: Any
+
+
+def ours(
+    job: Job, model: str, batch: int, size: int, classes: int, changes: Mapping[str, Any]
+) -> tuple[Any, list[str], Ours]:
+    """Set up a recipe's updates as ``steady bench train`` does."""
+    from steadytrain.config import Data, Model, Recipe
+    from steadytrain.training import build
+    from steadytrain.training.profile.bench import set_up
+
+    recipe = Recipe(data=Data(train="drawn"), model=Model(model), batch_size=batch).with_(
+        {"parallel.device": job.device, "precision.name": job.numbers, **changes}
+    )
+    device, notes = build.prepare_device(recipe), list[str]()
+    trained = set_up(recipe, device, notes, size=size, num_classes=classes, allow_import=True)
+    return device, notes, Ours(recipe, trained.state, trained.update)
+
+
+def rate(device: Any, update: Callable[[], object], batch: int, seconds: float) -> float:
+    """Images per second of updates, for so long; the host never runs more than 16 of them ahead."""
+    import torch
+
+    is_gpu = device.type == "cuda"
+    if is_gpu:
+        torch.cuda.synchronize()
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        update()
+        count += 1
+        if is_gpu and count % 16 == 0:
+            torch.cuda.synchronize()
+    if is_gpu:
+        torch.cuda.synchronize()
+    return batch * count / (time.perf_counter() - began)
+
+
+def fastest(device: Any, work: Callable[[], object], times: int) -> float:
+    """Seconds of the fastest of some repetitions, by the device's events."""
+    from steadytrain.training.profile.bench import seconds_between, tick
+    from steadytrain.training.profile.timing import wait_for
+
+    work()
+    taken = []
+    for _ in range(times):
+        before = tick(device)
+        work()
+        after = tick(device)
+        wait_for(device)
+        taken.append(seconds_between(before, after))
+    return min(taken)
+
+
+# --- the ledger -----------------------------------------------------------------------------------------------------
+
+
+def ledger(job: Job) -> dict[str, Any]:
+    """The device clock's seconds beside torch.profiler's: kernels' union is work, gaps are waits."""
+    import torch
+
+    from steadytrain.data.loader import Batch
+    from steadytrain.training.data import load
+    from steadytrain.training.profile.clock import COMPUTE
+    from steadytrain.training.profile.timing import wait_for
+
+    size, batch, count = (32, 8, 6) if job.quick else (224, 128, 20)
+    network = "torchvision/resnet18" if job.quick else "torchvision/resnet50"
+    cases = {
+        "images wait": (network, batch, size, 0.0),
+        "slow feed": (network, batch, size, 0.02 if job.quick else 0.12),
+        "small batch": ("torchvision/resnet18", 4, 32, 0.0),
+    }
+    rows: dict[str, Any] = {}
+    for name, (model, n, side, pause) in cases.items():
+        device, _, trained = ours(job, model, n, side, 10, {})
+        clock = trained.update.clock
+        pixels = torch.randint(0, 256, (n, side, side, 3), dtype=torch.uint8)
+        images = (pixels.pin_memory() if device.type == "cuda" else pixels).numpy()
+
+        def batches(
+            images: Any = images, n: int = n, pause: float = pause, updates: int = count + 8
+        ) -> Iterator[Batch]:
+            for k in range(updates):
+                time.sleep(pause)
+                yield Batch(images, np.arange(n) % 10, np.arange(n), np.arange(n) + k * n)
+
+        stream = load(batches(), device, clock)
+        for _ in range(6):
+            trained.update(trained.state, next(stream), 1e-4)
+        kinds = torch.profiler.ProfilerActivity
+        with torch.profiler.profile(activities=[kinds.CUDA if device.type == "cuda" else kinds.CPU]) as profile:
+            wait_for(device)
+            clock.settle()
+            before, began = dict(clock.seconds()), time.perf_counter()
+            for _ in range(count):
+                trained.update(trained.state, next(stream), 1e-4)
+            wait_for(device)
+            clock.settle()
+            after, wall = dict(clock.seconds()), time.perf_counter() - began
+        told = {key: after.get(key, 0.0) - before.get(key, 0.0) for key in after}
+        computing = sum(told.get(key, 0.0) for key in COMPUTE)
+        row: dict[str, Any] = {"wall_seconds": wall, "ledger": told, "compute_share": computing / sum(told.values())}
+        if device.type == "cuda":
+            work, copies, pageable = device_spans(profile)
+            row |= {
+                "kernel_seconds": union(work),
+                "copy_seconds": union(copies),
+                "pageable_copies": pageable,
+                "truth_share": union(work) / wall,
+            }
+            row["off_by"] = row["compute_share"] - row["truth_share"]
+        rows[name] = row
+        job.note({"rows": rows})
+        stream.close()  # type: ignore[attr-defined]
+    off = [abs(row.get("off_by", 0.0)) for row in rows.values()]
+    return {"rows": rows, "passes": job.device == "cpu" or max(off) <= 0.03}
+
+
+def device_spans(profile: Any) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int]:
+    """The kernels' and the copies' seconds on the device, and how many copies were of pageable memory."""
+    kernels, copies, pageable = [], [], 0
+    for event in profile.profiler.kineto_results.events():
+        if "CUDA" not in str(event.device_type()):
+            continue
+        name, start = event.name(), event.start_ns() / 1e9
+        span = start, start + event.duration_ns() / 1e9
+        if "HtoD" in name or "DtoH" in name:
+            copies.append(span)
+            pageable += "ageable" in name
+        elif span[1] > span[0] and not name.startswith(("cuda", "ProfilerStep")):
+            kernels.append(span)
+    return kernels, copies, pageable
+
+
+def union(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that these cover together.
+
+    >>> union([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+# --- the verdict ----------------------------------------------------------------------------------------------------
+
+NETS = """
+import torch, torchvision
+
+class Asking(torch.nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        for part in net.modules():
+            if isinstance(part, torch.nn.Conv2d):
+                part.register_forward_hook(lambda module, inputs, output: output * (1 + 0 * output.sum().item()))
+
+    def forward(self, images):
+        return self.net(images)
+
+def asks(num_classes, **options):
+    return Asking(torchvision.models.resnet18(num_classes=num_classes))
+
+def plain(num_classes, **options):
+    return torchvision.models.resnet18(num_classes=num_classes)
+"""
+
+
+def verdicts(job: Job) -> dict[str, Any]:
+    """Runs with a fault each: the first cause of the verdict is that fault."""
+    (job.folder / "session_nets.py").write_text(NETS, encoding="utf-8")
+    records = packed(job)
+    steps, size = ("12", "64") if job.quick else ("150", "160")
+    cases = {
+        "one loader thread": (["--threads", "1", "--size", size], {"threads", "decode", "augment"}),
+        ".item() in each layer": (["--model", "session_nets:asks", "--size", size], {"sync", "model_waits"}),
+        "batches of 8": (["--batch-size", "8", "--size", "32"], {"batch_size", "launch"}),
+    }
+    rows: dict[str, Any] = {}
+    for name, (words, expected) in cases.items():
+        if job.left < 15:
+            rows[name] = {"left_out": "no time"}
+            continue
+        run = job.folder / f"run-{len(rows)}"
+        command = [*STEADY, "train", str(records), "--run", str(run), "--device", job.device]
+        command += ["--set", f"budget.steps={steps}"]
+        defaults = ["--model", "session_nets:plain", "--batch-size", "128"]
+        given = {word for word in words if word.startswith("--")}
+        for flag, value in zip(defaults[::2], defaults[1::2], strict=True):
+            command += [] if flag in given else [flag, value]
+        done = child([*command, *words], job.folder, min(job.left, 60))
+        asked = child([*STEADY, "diagnose", str(run), "--json"], job.folder, 30)
+        document = json.loads(asked.stdout) if asked.stdout else {"error": asked.stderr[-300:]}
+        rows[name] = {"rc": done.returncode, "tail": done.stdout[-600:] + done.stderr[-400:], "verdict": document}
+        rows[name]["cause"] = cause = (document.get("causes") or [{}])[0].get("name", document.get("cause"))
+        rows[name]["expected"] = sorted(expected)
+        rows[name]["found"] = cause in expected
+        job.note({"rows": rows})
+    sound = all(row.get("rc", 0) == 0 for row in rows.values())
+    return {"rows": rows, "passes": sound and (job.quick or all(row.get("found", True) for row in rows.values()))}
+
+
+# --- the feed -------------------------------------------------------------------------------------------------------
+
+
+def feed(job: Job) -> dict[str, Any]:
+    """The loader by itself with 1 to 16 threads, then ResNet-50 and ResNet-18 that it feeds."""
+    from steadytrain.data.loader import Crop, ImageLoader
+    from steadytrain.data.recordio.reader import Records
+    from steadytrain.data.loader.measure import measure
+
+    count, size, batch = (64, 64, 8) if job.quick else (20_000, 224, 256)
+    records, is_gpu = Records.open(packed(job)), job.device == "cuda"
+    ids = np.arange(count) % len(records)
+    figures: dict[str, Any] = {"threads": {}, "training": {}, "cores": os.cpu_count()}
+
+    def loader(threads: int, **options: Any) -> ImageLoader:
+        crop = Crop(kind="resized-crop", size=size, flip=True)
+        return ImageLoader(
+            records, crop, batch_size=batch, ids=ids, threads=threads, pin=is_gpu, keep_bytes=0, seed=0, **options
+        )
+
+    most = os.cpu_count() or 1
+    for threads in [n for n in (1, 2, 4, 6, 8, 10, 12, 16) if n <= most]:
+        steady = measure(loader(threads), seconds=0.3 if job.quick else 2.0).steady
+        figures["threads"][threads] = {
+            "images_per_second": steady.images_per_second,
+            "decode_share": steady.decode_share,
+            "blocked_share": steady.blocked_share,
+        }
+        job.note(figures)
+    best = max(figures["threads"], key=lambda threads: figures["threads"][threads]["images_per_second"])
+    figures["fastest_threads"] = best
+    for network in ["resnet18"] if job.quick else ["resnet50", "resnet18"]:
+        for place in ("threads", "process"):
+            if job.left < 10:
+                continue
+            figures["training"][f"{network}, {place}"] = fed(job, network, loader(best, place=place), batch, size)
+            job.note(figures)
+    first = figures["training"].get("resnet50, threads", {"wait_share": 0.0})
+    return figures | {"passes": job.quick or first["wait_share"] < 0.02}
+
+
+def fed(job: Job, network: str, loader: Any, batch: int, size: int) -> dict[str, Any]:
+    """Updates fed by a loader: images/s, the share of waits, and the same on images that are there."""
+    from steadytrain.training.data import load, random_batch
+    from steadytrain.training.profile.timing import wait_for
+
+    device, _, trained = ours(job, f"torchvision/{network}", batch, size, 10, {})
+    resident = random_batch(batch, trained.update.image_shape, device)
+    seconds = 0.3 if job.quick else 3.0
+    for _ in range(3):
+        trained.update(trained.state, resident, 1e-4)
+    alone = rate(device, lambda: trained.update(trained.state, resident, 1e-4), batch, seconds / 2)
+    stream = load(loader, device, trained.update.clock)
+    for _ in range(3 if job.quick else 12):
+        trained.update(trained.state, next(stream), 1e-4)
+    wait_for(device)
+    began, count, waited = time.perf_counter(), 0, 0.0
+    while time.perf_counter() - began < seconds:
+        coming = next(stream)
+        trained.update(trained.state, coming, 1e-4)
+        waited, count = waited + coming.wait_seconds, count + 1
+        if count % 8 == 0:
+            wait_for(device)
+    wait_for(device)
+    passed = time.perf_counter() - began
+    stream.close()  # type: ignore[attr-defined]
+    loader.close()
+    return {
+        "images_per_second": batch * count / passed,
+        "alone_images_per_second": alone,
+        "of_alone": batch * count / passed / alone,
+        "wait_share": waited / passed,
+    }
+
+
+# --- killed and resumed ---------------------------------------------------------------------------------------------
+
+
+def resumed(job: Job) -> dict[str, Any]:
+    """A deterministic run that is killed at its 23rd update of 40 and started again ends with the same bits."""
+    records = packed(job)
+    ways = {"eager": [], "graph": ["--graph"], "fp16": ["--precision", "fp16"]}
+    if job.device == "cpu":
+        ways = {"eager": []}
+    network, size = ("resnet20", "32") if job.quick else ("torchvision/resnet18", "64")
+    common = ["--model", network, "--batch-size", "32", "--size", size, "--deterministic"]
+    common += ["--device", job.device, "--set", "budget.steps=40", "--set", "every.save_steps=10"]
+
+    def trained(way: str, name: str, kill_at: int | None) -> dict[str, Any]:
+        run = job.folder / f"{way}-{name}"
+        words = [*STEADY, "train", str(records), "--run", str(run), *common, *ways[way]]
+        if kill_at is not None:
+            killed_at = kill_after(words, run, kill_at, job.left)
+            done = child(words, job.folder, max(1.0, job.left))
+            return {"killed_at": killed_at, "rc": done.returncode, "tail": done.stderr[-300:]}
+        done = child(words, job.folder, max(1.0, job.left))
+        return {"rc": done.returncode, "tail": done.stderr[-300:]}
+
+    rows: dict[str, Any] = {}
+    with ThreadPoolExecutor(6) as pool:  # side by side: what is compared does not depend on speed
+        answers = {
+            (way, name): pool.submit(trained, way, name, kill_at)
+            for way in ways
+            for name, kill_at in (("whole", None), ("killed", 23))
+        }
+        for way in ways:
+            rows[way] = {name: answers[way, name].result() for name in ("whole", "killed")}
+            rows[way]["equal"] = equal_weights(job.folder / f"{way}-whole", job.folder / f"{way}-killed")
+            job.note({"rows": rows})
+    return {"rows": rows, "passes": all(row["equal"] is True for row in rows.values())}
+
+
+def kill_after(words: Sequence[str], run: Path, step: int, seconds: float) -> int | None:
+    """Start a command and kill it once its run has made so many updates; return the update."""
+    with subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        end, seen = time.monotonic() + seconds, None
+        while time.monotonic() < end and process.poll() is None and (seen is None or seen < step):
+            time.sleep(0.005)
+            if (run / "events.jsonl").exists():
+                lines = (run / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+                steps = [line for line in lines if '"kind":"Step"' in line.replace(" ", "")]
+                seen = len(steps) or None
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return seen
+
+
+def equal_weights(one: Path, other: Path) -> bool | str:
+    """Whether two runs have the same weights to the last bit; else how they differ."""
+    from safetensors.numpy import load_file
+
+    try:
+        a, b = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    except OSError as error:
+        return str(error)
+    different = [name for name in a if not np.array_equal(a[name], b[name])]
+    return True if not different else f"{len(different)} of {len(a)} tensors differ"
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def memory(job: Job) -> dict[str, Any]:
+    """Where 15 % of the memory is allowed, batches of 512 are halved, and the run goes on."""
+    import torch
+
+    from steadytrain import Budget, Data, Every, Model, Optim, Recipe, Run
+    from steadytrain.events import Evaluated, Halved
+    from steadytrain.training import steps
+
+    if job.device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(0.15)
+    batch, size = (16, 32) if job.quick else (512, 224)
+    records, rows = packed(job), dict[str, Any]()
+    for name, changes in {"eager": {}, "compiled": {"precision.compile": "default"}}.items():
+        if job.left < 15 or (job.device == "cpu" and name == "compiled"):
+            continue
+        recipe = Recipe(
+            data=Data(train=str(records), size=size, holdout=0.3),
+            model=Model("torchvision/resnet18" if job.quick else "torchvision/resnet50"),
+            optim=Optim(lr=0.01),
+            budget=Budget(steps=3),
+            every=Every(log_steps=1),
+            batch_size=batch,
+        ).with_({"parallel.device": job.device, "precision.name": job.numbers, **changes})
+        try:
+            seen = list(steps(Run.create(job.folder / f"memory-{name}", recipe)))
+            rows[name] = {
+                "halved": [(event.during, event.images) for event in seen if isinstance(event, Halved)],
+                "evaluated": sum(isinstance(event, Evaluated) for event in seen),
+                "reached_bytes": torch.cuda.max_memory_reserved() if job.device == "cuda" else 0,
+            }
+        except Exception as error:  # noqa: BLE001 - told as this row's
+            rows[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+        job.note({"rows": rows})
+        if job.device == "cuda":
+            torch.cuda.empty_cache()
+    halved = [bool(row.get("halved")) and row.get("evaluated", 0) > 0 for row in rows.values()]
+    return {"rows": rows, "passes": job.device == "cpu" or all(halved)}
+
+
+# --- waits for the device -------------------------------------------------------------------------------------------
+
+TRANSFORMS = ("vflip", "rotate:10", "shear:0.1", "randaugment:2,9", "trivialaugment", "color:0.4", "grey:0.2", "erase")
+
+
+def waits(job: Job) -> dict[str, Any]:
+    """Updates while any wait for the device raises: each optimizer, transform, average, clipping, precision."""
+    from steadytrain.config.parts import OPTIMIZERS
+
+    cases: dict[str, dict[str, Any]] = {f"optimizer {name}": {"optim.name": name} for name in OPTIMIZERS}
+    cases |= {f"transform {name}": {"data.transforms": [name]} for name in (*TRANSFORMS, "mixup:0.2", "cutmix:1")}
+    cases |= {
+        "ema": {"optim.ema": 0.99},
+        "clip": {"optim.clip_norm": 1.0},
+        "accumulate": {"optim.accumulate": 4},
+        "label smoothing": {"optim.label_smoothing": 0.1},
+        "frozen batch norms": {"model.batch_norm": "frozen"},
+        "head": {"model.train": "head"},
+        "recompute": {"parallel.recompute": True},
+    }
+    if job.device == "cuda":
+        kinds = ("fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16")
+        cases |= {f"precision {name}": {"precision.name": name} for name in kinds}
+        cases |= {"fp16 lamb": {"precision.name": "fp16", "optim.name": "timm/lamb", "optim.lr": 1e-3}}
+        cases |= {f"fp16 {name}": {"precision.name": "fp16", "optim.name": name} for name in ("adamw", "rmsprop")}
+    rows: dict[str, Any] = {}
+    for name, changes in list(cases.items())[:: 6 if job.quick else 1]:
+        if job.left < 3:
+            rows[name] = "no time"
+            continue
+        rows[name] = waits_of(job, changes)
+    failed = {name: reason for name, reason in rows.items() if reason}
+    return {"cases": len(rows), "failed": failed, "passes": not failed}
+
+
+def waits_of(job: Job, changes: Mapping[str, Any]) -> str | None:
+    """Why an update waits for the device, or fails; None: it does not."""
+    import torch
+
+    from steadytrain.training import build
+    from steadytrain.training.data import random_batch
+
+    if str(changes.get("optim.name", "")) not in ("", "sgd", "nag"):
+        changes = {"optim.lr": 1e-4, **changes}
+    try:
+        device, _, trained = ours(job, "resnet20", 64, 32, 10, changes)
+        update = trained.update
+        if "data.transforms" in changes:
+            from steadytrain.models import Input
+
+            given = Input(size=32, mean=(0.5,) * 3, std=(0.25,) * 3, channels=3)
+            augmentation = build.augmentation(trained.recipe, given, 10, update.share.size, device)
+            update = replace(update, augmentation=augmentation)
+        batch = random_batch(64, update.image_shape, device, num_classes=10)
+        for _ in range(3):
+            update(trained.state, batch, 1e-4)
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        for _ in range(3):
+            update(trained.state, batch, 1e-4)
+            if trained.state.ema is not None:
+                trained.state.ema.update(trained.state.module, 1)
+    except Exception as error:  # noqa: BLE001 - the answer
+        import traceback
+
+        places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]} ({' < '.join(places[:-5:-1])})"
+    finally:
+        if job.device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    return None
+
+
+# --- compiled and recorded modes ------------------------------------------------------------------------------------
+
+
+def modes(job: Job) -> dict[str, Any]:
+    """Updates in two passes by each compile mode end near those by torch's kernels; tf32 is compiled; cuda:0 by name."""
+    kinds = [] if job.device == "cpu" else ["default", "reduce-overhead", "max-autotune"]
+    two = {"optim.accumulate": 2}
+    cases: dict[str, dict[str, Any]] = {kind: {"precision.compile": kind, **two} for kind in kinds}
+    cases["once more"] = two
+    if job.device == "cuda":
+        cases |= {
+            "tf32 default": {"precision.compile": "default", "precision.name": "tf32", **two},
+            "graph": {"parallel.graph": True, **two},
+            "graph reduce-overhead": {"parallel.graph": True, "precision.compile": "reduce-overhead", **two},
+            "cuda:0": {"parallel.device": "cuda:0", **two},
+            "adagrad": {"optim.name": "adagrad", **two},
+        }
+        cases["max-autotune"] = cases.pop("max-autotune")  # takes longest
+    rows: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+    for name, changes in cases.items():
+        if job.left < 8:
+            rows[name] = {"left_out": "no time"}
+            continue
+        base = {key: value for key, value in changes.items() if key in ("optim.name", "precision.name")}
+        key = json.dumps(base)
+        if key not in weights:
+            weights[key], _ = after_updates(job, {**base, **two})
+        began = time.monotonic()
+        try:
+            value, notes = after_updates(job, changes)
+            scale = max(float(np.abs(weights[key]).max()), 1e-9)
+            off = float(np.abs(value - weights[key]).max()) / scale
+            rows[name] = {"largest_difference": off, "notes": notes, "seconds": time.monotonic() - began}
+        except Exception as error:  # noqa: BLE001 - told as this row's
+            rows[name] = {"error": f"{type(error).__name__}: {str(error)[:400]}"}
+        job.note({"rows": rows})
+    bad = [name for name, row in rows.items() if "error" in row or row.get("largest_difference", 0) > 5e-2]
+    refused = [name for name, row in rows.items() if any("cannot be" in note for note in row.get("notes", ()))]
+    return {"rows": rows, "wrong": bad, "refused": refused, "passes": not bad and not refused}
+
+
+def after_updates(job: Job, changes: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """How four updates change the weights of a small network, all in one vector, and what was said."""
+    import torch
+
+    from steadytrain.training.compute.compile import compile_update, record_update
+    from steadytrain.training.data import random_batch
+
+    settings = {"precision.name": "fp32", "parallel.device": job.device, **changes}
+    device, notes, trained = ours(job, "resnet20", 64, 32, 10, settings)
+    update, _ = compile_update(trained.recipe, trained.update, trained.state, None, notes.append)
+    update = record_update(trained.recipe, update, trained.state, None, notes.append)
+    before = torch.cat([p.detach().flatten().clone() for p in trained.state.module.parameters()])
+    batch = random_batch(64, update.image_shape, device, num_classes=10)
+    for _ in range(5):
+        update(trained.state, batch, 0.01)
+    after = torch.cat([p.detach().flatten() for p in trained.state.module.parameters()])
+    return (after - before).float().cpu().numpy(), notes
+
+
+# --- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def ranks(job: Job) -> dict[str, Any]:
+    """NCCL with a world of one: the updates of one process, each engine, synchronous batch norm; all ends by itself."""
+    ways: dict[str, dict[str, Any]] = {
+        "ddp": {},
+        "fp16 hook": {"parallel.compress": "fp16"},
+        "2bit": {"parallel.compress": "2bit"},
+        "powersgd": {"parallel.compress": "powersgd"},
+        "fsdp": {"parallel.shard": True},
+        "synchronous": {"model.batch_norm": "synchronous"},
+        "local": {"parallel.engine": "local"},
+    }
+    rows: dict[str, Any] = {}
+    for name, changes in ways.items():
+        if job.left < 5:
+            rows[name] = {"left_out": "no time"}
+            continue
+        words = [sys.executable, __file__, json.dumps({"device": job.device, "changes": changes})]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=job.left, env=environment)
+        rows[name] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-600:]}
+        job.note({"rows": rows})
+    return {"rows": rows, "passes": not any("error" in row for row in rows.values())}
+
+
+def one_rank(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Some updates of a rank that is alone in its group, beside those of a process without one."""
+    import socket
+
+    import torch
+
+    from steadytrain.config import Data, Model, Recipe
+    from steadytrain.distributed.process_group import init_group
+    from steadytrain.distributed.world import World
+    from steadytrain.training import build
+    from steadytrain.training.data import random_batch
+    from steadytrain.training.profile.bench import set_up
+
+    recipe = Recipe(data=Data(train="drawn"), model=Model("torchvision/resnet18"), batch_size=64).with_(
+        {"parallel.device": asked["device"], **asked["changes"]}
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    figures: dict[str, Any] = {}
+    world = World(rank=0, size=1, port=port)
+    device = build.prepare_device(recipe, world)
+    with init_group(world) as group:
+        trained = set_up(recipe, device, [], size=64, num_classes=10, group=group)
+        batch = random_batch(64, trained.update.image_shape, device, num_classes=10)
+        for _ in range(3):
+            trained.update(trained.state, batch, 0.01)
+        figures["images_per_second"] = rate(
+            device, lambda: trained.update(trained.state, batch, 1e-4), 64, 1.0 if device.type == "cuda" else 0.1
+        )
+        figures["backend"] = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+        figures["groups"] = [str(torch.distributed.get_backend(g)) for g in torch.distributed.distributed_c10d._world.pg_map]
+        figures["loss_is_finite"] = bool(trained.state.meters.sums.isfinite().all())
+        trained.state.engine.end_run()
+        began = time.monotonic()
+    figures["seconds_to_end"] = time.monotonic() - began
+    return figures
+
+
+# --- inference, small networks, tests -------------------------------------------------------------------------------
+
+
+def inference(job: Job) -> dict[str, Any]:
+    """``steady bench infer`` of ResNet-50 by torch's kernels, compiled, and ONNX Runtime."""
+    network = "timm/resnet18" if job.quick else "timm/resnet50"
+    batches = ["1", "4"] if job.quick else ["1", "32", "256"]
+    words = [*STEADY, "bench", "infer", network, "--batch-size", *batches, "--device", job.device, "--json"]
+    words += ["--seconds", "0.2" if job.quick else "1", "--precision", "fp32"]
+    words += [] if job.device == "cpu" else ["bf16", "fp16"]
+    words += ["--engines", "eager", "channels-last", *(["onnxruntime"] if job.quick else ["compile", "onnxruntime"])]
+    done = child(words, job.folder, max(1.0, job.left - 2))
+    document = json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr[-800:]}
+    rows = document.get("rows", [])
+    figures = {"document": document, "said": done.stderr[-500:], "passes": done.returncode == 0 and bool(rows)}
+    return figures
+
+
+def small(job: Job) -> dict[str, Any]:
+    """ResNet-20 on 32 pixels, bound by launching: eager, as a graph, compiled with graphs."""
+    from steadytrain.config import Data, Model, Recipe
+    from steadytrain.training.profile.bench import measure
+
+    ways: dict[str, dict[str, Any]] = {"eager": {}}
+    if job.device == "cuda":
+        ways |= {"graph": {"parallel.graph": True}, "reduce-overhead": {"precision.compile": "reduce-overhead"}}
+        ways |= {"graph compiled": {"parallel.graph": True, "precision.compile": "default"}}
+    rows: dict[str, Any] = {}
+    for name, changes in ways.items():
+        recipe = Recipe(data=Data(train="drawn"), model=Model("resnet20"), batch_size=128).with_(
+            {"parallel.device": job.device, "precision.name": job.numbers, **changes}
+        )
+        try:
+            speed = measure(recipe, size=32, num_classes=10, seconds=0.2 if job.quick else 2.0)
+            rows[name] = {"images_per_second": speed.images_per_second, "parts": speed.parts, "notes": speed.notes}
+        except Exception as error:  # noqa: BLE001 - told as this row's
+            rows[name] = {"error": f"{type(error).__name__}: {str(error)[:400]}"}
+        job.note({"rows": rows})
+    gain = rows.get("graph", rows["eager"]).get("images_per_second", 0) / rows["eager"]["images_per_second"]
+    return {"rows": rows, "graph_over_eager": gain, "passes": job.device == "cpu" or job.quick or gain >= 3}
+
+
+def tests(job: Job) -> dict[str, Any]:
+    """The tests marked ``gpu``."""
+    import xml.etree.ElementTree as ElementTree
+
+    report = job.folder / "tests.xml"
+    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", "-q"]
+    done = child([*words, str(PROJECT / "tests" / "gpu")], PROJECT, max(1.0, job.left - 2))
+    if not report.exists():
+        return {"passes": False, "error": (done.stdout + done.stderr)[-1500:]}
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    failed = {
+        str(case.get("name")): (case.find("failure") if case.find("failure") is not None else case.find("error"))
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    }
+    words_of = {name: ((part.text or part.get("message") or "")[-900:] if part is not None else "") for name, part in failed.items()}
+    return {"collected": len(cases), "failed": words_of, "tail": done.stdout[-300:], "passes": not failed}
+
+
+# --- what steps share -----------------------------------------------------------------------------------------------
+
+
+def child(words: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, for so long at most; what it leaves running is killed."""
+    paths = [str(PROJECT / "src"), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "STEADYTRAIN_CACHE": str(folder / "cache")}
+    with subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=max(1.0, seconds))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, errors = process.communicate()
+            errors += f"\nended after {seconds:.0f} s"
+    return subprocess.CompletedProcess(list(words), process.returncode, out, errors)
+
+
+def packed(job: Job) -> Path:
+    """A record file of photographs of ten classes, 256 pixels on the shorter side; drawn ones without data."""
+    from PIL import Image
+
+    from steadytrain.data.packing.pack import pack
+
+    count, target = 200 if job.quick else 2000, job.folder.parent / "photos.rec"
+    if target.exists():
+        return target
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        photos = list(photographs(job.data, Path(folder) / "from")) if job.data else []
+        place = Path(folder) / "images"
+        for k in range(count):
+            to = place / f"class{k % 10}" / f"{k}.jpg"
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if photos:
+                os.link(photos[k % len(photos)], to)
+            else:
+                small = Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+                small.resize((96, 96) if job.quick else (400, 400), Image.Resampling.BICUBIC).save(to, quality=90)
+        pack(place, target.with_suffix(""), shorter_side=256)
+    return target
+
+
+def photographs(archive: Path, folder: Path) -> Iterator[Path]:
+    """Unpack an archive of JPEG files."""
+    import tarfile
+
+    folder.mkdir()
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    yield from sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+
+
+STEPS: dict[str, tuple[Step, float]] = {
+    "card": (card, 25),
+    "telemetry": (telemetry, 20),
+    "waits": (waits, 45),
+    "tests": (tests, 75),
+    "ledger": (ledger, 40),
+    "updates": (updates, 120),
+    "resumed": (resumed, 60),
+    "feed": (feed, 60),
+    "verdicts": (verdicts, 60),
+    "modes": (modes, 60),
+    "ranks": (ranks, 50),
+    "memory": (memory, 45),
+    "small": (small, 25),
+    "inference": (inference, 50),
+}
+"""Name -> the step, and the seconds that it has."""
+
+
+if __name__ == "__main__":
+    print(json.dumps(one_rank(json.loads(sys.argv[1]))))
