@@ -51,7 +51,13 @@ def run_step(name: str, args: argparse.Namespace, folder: Path, seconds: float) 
     }
     with (place / "log.txt").open("w") as log:
         process = subprocess.Popen(
-            words, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            words,
+            cwd=PROJECT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             code: int | None = process.wait(timeout=seconds + 5)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
+import torch._inductor.config
+from tqdm import tqdm
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_process_of_its_own() -> Iterator[None]:
-    """Take back the variables that a run sets for its process, and end the workers that compile kernels."""
+def _as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take back the variables that a run sets for its process; compile kernels without workers and progress bars."""
     before = dict(os.environ)
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)
     yield
-    if (compiler := sys.modules.get("torch._inductor.async_compile")) is not None:
-        compiler.shutdown_compile_workers()
     for name in os.environ.keys() - before.keys():
         if name.startswith(("CUBLAS_", "PYTORCH_", "TRITON_")):
             del os.environ[name]

@@ -59,6 +59,7 @@ _forgets: list[bool] = []
 _started: list[float] = []
 _looked: list[tuple[float, float]] = []
 _set_here: set[str] = set()
+_GROWING = "expandable_segments:True"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,11 +223,11 @@ def grow_segments(*, recorded: bool) -> str:
         ``growing``, ``fixed``, or the variable by which the user has decided.
     """
     for name in ALLOCATOR_VARIABLES:
-        if os.environ.get(name) and name not in _set_here:
+        if (value := os.environ.get(name)) and not (name in _set_here and value == _GROWING):
             return name
     if recorded or sys.platform != "linux":
         return "fixed"
-    os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    os.environ[ALLOCATOR_VARIABLES[0]] = _GROWING
     _set_here.add(ALLOCATOR_VARIABLES[0])
     return "growing"
 

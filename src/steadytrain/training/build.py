@@ -589,7 +589,7 @@ def feeds(
     queue = engine if isinstance(engine, AsyncEngine) and not engine.is_synchronous else None
     on_gpu, threads = device.type == "cuda", recipe.parallel.threads
     if threads is None and sharing > 1:
-        threads = max(1, default_threads(pin=on_gpu) // sharing)
+        threads = default_threads(pin=on_gpu, sharing=sharing)
 
     feed = training_feed(
         recipe,

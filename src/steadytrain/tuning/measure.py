@@ -135,7 +135,7 @@ def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str,
         "device_type": device.type,
         "memory_bytes": _memory_bytes(device, sharing),
         "cores": max(1, facts.cores() // sharing),
-        "usual_threads": max(1, default_threads(pin=device.type == "cuda") // sharing),
+        "usual_threads": default_threads(pin=device.type == "cuda", sharing=sharing),
         "precisions": _precisions(device),
         "has_fused": kind is not None and device.type in kind.fused,
         "versions": {"steadytrain": __version__, "torch": torch.__version__, "timm": version("timm")},
@@ -252,7 +252,7 @@ def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[st
 def _feed(parts: _RunParts) -> ImageLoader:
     recipe, threads = parts.recipe, parts.recipe.parallel.threads
     if threads is None:
-        threads = max(1, default_threads(pin=parts.device.type == "cuda") // parts.world.local_size)
+        threads = default_threads(pin=parts.device.type == "cuda", sharing=parts.world.local_size)
     return build.training_feed(
         recipe,
         parts.data,

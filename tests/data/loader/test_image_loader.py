@@ -693,3 +693,9 @@ def test_alternating_flips_mirror_in_odd_epochs_what_even_ones_left_alone(keep_b
     assert flipped[0] == flipped[2] and flipped[1] == flipped[3]
     assert all(flipped[0][sample] != flipped[1][sample] for sample in range(24))
     assert 4 < sum(flipped[0].values()) < 20
+
+
+def test_ranks_share_the_cores_and_no_gpu_gets_more_threads_than_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadytrain.machine.facts.cores", lambda: 112)
+    assert [default_threads(pin=True, sharing=ranks) for ranks in (1, 8, 16, 128)] == [10, 10, 7, 1]
+    assert [default_threads(pin=False, sharing=ranks) for ranks in (1, 8, 112)] == [56, 7, 1]

@@ -170,9 +170,15 @@ class CudaRecorder:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on meanwhile, and allocate pinned memory, ask for events.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            work()
+        try:
+            # Other threads go on meanwhile, and allocate pinned memory, ask for events.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                work()
+        except Exception:
+            # A recording that breaks off leaves the generator as if it went on, and every later draw would be refused.
+            generator = torch.cuda.default_generators[self._stream.device.index]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
         return graph.replay
 
 
