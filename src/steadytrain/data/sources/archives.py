@@ -122,6 +122,8 @@ def _kind(start: bytes, path: Path) -> str:
     if file_type is not None and file_type.name == "a zip archive":
         return "zip"
     is_text = b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if is_text and path.suffix.lower() == ".jsonl":
+        return "text"
     if file_type is not None and not (is_text and file_type.name in _MAY_BE_TEXT):
         raise DataError(f"{path} is {file_type.name}: {file_type.advice}")
     if file_type is not None and file_type.name.startswith("a list"):
