@@ -377,6 +377,23 @@ def test_lines_of_json_are_a_table(tmp_path: Path) -> None:
         found(path, tmp_path / "scratch")
 
 
+@pytest.mark.parametrize("place", ["train.lst", "train/images.lst"])
+def test_a_list_of_mxnet_s_beside_or_in_the_folder_of_its_split(tmp_path: Path, place: str) -> None:
+    files = {**_images("train/1.png", "train/2.png", "test/3.png"), place: b"9\t1\t1.png\n4\t0\t2.png\n"}
+    [listing] = found(_folder(files, tmp_path / "set"), tmp_path / "scratch")
+    assert (listing.names, listing.labels.tolist()) == (["train/1.png", "train/2.png"], [1, 0])
+    assert listing.ids is not None and listing.ids.tolist() == [9, 4]
+    with pytest.raises(DataError, match=r"\.lst in an archive: unpack it"):
+        found(_zip(files, tmp_path / "set"), tmp_path / "scratch")
+
+
+def test_a_table_that_leads_nowhere_names_the_folder_to_give(tmp_path: Path) -> None:
+    files = {**_images("a/b/1.png", "c/2.png"), "labels.csv": b"id,label\nb/1,cat\nb/2,dog\n"}
+    folder = _folder(files, tmp_path / "set")
+    with pytest.raises(DataError, match=r"give .*set/a in place of .*set$"):
+        found(folder, tmp_path / "scratch", labels=folder / "labels.csv")
+
+
 def test_the_check_of_splits_without_labels_counts_no_classes(tmp_path: Path) -> None:
     report = examine_source(_folder(_images("train/a.jpg", "train/b.jpg", "test1/1.jpg"), tmp_path / "set"))
     assert (report.classes, report.num_images, report.is_usable) == ({}, 3, False)

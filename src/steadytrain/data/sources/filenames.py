@@ -46,7 +46,7 @@ _SPLIT_WORDS = {
 _WORDS_OF_NO_CLASS = frozenset(
     "set subset data dataset images image imgs img pics pictures photos files split folder dir samples sample"  # noqa: SIM905
     " small tiny mini full part all raw jpg jpeg jpgs png pngs stage resized cropped clean final new labels label"
-    " labeled labelled kaggle original orig hq lq px x".split()
+    " labeled labelled kaggle original orig hq lq px x unknown".split()
 )
 _UNLABELLED_WORDS = frozenset(
     "pred predict prediction predictions unlabeled unlabelled unsup unsupervised"  # noqa: SIM905

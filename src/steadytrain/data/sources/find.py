@@ -233,7 +233,7 @@ class _Source:
             return self._list_archives([file], path)
         self._refuse("--labels", path)
         if file.kind == "list":
-            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes)
+            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes, say=self.say)
             if np.all(listing.sizes < 0):
                 raise none_found(path, listing.root, listing.names)
             return [listing]
@@ -283,7 +283,7 @@ class _Source:
                     f"{path} holds a table in an archive of its own ({packed[0]}): unpack it beside the others"
                     f" (unzip {shlex.quote(str(path / packed[0]))} -d {shlex.quote(str(path))}), and remove the archive"
                 )
-            beside = [name for name in entries if name.lower().endswith(TABLES)]
+            beside = [name for name in entries if name.lower().endswith(TABLES) and not name.lower().endswith(".lst")]
             return self._list_archives(open_sources(archives, self.scratch, self.say), path, beside=beside)
         records = [name for name in entries if name.lower().endswith(".rec")]
         if records and not has_folders:
@@ -373,8 +373,16 @@ class _Source:
     def _list_table(self, name: str, path: Path, prefixes: Sequence[str], members: _Members | None) -> list[Listing]:
         """Read the table ``name`` that lies in the folder ``path``, or in archives as their images do."""
         table = path / name
+        if members is not None and table.suffix.lower() == ".lst":
+            raise DataError(f"{table} is a .lst in an archive: unpack it, and give the .lst with --root FOLDER")
+        if table.suffix.lower() == ".lst" and not is_of_paths(table):
+            listing = read_list(table, root=path, prefixes=prefixes, classes=self.classes, say=self.say)
+            if np.all(listing.sizes < 0):
+                raise none_found(table, path, listing.names, is_source=True)
+            return [listing]
         if members is None:
-            return self._read_table(table, ImagesInFolder(path, table=table, prefixes=prefixes, say=self.say))
+            places: dict[str, Any] = {"table": table, "prefixes": prefixes, "say": self.say}
+            return self._read_table(table, ImagesInFolder(path, is_source=True, **places))
         images = ImagesInArchives(members.files, path, table=table, prefixes=prefixes, say=self.say)
         if name in members.beside:
             return self._read_table(table, images)
@@ -402,7 +410,10 @@ class _Source:
             folders = {split: f"{base}{part}/" for split, part in parts.items() if part}
             places: dict[str, Any] = {"table": labels, "prefixes": ["", *folders.values()], "say": self.say}
             listed = self._read_table(
-                labels, ImagesInFolder(path, **places) if files is None else ImagesInArchives(files, path, **places)
+                labels,
+                ImagesInFolder(path, is_source=True, **places)
+                if files is None
+                else ImagesInArchives(files, path, **places),
             )
             if len(listed) > 1 or len(folders) < 2:
                 return listed

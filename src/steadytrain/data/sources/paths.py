@@ -74,11 +74,18 @@ class ImagesInFolder:
         table: that names them.
         prefixes: of paths below ``folder``, in the order in which they are tried; None: none, then that of a folder
             beside the table that has its name (``train/`` of ``train.csv``).
+        is_source: ``folder`` is what the user named as data, and not the table.
         say: takes a line about paths that are read in another way than they are written.
     """
 
     def __init__(
-        self, folder: Path, *, table: Path, prefixes: Sequence[str] | None = None, say: Say = lambda _: None
+        self,
+        folder: Path,
+        *,
+        table: Path,
+        prefixes: Sequence[str] | None = None,
+        is_source: bool = False,
+        say: Say = lambda _: None,
     ) -> None:
         if not folder.is_dir():
             raise DataError(
@@ -87,6 +94,7 @@ class ImagesInFolder:
             )
         self._folder = folder
         self._table = table
+        self._is_source = is_source
         self._say = say
         self._several: dict[str, list[str]] = {}
         if prefixes is None:
@@ -106,7 +114,7 @@ class ImagesInFolder:
         """
         located, sizes, times = self.locate(names)
         if np.all(sizes < 0):
-            raise none_found(self._table, self._folder, names)
+            raise none_found(self._table, self._folder, names, is_source=self._is_source)
         return Listing(split, self._folder, classes, located, labels, sizes, times, ids=np.arange(len(located)))
 
     def locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
@@ -253,20 +261,25 @@ def _scan(folder: str) -> Iterator[str]:
         return
 
 
-def none_found(table: Path, folder: Path, names: Sequence[str]) -> DataError:
-    """The error for a list or a table of which no path leads to a file; names the folder that they may start from."""
+def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bool = False) -> DataError:
+    """The error for a list or a table of which no path leads to a file; names the folder that they may start from.
+
+    ``is_source``: ``folder`` is what the user named as data, and not the table, for which ``--root`` exists.
+    """
     name = names[0]
     text = f"none of the {len(names):,} paths in {table} exists ({printable(name)} from {folder} on)"
     for inner in sorted(folder.iterdir()):
         if inner.is_dir() and ImagesInFolder(inner, table=table).holds_any(names[:1]):
-            return DataError(f"{text}: give --root {shlex.quote(str(inner))}")
+            path = shlex.quote(str(inner))
+            return DataError(f"{text}: give {f'{path} in place of {folder}' if is_source else f'--root {path}'}")
     tail = name.replace("\\", "/").lstrip("/")
     base = tail.rpartition("/")[2]
+    by = f"in place of {folder}" if is_source else "with --root"
     if tail == base:
-        return DataError(f"{text}: name the folder that they are relative to with --root")
+        return DataError(f"{text}: name the folder that they are relative to {by}")
     return DataError(
-        f"{text}, nor an end of one: name the folder that holds {printable(base)}, or the end of its path, with"
-        " --root, or correct the paths in the table"
+        f"{text}, nor an end of one: name the folder that holds {printable(base)}, or the end of its path, {by}, or"
+        " correct the paths in the table"
     )
 
 
