@@ -189,6 +189,21 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
         },
         {"train": {"train/bag/1.jpg": "bag", "train/hat/1.jpg": "hat"}, "val": {"test/bag/2.jpg": "bag"}},
     ),
+    "Kaggle, parts of a set": (
+        {
+            **_images("HAM_images_part_1/1.jpg", "HAM_images_part_2/2.jpg"),
+            "HAM_metadata.csv": b"image_id,label\n1,nv\n2,mel\n",
+        },
+        {"": {"HAM_images_part_1/1.jpg": "nv", "HAM_images_part_2/2.jpg": "mel"}},
+    ),
+    "parts of the training set": (
+        {**_images("train_1/1.jpg", "train_2/2.jpg", "test_1/3.jpg"), "labels.csv": b"id,label\n1,a\n2,b\n"},
+        {"": {"train_1/1.jpg": "a", "train_2/2.jpg": "b"}},
+    ),
+    "a test set alone": (
+        {**_images("test/1.jpg", "test/2.jpg"), "test/metadata.csv": b"file_name,label\n1.jpg,a\n2.jpg,b\n"},
+        {"": {"test/1.jpg": "a", "test/2.jpg": "b"}},
+    ),
     "splits in the folders of the classes": (
         _images("cat/train/1.jpg", "cat/test/1.jpg", "dog/train/1.jpg", "dog/test/2.jpg"),
         {
@@ -272,6 +287,8 @@ def test_labels_that_are_named_split_as_the_folders_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "classes"),
     [
+        (["class1/1.jpg", "class2/1.jpg"], ("class1", "class2")),
+        (["part1/1.jpg", "bolt/1.jpg"], ("bolt", "part1")),
         (["train/1.jpg", "bus/1.jpg", "test/2.jpg"], ("bus", "test", "train")),
         (["train_station/1.jpg", "test_tube/1.jpg"], ("test_tube", "train_station")),
         (["bullet_train/1.jpg", "freight_train/1.jpg"], ("bullet_train", "freight_train")),
@@ -294,6 +311,10 @@ NO_LABELS = {
     ),
     "numbered": (["X_train/1.jpg", "X_test1/1.jpg"], "X_train and X_test1 are splits"),
     "no training set": (["val/1.jpg", "test/1.jpg"], "val and test are splits"),
+    "tables without a training set": (
+        ["val/1.jpg", "test/1.jpg", "val/labels.csv", "test/labels.csv"],
+        "has no training set among val, test: give one of these folders",
+    ),
     "classes without a training set": (
         ["val/cat/1.jpg", "val/dog/1.jpg", "test/cat/1.jpg"],
         "holds test and val, but no folder train: give one of them, or rename",
@@ -301,6 +322,11 @@ NO_LABELS = {
     "labels in names": (
         ["train/cat.0.jpg", "train/cat.1.jpg", "train/dog.0.jpg", "train/dog.1.jpg", "test1/1.jpg"],
         r"names seem to begin with the class \(cat, dog\); make a table of them, .* the same command again.*sed -nE",
+    ),
+    "parts of a set": (["images_001/1.jpg", "images_002/2.jpg"], "images_001 and images_002 are parts of one set"),
+    "folds": (
+        ["fold1/a/1.jpg", "fold1/b/1.jpg", "fold2/a/1.jpg", "fold2/b/1.jpg"],
+        r"holds parts of one set \(fold1, fold2\), each with the folders of the same classes: give these folders",
     ),
     "parts of a split": (["train1/1.jpg", "train2/1.jpg"], "no table holds labels"),
     "two of a split": (["train/a/1.jpg", "train/b/1.jpg", "test1/a/1.jpg", "test2/a/1.jpg"], "both test1 and test2"),

@@ -292,10 +292,11 @@ def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
         )
     root = Path(place.name or place.base.rpartition("/")[2])
     top = build_tree(files, strip=False)
-    if len(parts := flat_splits(top.look(files))) > 1:
+    folders = [name for names in flat_splits(top.look(files)).values() for name in names]
+    if len(folders) > 1:
         raise DataError(
-            f"the images in {uri} lie in no folders of classes ({' and '.join(parts.values())} are splits): pack {uri}"
-            " with one process, which reads the tables beside them, or from a disk that all of them see"
+            f"the images in {uri} lie in no folders of classes ({', '.join(folders)} are splits): pack {uri} with one"
+            " process, which reads the tables beside them, or from a disk that all of them see"
         )
     listings = list_tree(top, files, root=root, classes=request.classes)
 

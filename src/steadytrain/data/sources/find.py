@@ -62,6 +62,9 @@ from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.format import count
 
+Parts = Mapping[str, Sequence[str]]
+"""Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
+
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
 
@@ -323,26 +326,26 @@ class _Source:
         parts = flat_splits(look)
         if not parts:
             return None
+        folders = [folder for paths in parts.values() for folder in paths]
         tables = find_tables(look, parts, str(path))
-        if parts == {"": ""} and members is None and Path(tables.get("", "")).name.casefold() not in TOOLS_TABLES:
+        if parts == {"": ("",)} and members is None and Path(tables.get("", "")).name.casefold() not in TOOLS_TABLES:
             return None  # any other table among single images is for the user to name
         if "" not in tables and "train" not in tables:
-            first = next(iter(parts.values()))
-            name = first.partition("/")[0]
+            if tables:
+                raise DataError(f"{path} has no training set among {few(folders)}: give one of these folders")
+            name = folders[0].partition("/")[0]
             is_split = bool(split_words(name)[0]) if members else is_wrapper(name, "")
-            if len(parts) == 1 and not is_split and not labels_in_names(look(first).images):
+            if len(folders) == 1 and not is_split and not labels_in_names(look(folders[0]).images):
                 return None
             raise no_labels(look, parts, path)
         base = members.base if members else ""
-        folders = {split: f"{base}{part}/" if part else base for split, part in parts.items()}
         listings: list[Listing] = []
         for split in ("", "train", "val", "test"):
             if split not in tables:
                 continue
             table = tables[split]
             around = table.rpartition("/")[0]
-            own = [folders[key] for key in (split, "") if key in folders][:1]
-            prefixes = [f"{base}{around}/" if around else base, *(own or folders.values())]
+            prefixes = [f"{base}{folder}/" if folder else base for folder in (around, *parts.get(split, folders))]
             part = replace(self, classes=self.classes or _class_list(listings))
             try:
                 listed = part._list_table(table, path, list(dict.fromkeys(prefixes)), members)
@@ -355,16 +358,16 @@ class _Source:
                 return listed
             if len(listed) > 1:
                 raise DataError(f"{path / table} is named after one split but holds several: use it alone")
-            listings += [replace(listed[0], split=split)] if split else _by_folder(listed[0], folders)
-        splits = {listing.split for listing in listings}
-        if left := [part for split, part in parts.items() if split and split not in {*tables, *splits}]:
+            listings += [replace(listed[0], split=split)] if split else _by_folder(listed[0], parts, base)
+        splits = {*tables, *(listing.split for listing in listings)}
+        if left := [folder for split in parts if split and split not in splits for folder in parts[split]]:
             self.say(f"{path}: no labels for the images in {few(left)}; they are left out")
         return self._in_order(listings, parts, path)
 
-    def _in_order(self, listings: Sequence[Listing], parts: Mapping[str, str], path: Path) -> list[Listing]:
+    def _in_order(self, listings: Sequence[Listing], parts: Parts, path: Path) -> list[Listing]:
         """Order the listings of splits, whose images lie in the folders ``parts``."""
         # Packing says it of folders whose names begin so.
-        say = (lambda _: None) if parts.get("test", "").casefold().startswith("test") else self.say
+        say = (lambda _: None) if parts.get("test", ("",))[0].casefold().startswith("test") else self.say
         ordered = order_splits({listing.split: listing for listing in listings}, say, str(path))
         if len(ordered) == 1:
             return [replace(listings[0], split="")]
@@ -407,17 +410,17 @@ class _Source:
             look = folder.look_on_disk(path) if files is None or top is None else top.look(files)
             base = f"{top.name}/" if top is not None and top.name else ""
             parts = flat_splits(look)
-            folders = {split: f"{base}{part}/" for split, part in parts.items() if part}
-            places: dict[str, Any] = {"table": labels, "prefixes": ["", *folders.values()], "say": self.say}
+            prefixes = ["", *(f"{base}{folder}/" for paths in parts.values() for folder in paths if folder)]
+            places: dict[str, Any] = {"table": labels, "prefixes": prefixes, "say": self.say}
             listed = self._read_table(
                 labels,
                 ImagesInFolder(path, is_source=True, **places)
                 if files is None
                 else ImagesInArchives(files, path, **places),
             )
-            if len(listed) > 1 or len(folders) < 2:
+            if len(listed) > 1 or len(parts) < 2:
                 return listed
-            return self._in_order(_by_folder(listed[0], folders), parts, path)
+            return self._in_order(_by_folder(listed[0], parts, base), parts, path)
         if files is None:
             top, files = folder.scan_folder(path)
             rows = top.images
@@ -544,16 +547,16 @@ def _class_list(listings: Sequence[Listing]) -> tuple[str, ...] | None:
     return listings[0].classes or (LabelNames(listings[0].label_names) if listings[0].label_names else None)
 
 
-def _by_folder(listing: Listing, folders: Mapping[str, str]) -> list[Listing]:
+def _by_folder(listing: Listing, parts: Parts, base: str) -> list[Listing]:
     """Split a listing by the folders of splits that its images lie in; what lies in none of them is trained on."""
-    names = [normpath(name) for name in listing.names]
-    splits = np.array(
-        [next((s for s, folder in folders.items() if name.startswith(folder)), "train") for name in names]
-    )
+    folders = {f"{base}{folder}/": split for split, paths in parts.items() for folder in paths}
+    names = map(normpath, listing.names)
+    splits = np.array([next((folders[folder] for folder in folders if name.startswith(folder)), "") for name in names])
+    splits[splits == ""] = "train"
     if "train" not in splits:
         return [listing]
-    parts = ((split, np.flatnonzero(splits == split)) for split in ("train", "val", "test"))
-    return [replace(take(listing, rows), split=split) for split, rows in parts if len(rows)]
+    rows = {split: np.flatnonzero(splits == split) for split in ("train", "val", "test")}
+    return [replace(take(listing, rows[split]), split=split) for split in rows if len(rows[split])]
 
 
 def _table_of_json_lines(stored_at: Path, path: Path, scratch: Path) -> Path:

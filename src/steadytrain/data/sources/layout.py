@@ -32,6 +32,8 @@ TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
 
 _MOST_LEVELS = 8  # that images are looked for below a folder
 _SAMPLE = 1000
+_NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
+_PARTS = frozenset(["part", "chunk", "batch", "shard", "fold", "images", "imgs", "photos", "files"])
 _LABELLED = re.compile(r"(.*[^\W\d_])[ ._(-]*\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_12.jpg, dog (3).png
 _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2#p'"
 
@@ -54,10 +56,16 @@ def class_splits(look: Look, where: str) -> dict[str, str]:
     A folder that does no more than wrap another is passed through: ``seg_train/seg_train``, ``train/images``.
 
     Raises:
-        DataError: two folders for one split, or no training set.
+        DataError: two folders for one split, no training set, or parts of a set beside each other.
     """
     folders = look("").folders
     named = folder_splits(folders)
+    inside = {tuple(look(name).folders) for name in _parts_of_one(folders)}
+    if len(inside) == 1 and len(inside.pop()) > 1:
+        raise DataError(
+            f"{where} holds parts of one set ({few(folders)}), each with the folders of the same classes: give these"
+            " folders as several sources, or one of them"
+        )
     splits: dict[str, str] = {}
     twice = ""
     for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
@@ -112,32 +120,44 @@ def _unwrap(look: Look, path: str) -> str:
     return path
 
 
-def flat_splits(look: Look) -> dict[str, str]:
-    """Find the folders of images without classes, by split; the split is empty where it is one folder for all.
+def flat_splits(look: Look) -> dict[str, tuple[str, ...]]:
+    """Find the folders of images without classes, by split; the split is empty where images are not split.
 
     There are none where folders are classes. Folders without images, or with a name that says that they have no
-    labels, do not count.
+    labels, do not count. A split may have several folders: ``images_part_1`` and ``images_part_2``.
     """
     top = look("")
     if top.images:
-        return {} if any(_holds_images(look, name) for name in top.folders) else {"": ""}
-    named = folder_splits(top.folders)
+        return {} if any(_holds_images(look, name) for name in top.folders) else {"": ("",)}
+    named = folder_splits(top.folders) or _parts_of_one(top.folders)
     if not named and len(top.folders) > 1 and not any(is_wrapper(name, "") for name in top.folders):
         return {}  # spares a look into each of a thousand classes
     holding = [name for name in top.folders if not holds_no_labels(name) and _holds_images(look, name)]
     if len(holding) == 1:
         alone = flat_folder(look, holding[0])
-        return {} if alone is None else {named.get(holding[0], ""): alone}
+        return {} if alone is None else {named.get(holding[0], ""): (alone,)}
     if any(name not in named for name in holding):
         return {}
-    flat: dict[str, str] = {}
+    flat: dict[str, tuple[str, ...]] = {}
     for name in sorted(holding, key=lambda name: (name.casefold() not in SPLITS, name)):
         inner = flat_folder(look, name)
-        if inner is None and named[name] == "train":
+        if inner is None and named[name] in ("", "train"):
             return {}
         if inner is not None:
-            flat.setdefault(named[name], inner)
-    return {split: flat[split] for split in ("train", "val", "test") if split in flat}
+            flat[named[name]] = (*flat.get(named[name], ()), inner)
+    return {split: flat[split] for split in ("", "train", "val", "test") if split in flat}
+
+
+def _parts_of_one(folders: Sequence[str]) -> dict[str, str]:
+    """Folders whose names differ in a number behind a word for a part: they are parts of one set, which has no splits.
+
+    >>> _parts_of_one(["images_001", "images_002"]), _parts_of_one(["cat1", "cat2"])
+    ({'images_001': '', 'images_002': ''}, {})
+    """
+    matches = [_NUMBERED.fullmatch(name) for name in folders]
+    stems = {match[1].casefold() for match in matches if match}
+    words = split_words(stems.pop())[1] if len(stems) == 1 and None not in matches else ()
+    return dict.fromkeys(folders, "") if len(folders) > 1 and words and words[-1] in _PARTS else {}
 
 
 def flat_folder(look: Look, path: str) -> str | None:
@@ -159,7 +179,7 @@ def _holds_images(look: Look, path: str, levels: int = _MOST_LEVELS) -> bool:
     )
 
 
-def find_tables(look: Look, parts: Mapping[str, str], where: str) -> dict[str, str]:
+def find_tables(look: Look, parts: Mapping[str, Sequence[str]], where: str) -> dict[str, str]:
     """Find the tables with the labels of flat folders: by split; the split is empty where one table is for all.
 
     A table lies in the folder of its split's images or around it, or beside the folders; then its name tells the split
@@ -169,8 +189,8 @@ def find_tables(look: Look, parts: Mapping[str, str], where: str) -> dict[str, s
         DataError: several could be it.
     """
     tables: dict[str, str] = {}
-    for split, path in parts.items():
-        for folder in (path, path.rpartition("/")[0]) if path else ("",):
+    for split, paths in parts.items():
+        for folder in (paths[0], paths[0].rpartition("/")[0]) if len(paths) == 1 else ():
             if folder and split not in tables and (name := _best(look(folder).others, split, f"{where}/{folder}")):
                 tables[split] = f"{folder}/{name}"
     beside = look("").others
@@ -180,6 +200,8 @@ def find_tables(look: Look, parts: Mapping[str, str], where: str) -> dict[str, s
             tables[split] = name
     if "train" in tables:
         tables.pop("", None)
+    if len(parts) == 1 and "" not in parts:  # whatever it is called, it is all
+        tables = {"": table} if (table := tables.get(next(iter(parts))) or tables.get("")) else {}
     return {"": tables[""]} if "" in tables else tables
 
 
@@ -204,7 +226,7 @@ def _best(names: Sequence[str], split: str, where: str) -> str:
     return best[0] if best else ""
 
 
-def no_labels(look: Look, parts: Mapping[str, str], where: Path) -> DataError:
+def no_labels(look: Look, parts: Mapping[str, Sequence[str]], where: Path) -> DataError:
     """The error for images in folders that are no classes, without a table; gives the command that helps.
 
     Args:
@@ -212,10 +234,12 @@ def no_labels(look: Look, parts: Mapping[str, str], where: Path) -> DataError:
         parts: as :func:`flat_splits` returns them.
         where: the folder or the archive that the user named.
     """
-    folders = [path for path in parts.values() if path]
-    splits = f"{' and '.join(folders)} are splits, and " if len(folders) > 1 else ""
+    folders = [path for paths in parts.values() for path in paths if path]
+    what = "parts of one set" if "" in parts else "splits"
+    listed = " and ".join(folders) if len(folders) < 4 else few(folders)
+    splits = f"{listed} are {what}, and " if len(folders) > 1 else ""
     text = f"the images in {where} have no classes ({splits}no table holds labels)"
-    if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))).images):
+    if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images):
         return DataError(f"{text}: {labels_from_names(where, labels, folders)}")
     remedy = "give their labels with --labels FILE, a table of names and labels"
     if len(folders) > 1 and where.is_dir():
