@@ -196,6 +196,18 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
         },
         {"": {"HAM_images_part_1/1.jpg": "nv", "HAM_images_part_2/2.jpg": "mel"}},
     ),
+    "pictures that belong to no split": (
+        {**KAGGLE, **_images("cover.png", "figures/1.png", "extra/2.png")},
+        {"": {"train/00a.jpg": "boxer", "train/00b.jpg": "collie"}},
+    ),
+    "masks beside images": (
+        {
+            **_images("train/images/1.jpg", "train/images/2.jpg", "train/masks/1.png", "val/images/1.jpg"),
+            "train.csv": b"id,label\n1,a\n2,b\n",
+            "val.csv": b"id,label\n1,b\n",
+        },
+        {"train": {"train/images/1.jpg": "a", "train/images/2.jpg": "b"}, "val": {"val/images/1.jpg": "b"}},
+    ),
     "parts of the training set": (
         {**_images("train_1/1.jpg", "train_2/2.jpg", "test_1/3.jpg"), "labels.csv": b"id,label\n1,a\n2,b\n"},
         {"": {"train_1/1.jpg": "a", "train_2/2.jpg": "b"}},
@@ -240,6 +252,16 @@ def test_layouts_of_other_tools_are_read_as_handed_out(
     files, expected = LAYOUTS[case]
     listings = found(pack(files, tmp_path / "set"), tmp_path / "scratch")
     assert _labels(listings, files) == expected
+
+
+def test_images_that_are_left_out_are_told(tmp_path: Path) -> None:
+    messages: list[str] = []
+    source = _folder({**KAGGLE, **_images("extra/2.png")}, tmp_path / "set")
+    assert len(found(source, tmp_path / "scratch", messages)[0]) == 2
+    assert [message.removeprefix(f"{source}: ") for message in messages] == [
+        "no labels for the images in test; they are left out",
+        "extra holds images of no split; they are left out",
+    ]
 
 
 def test_zips_of_splits_beside_their_table(tmp_path: Path) -> None:
@@ -288,6 +310,8 @@ def test_labels_that_are_named_split_as_the_folders_do(tmp_path: Path) -> None:
     ("names", "classes"),
     [
         (["class1/1.jpg", "class2/1.jpg"], ("class1", "class2")),
+        (["with_mask/1.jpg", "without_mask/1.jpg"], ("with_mask", "without_mask")),
+        (["mask/1.jpg", "face/1.jpg"], ("face", "mask")),
         (["part1/1.jpg", "bolt/1.jpg"], ("bolt", "part1")),
         (["train/1.jpg", "bus/1.jpg", "test/2.jpg"], ("bus", "test", "train")),
         (["train_station/1.jpg", "test_tube/1.jpg"], ("test_tube", "train_station")),
@@ -322,6 +346,12 @@ NO_LABELS = {
     "labels in names": (
         ["train/cat.0.jpg", "train/cat.1.jpg", "train/dog.0.jpg", "train/dog.1.jpg", "test1/1.jpg"],
         r"names seem to begin with the class \(cat, dog\); make a table of them, .* the same command again.*sed -nE",
+    ),
+    "beside figures": (["train/1.jpg", "test/1.jpg", "figures/1.png", "cover.png"], "train and test are splits"),
+    "boxes beside images": (["train/images/1.jpg", "train/labels/1.txt", "valid/images/1.jpg"], "/images are splits"),
+    "images and masks": (
+        ["images/cat_1.jpg", "images/cat_2.jpg", "images/dog_1.jpg", "images/dog_2.jpg", "masks/cat_1.png"],
+        r"names seem to begin with the class \(cat, dog\)",
     ),
     "parts of a set": (["images_001/1.jpg", "images_002/2.jpg"], "images_001 and images_002 are parts of one set"),
     "folds": (

@@ -362,6 +362,9 @@ class _Source:
         splits = {*tables, *(listing.split for listing in listings)}
         if left := [folder for split in parts if split and split not in splits for folder in parts[split]]:
             self.say(f"{path}: no labels for the images in {few(left)}; they are left out")
+        tops = {folder.partition("/")[0] for folder in folders}
+        if others := [name for name in look("").folders if name not in tops and look(name).images and "" not in tops]:
+            self.say(f"{path}: {few(others)} hold{'s' * (len(others) == 1)} images of no split; they are left out")
         return self._in_order(listings, parts, path)
 
     def _in_order(self, listings: Sequence[Listing], parts: Parts, path: Path) -> list[Listing]:

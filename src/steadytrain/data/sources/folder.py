@@ -224,7 +224,7 @@ def build_tree(files: Files, *, strip: bool = True) -> Folder:
             (folder.images if is_image(base) else folder.others).append(row)
     while strip and len(top.folders) == 1 and not top.images and not class_splits(top.look(files), top.name):
         inner = next(iter(top.folders.values()))
-        if inner.images or not inner.folders:
+        if not inner.folders or (inner.images and len(flat_splits(inner.look(files))) < 2):
             break
         top = inner
     return top

@@ -33,6 +33,8 @@ TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
 _MOST_LEVELS = 8  # that images are looked for below a folder
 _SAMPLE = 1000
 _NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
+_ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
+_NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
 _PARTS = frozenset(["part", "chunk", "batch", "shard", "fold", "images", "imgs", "photos", "files"])
 _LABELLED = re.compile(r"(.*[^\W\d_])[ ._(-]*\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_12.jpg, dog (3).png
 _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2#p'"
@@ -74,7 +76,7 @@ def class_splits(look: Look, where: str) -> dict[str, str]:
     inner: dict[str, str] = {
         split: _unwrap(look, splits[split]) for split in ("train", "val", "test") if split in splits
     }
-    hold_folders = {split for split, path in inner.items() if look(path).folders}
+    hold_folders = {split for split, path in inner.items() if _holds_classes(look(path).folders)}
     if "train" not in splits and len(splits) > 1 and len(named) == len(folders) and len(hold_folders) == len(splits):
         raise DataError(
             f"{where} holds {' and '.join(splits.values())}, but no folder train: give one of them, or rename the one"
@@ -127,25 +129,38 @@ def flat_splits(look: Look) -> dict[str, tuple[str, ...]]:
     labels, do not count. A split may have several folders: ``images_part_1`` and ``images_part_2``.
     """
     top = look("")
-    if top.images:
-        return {} if any(_holds_images(look, name) for name in top.folders) else {"": ("",)}
-    named = folder_splits(top.folders) or _parts_of_one(top.folders)
-    if not named and len(top.folders) > 1 and not any(is_wrapper(name, "") for name in top.folders):
+    folders = _without_annotations(top.folders)
+    named = folder_splits(folders) or _parts_of_one(folders)
+    if not named and len(folders) > 1 and not top.images and not any(is_wrapper(name, "") for name in folders):
         return {}  # spares a look into each of a thousand classes
-    holding = [name for name in top.folders if not holds_no_labels(name) and _holds_images(look, name)]
+    holding = [name for name in folders if not holds_no_labels(name) and _holds_images(look, name)]
+    if top.images and not holding:
+        return {"": ("",)}
     if len(holding) == 1:
         alone = flat_folder(look, holding[0])
-        return {} if alone is None else {named.get(holding[0], ""): (alone,)}
-    if any(name not in named for name in holding):
-        return {}
+        return {} if alone is None or top.images else {named.get(holding[0], ""): (alone,)}
     flat: dict[str, tuple[str, ...]] = {}
-    for name in sorted(holding, key=lambda name: (name.casefold() not in SPLITS, name)):
-        inner = flat_folder(look, name)
-        if inner is None and named[name] in ("", "train"):
+    for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
+        inner = flat_folder(look, name) if name in holding else None
+        if inner is None and name in holding and named[name] in ("", "train"):
             return {}
         if inner is not None:
             flat[named[name]] = (*flat.get(named[name], ()), inner)
-    return {split: flat[split] for split in ("", "train", "val", "test") if split in flat}
+    parts: dict[str, tuple[str, ...]] = {split: flat[split] for split in ("", "train", "val", "test") if split in flat}
+    others = [name for name in holding if name not in named and name.casefold() not in _NO_CLASSES]
+    if not others or (len(parts) > 1 and find_tables(look, parts, "")):
+        return parts
+    return {}
+
+
+def _without_annotations(folders: Sequence[str]) -> Sequence[str]:
+    """Folders without those that only belong to images in another one: ``masks`` beside ``images``."""
+    images = [name for name in folders if name.casefold() not in _ANNOTATIONS]
+    return images if images and all(is_wrapper(name, "") for name in images) else folders
+
+
+def _holds_classes(folders: Sequence[str]) -> bool:
+    return bool(folders) and len(_without_annotations(folders)) == len(folders)
 
 
 def _parts_of_one(folders: Sequence[str]) -> dict[str, str]:
@@ -164,7 +179,8 @@ def flat_folder(look: Look, path: str) -> str | None:
     """Find the one folder that all images at or below ``path`` lie in, without classes; None if there is none."""
     while True:
         entries = look(path)
-        holding = [name for name in entries.folders if _holds_images(look, f"{path}/{name}")]
+        folders = _without_annotations(entries.folders)
+        holding = [name for name in folders if _holds_images(look, f"{path}/{name}")]
         if entries.images:
             return None if holding else path
         if len(holding) != 1 or not is_wrapper(holding[0], path.rpartition("/")[2]):
