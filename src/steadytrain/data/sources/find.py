@@ -365,13 +365,14 @@ class _Source:
         tops = {folder.partition("/")[0] for folder in folders}
         if others := [name for name in look("").folders if name not in tops and look(name).images and "" not in tops]:
             self.say(f"{path}: {few(others)} hold{'s' * (len(others) == 1)} images of no split; they are left out")
-        return self._in_order(listings, parts, path)
+        return self._in_order(listings, path)
 
-    def _in_order(self, listings: Sequence[Listing], parts: Parts, path: Path) -> list[Listing]:
-        """Order the listings of splits, whose images lie in the folders ``parts``."""
-        # Packing says it of folders whose names begin so.
-        say = (lambda _: None) if parts.get("test", ("",))[0].casefold().startswith("test") else self.say
-        ordered = order_splits({listing.split: listing for listing in listings}, say, str(path))
+    def _in_order(self, listings: Sequence[Listing], path: Path) -> list[Listing]:
+        """Order the listings of splits; one alone is no split."""
+        splits = {listing.split: listing for listing in listings}
+        # Packing says it of images whose names begin so.
+        is_said = "test" in splits and splits["test"].names[0].casefold().startswith("test")
+        ordered = order_splits(splits, (lambda _: None) if is_said else self.say, str(path))
         if len(ordered) == 1:
             return [replace(listings[0], split="")]
         return [replace(listing, split=split) for split, listing in ordered.items()]
@@ -423,7 +424,7 @@ class _Source:
             )
             if len(listed) > 1 or len(parts) < 2:
                 return listed
-            return self._in_order(_by_folder(listed[0], parts, base), parts, path)
+            return self._in_order(_by_folder(listed[0], parts, base), path)
         if files is None:
             top, files = folder.scan_folder(path)
             rows = top.images

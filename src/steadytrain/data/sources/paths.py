@@ -16,7 +16,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from stat import S_ISDIR
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from steadytrain.format import count
 _COMMON_FIRST = (".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG")
 _AMBIGUOUS = -1
 _SAMPLE = 50
+_MOST_ENTRIES = 100_000  # of a folder, that are held in memory
 _MOST_LEVELS = 20  # folders of another machine
 
 
@@ -247,8 +248,10 @@ def _suffixes_in(folder: str) -> tuple[str, ...]:
 
 
 def _entries_in(folder: str) -> tuple[frozenset[str], dict[str, str]]:
-    """Names in a folder, and by their case-folded form those that no other one has."""
-    names = list(_scan(folder))
+    """Names in a folder, and by their case-folded form those that no other one has; of a huge folder none."""
+    names = list(islice(_scan(folder), _MOST_ENTRIES + 1))
+    if len(names) > _MOST_ENTRIES:
+        return frozenset(), {}
     forms = Counter(map(str.casefold, names))
     return frozenset(names), {form: name for name in names if forms[form := name.casefold()] == 1}
 
