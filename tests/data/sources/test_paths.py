@@ -87,7 +87,7 @@ def test_images_of_one_split_are_not_looked_for_in_another_s_folder(tmp_path: Pa
 
 def test_the_folder_to_start_from_is_named_for_another_machine_s_paths(tmp_path: Path) -> None:
     _images(tmp_path / "photos", "cat/1.png", "dog/2.png")
-    table = _table(tmp_path / "labels.csv", ["/home/me/set/cat/1.png", "/home/me/set/dog/2.png"])
+    table = _table(tmp_path / "labels.csv", ["/data/me/set/cat/1.png", "/data/me/set/dog/2.png"])
     with pytest.raises(DataError, match=r"give --root .*photos$"):
         found(table, tmp_path / "scratch")
     [listing] = found(table, tmp_path / "scratch", root=tmp_path / "photos")
