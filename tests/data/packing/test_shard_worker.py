@@ -367,6 +367,9 @@ def test_what_several_processes_cannot_share_is_refused(
     held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1, identical="pixels"))
     with pytest.raises(DataError, match=r"--identical pixels decodes all images of .*: give --identical bytes"):
         pack_shards(held_out, tmp_path / "x")
+    splits = _put_folder(bucket, write_folder(tmp_path / "flat", {"train": 2, "test1": 2}), "flat")
+    with pytest.raises(DataError, match=r"no folders of classes \(train, test1 are splits\): pack .* one process"):
+        pack_shards(PackRequest(sources=(splits,)), tmp_path / "x")
     bucket.put("raw/labels.csv", b"file,label\n")
     with pytest.raises(DataError, match=r"raw/labels\.csv lies in no folder of a class"):
         pack_shards(PackRequest(sources=(source,)), tmp_path / "x")

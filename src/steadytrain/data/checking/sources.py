@@ -29,7 +29,15 @@ from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.folder import build_tree, list_folder, list_unclassed, read_entries, scan_folder
+from steadytrain.data.sources.folder import (
+    build_tree,
+    list_folder,
+    list_unclassed,
+    look_on_disk,
+    read_entries,
+    scan_folder,
+)
+from steadytrain.data.sources.layout import flat_splits
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say
 from steadytrain.errors import DataError
 from steadytrain.format import count
@@ -182,6 +190,8 @@ def _list_anyway(
     if not path.is_dir():
         return _list_archive(path, scratch), refusal
     try:
+        if flat_splits(look_on_disk(path)):  # names of splits are no classes
+            return [list_unclassed(*scan_folder(path), path)], refusal
         folders = [path / name for name in read_entries(path)[0]]
         splits = [folder for folder in folders if folder.name.casefold() in SPLITS]
         if any(SPLITS[folder.name.casefold()] == "train" for folder in splits):

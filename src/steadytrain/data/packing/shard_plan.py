@@ -29,6 +29,7 @@ from steadytrain.data.packing.pack import LAYOUT, PackRequest, assign_files, rem
 from steadytrain.data.packing.shared_folder import THREADS, SharedFolder
 from steadytrain.data.sources.filenames import is_pattern
 from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
+from steadytrain.data.sources.layout import flat_splits
 from steadytrain.data.sources.listing import Files, Listing, Names, Piece, Pieces, Pixels, stat_file
 from steadytrain.data.sources.select import END_BYTES
 from steadytrain.data.storage.remote_file import remote_file_of
@@ -290,7 +291,14 @@ def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
             " all: give --identical bytes, pack with one process, or put the images into folders train and val"
         )
     root = Path(place.name or place.base.rpartition("/")[2])
-    listings = list_tree(build_tree(files, strip=False), files, root=root, classes=request.classes)
+    top = build_tree(files, strip=False)
+    folders = [name for names in flat_splits(top.look(files)).values() for name in names]
+    if len(folders) > 1:
+        raise DataError(
+            f"the images in {uri} lie in no folders of classes ({', '.join(folders)} are splits): pack {uri} with one"
+            " process, which reads the tables beside them, or from a disk that all of them see"
+        )
+    listings = list_tree(top, files, root=root, classes=request.classes)
 
     def read(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[memoryview]:
         starts = np.zeros(len(rows), np.int64) if whole else np.maximum(listing.sizes[rows] - END_BYTES, 0)

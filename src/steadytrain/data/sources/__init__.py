@@ -3,8 +3,10 @@
 ::
 
     find(SOURCE)        looks at what is there and calls the right one of these; find_all merges several
+        layout          which folders are classes and which are splits, and which tables beside them hold labels
         folder          folders of classes, on a disk or inside an archive
-        archives        members of tars and zips; compressed files decompressed; webdataset: shards of samples
+        archives        members of tars and zips (zip_names: in which encoding they are called); compressed files
+                        decompressed; webdataset: shards of samples
         tables          .lst, CSV and TSV (labels: texts to class numbers; paths: the files that a table names)
         imagenet        ImageNet as its owners hand it out, and labels in a file of their own
         arrays          idx (MNIST) and CIFAR: arrays of pixels

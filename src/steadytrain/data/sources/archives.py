@@ -14,6 +14,7 @@ import io
 import lzma
 import posixpath
 import re
+import shlex
 import shutil
 import stat
 import struct
@@ -31,8 +32,9 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 import numpy as np
 
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
-from steadytrain.data.sources.filenames import is_ignored, is_image, printable
+from steadytrain.data.sources.filenames import few, is_ignored, is_image, printable
 from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
+from steadytrain.data.sources.zip_names import readings
 from steadytrain.errors import DataError, storage_error
 from steadytrain.format import count
 
@@ -54,6 +56,7 @@ _TAR_KINDS = {
 }
 _ZIP_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES"}
 _ENCRYPTED, _UTF8 = 0x1, 0x800
+_UNICODE_PATH = 0x7075  # APPNOTE 4.6.9
 _ENDING = re.compile(r"(\.tar(\.\w+)?|\.tgz|\.zip)$", re.IGNORECASE)
 
 
@@ -122,6 +125,8 @@ def _kind(start: bytes, path: Path) -> str:
     if file_type is not None and file_type.name == "a zip archive":
         return "zip"
     is_text = b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if is_text and path.suffix.lower() == ".jsonl":
+        return "text"
     if file_type is not None and not (is_text and file_type.name in _MAY_BE_TEXT):
         raise DataError(f"{path} is {file_type.name}: {file_type.advice}")
     if file_type is not None and file_type.name.startswith("a list"):
@@ -217,7 +222,8 @@ def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = F
 
     def walk(archive: SourceFile) -> Iterator[Member]:
         with archive.stored_at.open("rb") as file:
-            members = (walk_tar if archive.kind == "tar" else walk_zip)(file, str(archive.path))
+            of = str(archive.path)
+            members = walk_tar(file, of) if archive.kind == "tar" else walk_zip(file, of, say)
             yield from _move_under(_stem(archive.path.name), members) if by_stem else members
 
     if by_stem:
@@ -455,11 +461,12 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
     return Member(name, info.offset_data, size, size, kind=kind, target=target)
 
 
-def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:
+def walk_zip(file: BinaryIO, of: str, say: Say = lambda _: None) -> Iterator[Member]:
     """Every member of a zip, which messages call ``of``: stored and deflated ones, zip64 included.
 
     Raises:
-        DataError: damaged, cut short, in several volumes, encrypted, or images packed by another method.
+        DataError: damaged, cut short, in several volumes, encrypted, images packed by another method, or folders whose
+            names are in an encoding that cannot be told.
     """
     size = file.seek(0, 2)
     try:
@@ -471,8 +478,9 @@ def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:
             error_text = f"is damaged ({error}): copy or download it again"
         raise DataError(f"{of} {error_text}") from error
     total = 0
+    encoding = _encoding_of_names(archive.infolist(), of, say)
     for info in archive.infolist():
-        name, kind = _zip_name(info), "file"
+        name, kind = _zip_name(info, encoding), "file"
         mode = info.external_attr >> 16 if info.create_system in (3, 19) else 0  # Unix, macOS
         if name.endswith("/") or stat.S_ISDIR(mode):
             kind = "folder"
@@ -522,12 +530,68 @@ def _zip_content(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + int(name + extra)
 
 
-def _zip_name(info: zipfile.ZipInfo) -> str:
-    """A name that is not marked as UTF-8 is UTF-8 all the same where it can be (macOS), else code page 437."""
-    name = info.orig_filename
-    if not info.flag_bits & _UTF8:
-        with suppress(UnicodeDecodeError):
-            name = name.encode("cp437").decode("utf-8")
+def _zip_name(info: zipfile.ZipInfo, encoding: str) -> str:
+    """A member's name; ``encoding`` is that of names that are not marked as UTF-8."""
+    name = _unicode_name(info) or info.orig_filename
+    if (data := _unmarked_name(info)) is not None:
+        name = data.decode(encoding, "replace")
     name = name.partition("\0")[0]
     # Old Windows programs; elsewhere a backslash is a letter like any other.
     return name.replace("\\", "/") if info.create_system == 0 and "/" not in name else name
+
+
+def _unmarked_name(info: zipfile.ZipInfo) -> bytes | None:
+    """The bytes of a name in an encoding that is not told; None for another name."""
+    if info.flag_bits & _UTF8 or info.orig_filename.isascii() or _unicode_name(info):
+        return None
+    return info.orig_filename.encode("cp437")
+
+
+def _are_utf8(names: Iterable[bytes]) -> bool:
+    try:
+        return bool([name.decode("utf-8") for name in names])
+    except UnicodeDecodeError:
+        return False
+
+
+def _unicode_name(info: zipfile.ZipInfo) -> str:
+    """The name in the extra field that Info-ZIP's programs write it to; empty where there is none for this name."""
+    extra = b"" if info.flag_bits & _UTF8 else info.extra
+    while len(extra) >= 4:
+        kind, size = struct.unpack("<2H", extra[:4])
+        field, extra = extra[4 : 4 + size], extra[4 + size :]
+        if kind == _UNICODE_PATH and field[:1] == b"\1" and len(field) > 5:
+            checksum = zlib.crc32(info.orig_filename.encode("cp437"))
+            if struct.unpack("<I", field[1:5])[0] == checksum:
+                return field[5:].decode("utf-8", "replace")
+    return ""
+
+
+def _encoding_of_names(infos: Sequence[zipfile.ZipInfo], of: str, say: Say) -> str:
+    """The encoding of names that are not marked as UTF-8, which they are all the same where they can be (macOS).
+
+    Raises:
+        DataError: folders have such names, and it is not clear.
+    """
+    names = [name for info in infos if (name := _unmarked_name(info)) is not None]
+    if not names or _are_utf8(names):
+        return "utf-8"
+    possible = readings(names)
+    has_folders = not all(name.rpartition(b"/")[0].isascii() for name in names)
+    command = f"python3 -m zipfile --metadata-encoding {{}} -e {shlex.quote(of)} FOLDER"
+    if len(possible) == 1:
+        encoding, words = possible[0].encoding, few(possible[0].names, 3)
+        if has_folders:
+            say(
+                f"{of} does not tell the encoding of its names, which are read as {encoding} ({words}); if they are"
+                f" wrong: {command.format('ENCODING')}, then give FOLDER"
+            )
+        return encoding
+    if not has_folders:
+        return "cp437"  # names of files alone, which are shown and no more
+    listed = "; ".join(f"{reading.encoding}: {few(reading.names, 3)}" for reading in possible)
+    raise DataError(
+        f"{of} does not tell the encoding of its folders' names, which are not UTF-8"
+        f" ({listed or 'nor of another encoding that is known here'}): unpack it by the right one, and give FOLDER:"
+        f" {command.format(possible[0].encoding if possible else 'ENCODING')}"
+    )

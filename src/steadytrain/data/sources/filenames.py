@@ -33,6 +33,25 @@ _NUMBERED = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[^/]*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 _WORD = re.compile(r"[a-z]+")
 _SHARD = re.compile(r"-\d+-of-\d+$")
+_CASED_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_]+")
+_HELD_OUT = re.compile(r"(hold|held)[-_ ]?out", re.IGNORECASE)
+# Words that name a split in the name of a folder or of a table, where others stand beside them.
+_SPLIT_WORDS = {
+    **SPLITS,
+    **dict.fromkeys(("trn", "trainset", "trainval"), "train"),
+    **dict.fromkeys(("eval", "evaluation", "validate", "valset"), "val"),
+    **dict.fromkeys(("tst", "testset", "holdout", "heldout"), "test"),
+}
+# Words that say nothing of what the images show: "train_images" is a split, "train_station" is a class.
+_WORDS_OF_NO_CLASS = frozenset(
+    "set subset data dataset images image imgs img pics pictures photos files split folder dir samples sample"  # noqa: SIM905
+    " small tiny mini full part all raw jpg jpeg jpgs png pngs stage resized cropped clean final new labels label"
+    " labeled labelled kaggle original orig hq lq px x unknown".split()
+)
+_UNLABELLED_WORDS = frozenset(
+    "pred predict prediction predictions unlabeled unlabelled unsup unsupervised"  # noqa: SIM905
+    " additional inference submission".split()
+)
 
 
 def is_image(name: str) -> bool:
@@ -92,6 +111,61 @@ def split_of(name: str) -> str:
     words = _WORD.findall(_SHARD.sub("", name.partition(".")[0].casefold()))
     splits = {SPLITS[word] for word in (words[0], words[-1]) if word in SPLITS} if words else set()
     return splits.pop() if len(splits) == 1 else ""
+
+
+def split_words(name: str) -> tuple[str, tuple[str, ...]]:
+    """The split that a word in a name of a folder or of a table names, and the name's other words.
+
+    The split is empty where no word names one, or two name different ones.
+
+    >>> split_words("seg_train"), split_words("TestImages2"), split_words("hold-out"), split_words("trains")
+    (('train', ('seg',)), ('test', ('images',)), ('test', ()), ('', ('trains',)))
+    """
+    words = [word.casefold() for word in _CASED_WORD.findall(_HELD_OUT.sub("holdout", name))]
+    splits = {_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS}
+    others = tuple(word for word in words if word not in _SPLIT_WORDS)
+    return (splits.pop(), others) if len(splits) == 1 else ("", others)
+
+
+def folder_splits(names: Sequence[str]) -> dict[str, str]:
+    """Those of some folders beside each other that are named after splits, with the split of each.
+
+    What else stands in such a name says nothing of the images, or stands in the names of two splits.
+
+    >>> folder_splits(["train", "test1", "docs"]), folder_splits(["dogs-train", "dogs-val"])
+    ({'train': 'train', 'test1': 'test'}, {'dogs-train': 'train', 'dogs-val': 'val'})
+    >>> folder_splits(["train", "train_station", "test_tube"])
+    {'train': 'train'}
+    """
+    parsed = {name: split_words(name) for name in names}
+    splits_of: dict[tuple[str, ...], set[str]] = {}
+    for split, others in parsed.values():
+        if split:
+            splits_of.setdefault(others, set()).add(split)
+    return {
+        name: split
+        for name, (split, others) in parsed.items()
+        if split and (_WORDS_OF_NO_CLASS.issuperset(others) or len(splits_of[others]) > 1)
+    }
+
+
+def is_wrapper(name: str, within: str) -> bool:
+    """Whether a folder is no class of what lies in the folder ``within``, but one more folder around the images.
+
+    >>> is_wrapper("images", "train"), is_wrapper("seg_train", "seg_train"), is_wrapper("cat", "train")
+    (True, True, False)
+    """
+    split, others = split_words(name)
+    return name.casefold() == within.casefold() or (bool(split or others) and _WORDS_OF_NO_CLASS.issuperset(others))
+
+
+def holds_no_labels(name: str) -> bool:
+    """Whether a folder's or a table's name says that it has no labels: ``seg_pred``, ``sample_submission.csv``.
+
+    >>> holds_no_labels("seg_pred"), holds_no_labels("sampleSubmission.csv"), holds_no_labels("labels.csv")
+    (True, True, False)
+    """
+    return not _UNLABELLED_WORDS.isdisjoint(split_words(name)[1])
 
 
 def find_validation_records(train: str) -> Path | None:

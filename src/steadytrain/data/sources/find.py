@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import normpath, splitext
+from typing import Any
 
 import numpy as np
 
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources import arrays, folder, imagenet
 from steadytrain.data.sources.archives import (
     SourceFile,
@@ -20,27 +26,44 @@ from steadytrain.data.sources.archives import (
     read_inner_tars,
 )
 from steadytrain.data.sources.filenames import (
-    SPLITS,
     braces,
     expand,
     few,
+    folder_splits,
     group_by_split,
     is_ignored,
     is_image,
     is_pattern,
+    is_wrapper,
     order_splits,
     repeated,
+    split_of,
+    split_words,
 )
 from steadytrain.data.sources.labels import require_two_classes
+from steadytrain.data.sources.layout import (
+    TABLES,
+    TOOLS_TABLES,
+    Entries,
+    Look,
+    find_tables,
+    flat_splits,
+    labels_from_names,
+    labels_in_names,
+    no_labels,
+)
 from steadytrain.data.sources.listing import Files, Listing, Say
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.records import list_records
-from steadytrain.data.sources.select import merge_sources
+from steadytrain.data.sources.select import merge_sources, take
 from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.format import count
+
+Parts = Mapping[str, Sequence[str]]
+"""Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
@@ -143,6 +166,19 @@ def require_there(source: str) -> None:
 
 
 @dataclass(frozen=True)
+class _Members:
+    """Members of archives, the folder in them that paths start from, and tables beside the archives."""
+
+    files: Files
+    top: str
+    beside: Sequence[str] = ()
+
+    @property
+    def base(self) -> str:
+        return f"{self.top}/" if self.top else ""
+
+
+@dataclass(frozen=True)
 class _Source:
     """A source and what goes with it; arguments as for :func:`find`."""
 
@@ -200,15 +236,13 @@ class _Source:
             return self._list_archives([file], path)
         self._refuse("--labels", path)
         if file.kind == "list":
-            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes)
+            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes, say=self.say)
             if np.all(listing.sizes < 0):
                 raise none_found(path, listing.root, listing.names)
             return [listing]
         if file.kind == "text":
-            images = ImagesInFolder(self.root or path.parent, table=path)
-            return read_table(
-                path, images, classes=self.classes, say=self.say, stored_at=file.stored_at, group=self.group
-            )
+            images = ImagesInFolder(self.root or path.parent, table=path, say=self.say)
+            return self._read_table(path, images, file.stored_at)
         if file.kind == "rec":
             return self._list_records([file], path)
         if file.kind == "idx":
@@ -247,52 +281,150 @@ class _Source:
                     f"{path} holds archives ({archives[0].name}) next to other data ({few(others, 3)}): choose"
                     " one of them"
                 )
-            return self._list_archives(open_sources(archives, self.scratch, self.say), path)
+            if packed := [archive.name for archive in archives if archive.stem.lower().endswith(TABLES)]:
+                raise DataError(
+                    f"{path} holds a table in an archive of its own ({packed[0]}): unpack it beside the others"
+                    f" (unzip {shlex.quote(str(path / packed[0]))} -d {shlex.quote(str(path))}), and remove the archive"
+                )
+            beside = [name for name in entries if name.lower().endswith(TABLES) and not name.lower().endswith(".lst")]
+            return self._list_archives(open_sources(archives, self.scratch, self.say), path, beside=beside)
         records = [name for name in entries if name.lower().endswith(".rec")]
         if records and not has_folders:
             raise DataError(f"{path} holds record files: give {path / records[0]}, or all of them as '{path}/*.rec'")
         if (truth := imagenet.truth_beside(path, entries)) is not None:
             return self._label(path, truth)
+        look = folder.look_on_disk(path)
+        if (listed := self._list_flat(look, path)) is not None:
+            return listed
         if any(is_image(name) for name in entries) and not has_folders:
             tables = [name for name in entries if name.lower().endswith((".csv", ".tsv", ".lst"))]
             remedy = (
-                f"give {path / tables[0]}, if it holds their labels"
-                if tables
-                else f"put the images of each class into a folder ({path.name}/cat/1.jpg), or give their labels"
-                " with --labels FILE"
+                f"put the images of each class into a folder ({path.name}/cat/1.jpg), or give their labels with"
+                " --labels FILE"
             )
+            if tables:
+                remedy = f"give {path / tables[0]}, if it holds their labels"
+            elif words := labels_in_names(look("").images):
+                remedy = labels_from_names(path, words, [])
             raise DataError(f"the images in {path} have no classes: {remedy}")
-        if split_tables := _tables_of_splits(path, entries):
-            return self._list_tables(path, split_tables)
         return folder.list_folder(path, classes=self.classes)
 
-    def _list_tables(self, path: Path, tables: dict[str, Path]) -> list[Listing]:
-        """List a folder in which the images of each split lie in one folder, with its table beside it."""
+    def _list_flat(self, look: Look, path: Path, members: _Members | None = None) -> list[Listing] | None:
+        """List images without folders of classes, in folders of splits or in one folder, by the tables beside them.
+
+        Args:
+            look: tells what lies in the folder, or in the archives.
+            path: of the folder, or what the archives are called.
+            members: of archives; None for a folder on a disk.
+
+        Returns:
+            None where folders are classes, or there is one folder without a table.
+
+        Raises:
+            DataError: no table for folders of splits, several that it could be, or one that cannot be read.
+        """
+        parts = flat_splits(look)
+        if not parts:
+            return None
+        folders = [folder for paths in parts.values() for folder in paths]
+        tables = find_tables(look, parts, str(path))
+        if parts == {"": ("",)} and members is None and Path(tables.get("", "")).name.casefold() not in TOOLS_TABLES:
+            return None  # any other table among single images is for the user to name
+        if "" not in tables and "train" not in tables:
+            if tables:
+                raise DataError(f"{path} has no training set among {few(folders)}: give one of these folders")
+            name = folders[0].partition("/")[0]
+            is_split = bool(split_words(name)[0]) if members else is_wrapper(name, "")
+            if len(folders) == 1 and not is_split and not labels_in_names(look(folders[0]).images):
+                return None
+            raise no_labels(look, parts, path)
+        base = members.base if members else ""
         listings: list[Listing] = []
-        for split, table in order_splits(tables, self.say, str(path)).items():
-            part = replace(self, classes=self.classes or (listings[0].classes if listings else None))
+        for split in ("", "train", "val", "test"):
+            if split not in tables:
+                continue
+            table = tables[split]
+            around = table.rpartition("/")[0]
+            prefixes = [f"{base}{folder}/" if folder else base for folder in (around, *parts.get(split, folders))]
+            part = replace(self, classes=self.classes or _class_list(listings))
             try:
-                listed = part._list_file(table)
+                listed = part._list_table(table, path, list(dict.fromkeys(prefixes)), members)
             except DataError as error:
-                if split == "train" or SPLITS[table.stem.casefold()] != "test":
+                if split != "test":
                     raise
                 self.say(f"skipped: {error}")  # of a contest: its images have no labels
                 continue
-            if len(tables) == 1:
+            if len(tables) == 1 and len(listed) > 1:
                 return listed
             if len(listed) > 1:
-                raise DataError(f"{table} is named after one split but holds several: use it alone")
-            listings.append(replace(listed[0], split=split))
-        return listings if len(listings) > 1 else [replace(listings[0], split="")]
+                raise DataError(f"{path / table} is named after one split but holds several: use it alone")
+            listings += [replace(listed[0], split=split)] if split else _by_folder(listed[0], parts, base)
+        splits = {*tables, *(listing.split for listing in listings)}
+        if left := [folder for split in parts if split and split not in splits for folder in parts[split]]:
+            self.say(f"{path}: no labels for the images in {few(left)}; they are left out")
+        tops = {folder.partition("/")[0] for folder in folders}
+        if others := [name for name in look("").folders if name not in tops and look(name).images and "" not in tops]:
+            self.say(f"{path}: {few(others)} hold{'s' * (len(others) == 1)} images of no split; they are left out")
+        return self._in_order(listings, path)
+
+    def _in_order(self, listings: Sequence[Listing], path: Path) -> list[Listing]:
+        """Order the listings of splits; one alone is no split."""
+        splits = {listing.split: listing for listing in listings}
+        # Packing says it of images whose names begin so.
+        is_said = "test" in splits and splits["test"].names[0].casefold().startswith("test")
+        ordered = order_splits(splits, (lambda _: None) if is_said else self.say, str(path))
+        if len(ordered) == 1:
+            return [replace(listings[0], split="")]
+        return [replace(listing, split=split) for split, listing in ordered.items()]
+
+    def _list_table(self, name: str, path: Path, prefixes: Sequence[str], members: _Members | None) -> list[Listing]:
+        """Read the table ``name`` that lies in the folder ``path``, or in archives as their images do."""
+        table = path / name
+        if members is not None and table.suffix.lower() == ".lst":
+            raise DataError(f"{table} is a .lst in an archive: unpack it, and give the .lst with --root FOLDER")
+        if table.suffix.lower() == ".lst" and not is_of_paths(table):
+            listing = read_list(table, root=path, prefixes=prefixes, classes=self.classes, say=self.say)
+            if np.all(listing.sizes < 0):
+                raise none_found(table, path, listing.names, is_source=True)
+            return [listing]
+        if members is None:
+            places: dict[str, Any] = {"table": table, "prefixes": prefixes, "say": self.say}
+            return self._read_table(table, ImagesInFolder(path, is_source=True, **places))
+        images = ImagesInArchives(members.files, path, table=table, prefixes=prefixes, say=self.say)
+        if name in members.beside:
+            return self._read_table(table, images)
+        member = normpath(f"{members.base}{name}")
+        row = next(row for row, other in enumerate(members.files.names) if normpath(other) == member)
+        return self._read_table(table, images, _write_scratch(self.scratch, table.name, members.files.read(row)))
+
+    def _read_table(
+        self, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path | None = None
+    ) -> list[Listing]:
+        """Read a table, or JSON lines as one."""
+        stored_at = stored_at or path
+        if path.suffix.lower() == ".jsonl":
+            stored_at = _table_of_json_lines(stored_at, path, self.scratch)
+        return read_table(path, images, classes=self.classes, say=self.say, stored_at=stored_at, group=self.group)
 
     def _label(self, path: Path, labels: Path, files: Files | None = None) -> list[Listing]:
         """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
         truth = imagenet.read_truth(labels, self.scratch, self.say)
         if truth is None:
-            images = (
-                ImagesInFolder(path, table=labels) if files is None else ImagesInArchives(files, path, table=labels)
+            top = None if files is None else folder.build_tree(files)
+            look = folder.look_on_disk(path) if files is None or top is None else top.look(files)
+            base = f"{top.name}/" if top is not None and top.name else ""
+            parts = flat_splits(look)
+            prefixes = ["", *(f"{base}{folder}/" for paths in parts.values() for folder in paths if folder)]
+            places: dict[str, Any] = {"table": labels, "prefixes": prefixes, "say": self.say}
+            listed = self._read_table(
+                labels,
+                ImagesInFolder(path, is_source=True, **places)
+                if files is None
+                else ImagesInArchives(files, path, **places),
             )
-            return read_table(labels, images, classes=self.classes, say=self.say, group=self.group)
+            if len(listed) > 1 or len(parts) < 2:
+                return listed
+            return self._in_order(_by_folder(listed[0], parts, base), path)
         if files is None:
             top, files = folder.scan_folder(path)
             rows = top.images
@@ -323,11 +455,25 @@ class _Source:
             listings.append(replace(listing, split=split if len(parts) > 1 else ""))
         return listings
 
-    def _list_archives(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
-        """List one archive, or several that belong together; messages call them ``root``."""
+    def _list_archives(self, archives: Sequence[SourceFile], root: Path, beside: Sequence[str] = ()) -> list[Listing]:
+        """List one archive, or several that belong together; messages call them ``root``.
+
+        ``beside`` are the names of tables in the same folder.
+        """
+        if beside and self.labels is None:
+            files = read_archives(archives, lambda _: None, by_stem=True)
+            look = folder.build_tree(files, strip=False).look(files)
+            if flat_splits(look) and not is_webdataset(files):
+
+                def look_beside(path: str) -> Entries:
+                    return look(path) if path else look(path)._replace(others=beside)
+
+                if (listed := self._list_flat(look_beside, root, _Members(files, "", beside))) is not None:
+                    return listed
         groups = {"": list(archives)}
-        if len(archives) > 1:
-            groups = group_by_split(archives, [archive.path.name for archive in archives], str(root))
+        names = [archive.path.name for archive in archives]
+        if len(archives) > 1 and not (self.labels is None and _are_classes(archives)):
+            groups = group_by_split(archives, names, str(root))
         if len(groups) == 1:
             return self._list_members(archives, root)
         listings: list[Listing] = []
@@ -347,7 +493,10 @@ class _Source:
         if len(archives) == 1 and archives[0].kind == "tar" and holds_only_tars(files):
             files = read_inner_tars(archives[0], self.say)
             _say_repeated(files, root, self.say)
-            return folder.list_tree(folder.build_tree(files), files, root=root, classes=self.classes)
+            top = folder.build_tree(files)
+            return self._list_flat(top.look(files), root, _Members(files, top.name)) or folder.list_tree(
+                top, files, root=root, classes=self.classes
+            )
         is_samples = self.labels is None and is_webdataset(files)
         if not is_samples:
             _say_repeated(files, root, self.say)
@@ -359,12 +508,29 @@ class _Source:
         if is_samples:
             return [list_samples(files, root=root, classes=self.classes, say=self.say)]
         top = folder.build_tree(files)
-        if top.is_flat and len(archives) > 1:  # one archive for each class
+        if top.is_flat(files) and len(archives) > 1:  # one archive for each class
             files = read_archives(archives, lambda _: None, by_stem=True)
             top = folder.build_tree(files, strip=False)
-        elif top.is_flat and (truth := imagenet.truth_beside(root, files.names)) is not None:
+        elif top.is_flat(files) and (truth := imagenet.truth_beside(root, files.names)) is not None:
             return self._label(root, truth, files)
+        elif (listed := self._list_flat(top.look(files), root, _Members(files, top.name))) is not None:
+            return listed
         return folder.list_tree(top, files, root=root, classes=self.classes)
+
+
+def _are_classes(archives: Sequence[SourceFile]) -> bool:
+    """Whether archives some of whose names sound like splits (``train.tar``, ``train_station.tar``) are classes.
+
+    They are if other names do not sound so, and each holds images in one folder, without labels.
+    """
+    stems = [archive.path.name.partition(".")[0] for archive in archives]
+    if len(folder_splits(stems)) == len(stems) or not any(map(split_of, stems)):
+        return False
+    for archive in archives:
+        files = read_archives([archive], lambda _: None)
+        if is_webdataset(files) or not folder.build_tree(files).is_flat(files):
+            return False
+    return True
 
 
 def _say_repeated(files: Files, root: Path, say: Say) -> None:
@@ -378,20 +544,68 @@ def _say_repeated(files: Files, root: Path, say: Say) -> None:
         say(f"{root} holds {count(len(again), 'image')} more than once; the last copy counts ({few(again, 3)})")
 
 
-def _tables_of_splits(path: Path, entries: Sequence[str]) -> dict[str, Path]:
-    """The tables (``train.csv``) beside folders of their names that hold images and no folders; by split.
+def _class_list(listings: Sequence[Listing]) -> tuple[str, ...] | None:
+    """The class list of the training set, which comes first; None where nothing is listed yet."""
+    if not listings:
+        return None
+    return listings[0].classes or (LabelNames(listings[0].label_names) if listings[0].label_names else None)
 
-    Empty where there is none for training.
+
+def _by_folder(listing: Listing, parts: Parts, base: str) -> list[Listing]:
+    """Split a listing by the folders of splits that its images lie in; what lies in none of them is trained on."""
+    folders = {f"{base}{folder}/": split for split, paths in parts.items() for folder in paths}
+    names = map(normpath, listing.names)
+    splits = np.array([next((folders[folder] for folder in folders if name.startswith(folder)), "") for name in names])
+    splits[splits == ""] = "train"
+    if "train" not in splits:
+        return [listing]
+    rows = {split: np.flatnonzero(splits == split) for split in ("train", "val", "test")}
+    return [replace(take(listing, rows[split]), split=split) for split in rows if len(rows[split])]
+
+
+def _table_of_json_lines(stored_at: Path, path: Path, scratch: Path) -> Path:
+    """Write a table of the objects in a file of JSON lines (Hugging Face's ``metadata.jsonl``); return its path.
+
+    Raises:
+        DataError: a line is no object.
     """
-    tables: dict[str, Path] = {}
-    for name in entries:
-        table = path / name
-        split = SPLITS.get(table.stem.casefold(), "")
-        if split and table.suffix.lower() in (".csv", ".tsv", ".lst") and table.with_suffix("").is_dir():
-            folders, files = folder.read_entries(table.with_suffix(""))
-            if not folders and any(map(is_image, files)):
-                tables[split] = table
-    return tables if "train" in tables else {}
+    names: dict[str, None] = {}
+    rows: list[dict[str, str]] = []
+    with stored_at.open(encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                values = json.loads(line) if line.strip() else None
+            except (ValueError, RecursionError):
+                values = ()
+            if values is None:
+                continue
+            if not isinstance(values, dict):
+                raise DataError(f"{path}: line {number} is not a JSON object: each line needs one for an image")
+            texts = {key: _cell(value) for key, value in values.items()}
+            names |= dict.fromkeys(texts)
+            rows.append(texts)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(names), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return _write_scratch(scratch, f"{path.stem}.csv", text.getvalue().encode())
+
+
+def _write_scratch(scratch: Path, name: str, data: bytes) -> Path:
+    """Write a file into the scratch folder under a name that none has yet; return its path."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    path = scratch / f"{len(list(scratch.iterdir()))}-{name}"
+    path.write_bytes(data)
+    return path
+
+
+def _cell(value: object) -> str:
+    """A value of JSON as a table's cell: several labels are joined by a semicolon."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str | int) for item in value):
+        return ";".join(map(str, value))
+    return "" if value is None else json.dumps(value)
 
 
 def _refuse_arrays(names: Iterable[str], root: Path) -> None:

@@ -1,11 +1,11 @@
 """Folders of classes, on a disk or inside an archive, as listings whose order never varies.
 
-A class is a folder; all images below it, at any depth, belong to it. A folder that holds ``train`` (or ``training``)
-and perhaps ``val`` (also ``valid``, ``validation``, ``dev``) and ``test`` (or ``testing``), each with class folders, is
-split into those; without a ``val``, ``test`` is the validation set. Classes and files are sorted by code point, as
-``torchvision.datasets.ImageFolder`` does, so that labels agree with it. Links are followed, but never in a circle, and
-never up to a folder that the class lies in. Hidden files and the leftovers of file managers are ignored; other files
-are passed over and listed as such.
+A class is a folder; all images below it, at any depth, belong to it. A folder that holds ``train`` and perhaps ``val``
+and ``test``, each with class folders, is split into those; :mod:`steadytrain.data.sources.layout` knows their other
+names. Without a ``val``, ``test`` is the validation set, if it has classes. Classes and files are sorted by code point,
+as ``torchvision.datasets.ImageFolder`` does, so that labels agree with it. Links are followed, but never in a circle,
+and never up to a folder that the class lies in. Hidden files and the leftovers of file managers are ignored; other
+files are passed over and listed as such.
 
 A validation set that is one folder of images with its classes in a text beside them (Tiny ImageNet's ``val/images`` and
 ``val_annotations.txt``) is taken apart by that text; images of such a set's ``test``, which have no labels, are passed
@@ -20,14 +20,23 @@ from __future__ import annotations
 import os
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.sources.filenames import SPLITS, few, is_ignored, is_image, printable
+from steadytrain.data.sources.filenames import few, is_ignored, is_image, printable
 from steadytrain.data.sources.labels import require_known
+from steadytrain.data.sources.layout import (
+    Entries,
+    Look,
+    class_splits,
+    flat_folder,
+    flat_splits,
+    splits_in_classes,
+)
 from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
 from steadytrain.errors import DataError
 
@@ -53,15 +62,39 @@ class Folder:
             yield folder
             waiting += (folder.folders[name] for name in sorted(folder.folders, reverse=True))
 
-    @property
-    def is_flat(self) -> bool:
+    def at(self, path: str) -> Folder:
+        """Return the folder at a path below this one, made if need be."""
+        folder = self
+        for name in path.split("/") if path else ():
+            folder = folder.folders.setdefault(name, Folder(f"{folder.name}/{name}".lstrip("/")))
+        return folder
+
+    def is_flat(self, files: Files) -> bool:
         """Whether images lie in one folder without classes: at the top, or in the only folder that has any."""
         holding = [folder for folder in self.walk() if folder.images]
-        return len(holding) == 1 and len(self.folders) <= 1 and not self.splits("")
+        return len(holding) == 1 and len(self.folders) <= 1 and not class_splits(self.look(files), "")
 
-    def splits(self, where: str) -> dict[str, str]:
-        """The folders that are splits, if they are."""
-        return _find_splits(list(self.folders), lambda name: bool(self.folders[name].folders), where)
+    def look(self, files: Files) -> Look:
+        """Return what tells the entries of this folder and of those below it."""
+
+        def look(path: str) -> Entries:
+            folder = self.at(path)
+            others = [files.names[row].rpartition("/")[2] for row in folder.others]
+            return Entries(sorted(folder.folders), files.names.take(folder.images), sorted(others))
+
+        return look
+
+
+def look_on_disk(source: Path) -> Look:
+    """Return what tells the entries of a folder on a disk and of those below it."""
+
+    @cache
+    def look(path: str) -> Entries:
+        folders, files = read_entries(source / path)
+        images = Names(filter(is_image, files))
+        return Entries(folders, images, [name for name in files if not is_image(name)])
+
+    return look
 
 
 def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[Listing]:
@@ -73,20 +106,22 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     Raises:
         DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
     """
-    folders, _ = read_entries(source)
-    splits = _find_splits(folders, lambda name: bool(read_entries(source / name)[0]), str(source))
+    look = look_on_disk(source)
+    splits = class_splits(look, str(source))
     top, files = scan_folder(source, list(splits.values()) or [""])
     first, *more = list_tree(top, files, root=source, classes=classes)
-    loose = [f"{name}/" for name in folders if splits and name not in splits.values()]
+    tops = {path.partition("/")[0] for path in splits.values()}
+    loose = [f"{name}/" for name in look("").folders if splits and name not in tops]
     return [replace(first, passed_over=Names([*first.passed_over, *loose])), *more] if loose else [first, *more]
 
 
 def count_images(source: Path) -> tuple[int, int]:
     """Count images and classes by the names in a folder of classes, or in its training part: quick, but not exact."""
+    look = look_on_disk(source)
+    if flat_splits(look):
+        return 0, 0
+    source = source / class_splits(look, str(source)).get("train", "")
     folders, _ = read_entries(source)
-    if train := _find_splits(folders, lambda name: bool(read_entries(source / name)[0]), str(source)).get("train"):
-        source = source / train
-        folders, _ = read_entries(source)
     return sum(sum(map(is_image, read_entries(source / name)[1])) for name in folders), len(folders)
 
 
@@ -140,7 +175,7 @@ def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, Fil
 
     top = Folder()
     for part in parts:
-        for class_folder in enter(top.folders.setdefault(part, Folder(part)) if part else top):
+        for class_folder in enter(top.at(part)):
             above = (Path(os.path.realpath(source / class_folder.name)), Path(os.path.realpath(source), "class"))
             seen = {(status.st_dev, status.st_ino) for path in above for status in map(os.stat, path.parents)}
             waiting = [class_folder]
@@ -151,23 +186,6 @@ def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, Fil
                     seen.add((status.st_dev, status.st_ino))
                     waiting += reversed(enter(folder))
     return top, Files(names, np.array(sizes, np.int64), np.array(times, np.int64))
-
-
-def _find_splits(folders: Sequence[str], holds_folders: Callable[[str], bool], where: str) -> dict[str, str]:
-    """The folders that are splits, training set first; none where the folders are classes."""
-    splits: dict[str, str] = {}
-    for name in sorted(folders):
-        split = SPLITS.get(name.casefold())
-        if split in splits:
-            raise DataError(f"{where} holds both {splits[split]} and {name}: keep one of them")
-        if split:
-            splits[split] = name
-    # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
-    if "train" not in splits or len(splits) == 1 < len(folders) or not holds_folders(splits["train"]):
-        return {}
-    if "val" not in splits and "test" in splits:
-        splits["val"] = splits.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
-    return {split: splits[split] for split in ("train", "val", "test") if split in splits}
 
 
 def build_tree(files: Files, *, strip: bool = True) -> Folder:
@@ -204,9 +222,9 @@ def build_tree(files: Files, *, strip: bool = True) -> Folder:
         folder = folder_at(path)
         if folder is not None and not is_ignored(base):
             (folder.images if is_image(base) else folder.others).append(row)
-    while strip and len(top.folders) == 1 and not top.images and not top.splits(top.name):
+    while strip and len(top.folders) == 1 and not top.images and not class_splits(top.look(files), top.name):
         inner = next(iter(top.folders.values()))
-        if inner.images or not inner.folders:
+        if not inner.folders or (inner.images and len(flat_splits(inner.look(files))) < 2):
             break
         top = inner
     return top
@@ -218,9 +236,19 @@ def list_tree(top: Folder, files: Files, *, root: Path, classes: Sequence[str] |
     Raises:
         DataError: as :func:`list_folder`.
     """
-    splits = {split: top.folders[name] for split, name in top.splits(str(root)).items()}
+    look = top.look(files)
+    paths = class_splits(look, str(root))
+    splits = {split: top.at(path) for split, path in paths.items()}
+    for split, class_paths in ({} if paths else splits_in_classes(look)).items():
+        splits[split] = Folder(folders={name: top.at(path) for name, path in class_paths.items()})
     if "val" in splits and _sort_by_annotations(splits["val"], files, root) and "test" in splits:
         splits["val"].others += rows_in_order(splits.pop("test"), files)
+    if (
+        "test" in paths and "test" in splits and flat_folder(look, paths["test"]) is not None
+    ):  # of a contest: its images have no labels
+        splits["train"].others += rows_in_order(splits.pop("test"), files)
+    if "val" not in splits and "test" in splits:
+        splits["val"] = splits.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
     listings: list[Listing] = []
     for split, folder in (splits or {"": top}).items():
         # The others follow the training set's list, in which a class may well be absent from them.

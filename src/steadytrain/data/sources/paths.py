@@ -13,22 +13,28 @@ import os
 import posixpath
 import shlex
 import unicodedata
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from stat import S_ISDIR
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.filenames import SUFFIXES, few, is_image, printable
-from steadytrain.data.sources.listing import Files, Labels, Listing, Names
+from steadytrain.data.sources.filenames import few, is_image, printable, split_words
+from steadytrain.data.sources.listing import Files, Labels, Listing, Names, Say
 from steadytrain.errors import DataError
+from steadytrain.format import count
 
-_COMMON_FIRST = [".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG"]
-_ENDINGS = [*_COMMON_FIRST, *sorted(SUFFIXES - set(_COMMON_FIRST))]
+_COMMON_FIRST = (".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG")
 _AMBIGUOUS = -1
+_SAMPLE = 50
+_MOST_ENTRIES = 100_000  # of a folder, that are held in memory
+_MOST_LEVELS = 20  # folders of another machine
 
 
 class FileStatus(NamedTuple):
@@ -43,7 +49,14 @@ def spellings(name: str) -> Iterator[str]:
     """Other ways to write a path, each once."""
     known = {name}
     stem, suffix = os.path.splitext(name)  # noqa: PTH122
-    for spelling in (name, stem + suffix.swapcase()):
+    texts = [name, stem + suffix.swapcase()]
+    if name[:2] in ("~/", "~\\"):
+        texts.append(os.path.expanduser(name.replace("\\", "/")))  # noqa: PTH111
+    if "%" in name:
+        texts.append(unquote(name))
+    if "?" in name:
+        texts += [name.partition("?")[0], unquote(name.partition("?")[0])]
+    for spelling in texts:
         for turned in (spelling, spelling.replace("\\", "/")):
             for form in (turned, unicodedata.normalize("NFC", turned), unicodedata.normalize("NFD", turned)):
                 if form not in known:
@@ -51,35 +64,30 @@ def spellings(name: str) -> Iterator[str]:
                     yield form
 
 
-def locate(folder: Path, name: str, endings: Sequence[str] = ("",)) -> FileStatus:
-    """Find the file that a path means, with one of ``endings`` behind it; one that is missing keeps its name."""
-    for spelling in chain([name], spellings(name)):
-        for ending in endings:
-            try:
-                status = os.stat(os.path.join(folder, spelling + ending))  # noqa: PTH116, PTH118 - a million times
-            except (OSError, ValueError):  # reported when it is read
-                continue
-            if not S_ISDIR(status.st_mode):
-                return FileStatus(spelling + ending, status.st_size, status.st_mtime_ns)
-    return FileStatus(name, -1, 0)
-
-
-def none_found(table: Path, folder: Path, names: Sequence[str], endings: Sequence[str] = ("",)) -> DataError:
-    """The error for a list or a table of which no path leads to a file; names the folder that they may start from."""
-    text = f"none of the {len(names):,} paths in {table} exists ({printable(names[0])} from {folder} on)"
-    for inner in sorted(folder.iterdir()):
-        if inner.is_dir() and locate(inner, names[0], endings).size >= 0:
-            return DataError(f"{text}: give --root {shlex.quote(str(inner))}")
-    return DataError(f"{text}: name the folder that they are relative to with --root")
-
-
 class ImagesInFolder:
     """Images in a folder: a path is relative to it or absolute, and may lack its suffix.
 
-    Of a table ``train.csv`` with a folder ``train`` beside it a path may start from that folder, too.
+    Where none of a table's paths leads to a file, they may be those of another machine: ``/kaggle/input/set/1.jpg`` is
+    then ``1.jpg`` or ``set/1.jpg``, whichever is there for most of them.
+
+    Args:
+        folder: that paths start from.
+        table: that names them.
+        prefixes: of paths below ``folder``, in the order in which they are tried; None: none, then that of a folder
+            beside the table that has its name (``train/`` of ``train.csv``).
+        is_source: ``folder`` is what the user named as data, and not the table.
+        say: takes a line about paths that are read in another way than they are written.
     """
 
-    def __init__(self, folder: Path, *, table: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        table: Path,
+        prefixes: Sequence[str] | None = None,
+        is_source: bool = False,
+        say: Say = lambda _: None,
+    ) -> None:
         if not folder.is_dir():
             raise DataError(
                 f"there is no folder {folder}: name the folder that the paths in {table.name} are relative to"
@@ -87,47 +95,222 @@ class ImagesInFolder:
             )
         self._folder = folder
         self._table = table
-        self._endings = ["", *_ENDINGS]
-        beside = folder / table.stem
-        self._beside = f"{table.stem}/" if table.suffix and beside.is_dir() and beside == table.with_suffix("") else ""
+        self._is_source = is_source
+        self._say = say
+        self._several: dict[str, list[str]] = {}
+        if prefixes is None:
+            beside = folder / table.stem
+            has_own = table.suffix and beside.is_dir() and beside == table.with_suffix("")
+            prefixes = ("", f"{table.stem}/") if has_own else ("",)
+        self._prefixes = prefixes
+        self._suffixes_in = lru_cache(1024)(_suffixes_in)
+        self._entries_in = lru_cache(64)(_entries_in)
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """List the images of these names. One that is missing stays, with the size -1; all missing is refused.
 
         Raises:
-            DataError: none of the names leads to a file; says where the first one is, if it is near.
+            DataError: none of the names leads to a file (says where the first one is, if it is near), or one without a
+                suffix leads to several.
         """
         located, sizes, times = self.locate(names)
         if np.all(sizes < 0):
-            raise none_found(self._table, self._folder, names, self._endings)
+            raise none_found(self._table, self._folder, names, is_source=self._is_source)
         return Listing(split, self._folder, classes, located, labels, sizes, times, ids=np.arange(len(located)))
 
     def locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
-        """Find files: their names in the folder, bytes (-1 where one is missing), and times of their last change."""
+        """Find files: their names in the folder, bytes (-1 where one is missing), and times of their last change.
+
+        Raises:
+            DataError: a name without a suffix leads to several files.
+        """
+        found = self._locate(names)
+        if np.all(found[1] < 0) and (lead := _foreign_lead(names, self.find, self._folder)):
+            self._several.clear()
+            self._say(f"{self._table}: paths are read from {self._folder} on, without {lead!r}")
+            found = self._locate([_without(lead, name) for name in names])
+        if self._several:
+            listed = [f"{name}: {' and '.join(files)}" for name, files in self._several.items()]
+            raise DataError(
+                f"{self._table} names {count(len(listed), 'image')} without a suffix, which may be one of several files"
+                f" in {self._folder} ({few(listed, 3)}): write the suffixes into the table, or remove the copies"
+            )
+        return found
+
+    def _locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
         located = Names()
         sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
         for number, name in enumerate(names):
-            endings = ("",) if is_image(name) else self._endings
-            status = locate(self._folder, name, endings)
-            if status.size < 0 and self._beside:
-                inner = locate(self._folder, self._beside + name, endings)
-                name, status = (self._beside + name, inner) if inner.size >= 0 else (name, status)
-            located.append(status.name)
+            file = self._find(name) or FileStatus(name, -1, 0)
+            located.append(file.name)
+            sizes[number], times[number] = file.size, file.time
+        missing = np.flatnonzero(sizes < 0).tolist()
+        others = {number: status for number in missing if (status := self._find_in_any_case(names[number]))}
+        if others:  # unless it is the file that another path means
+            used = Counter([*(name for name, size in zip(located, sizes, strict=True) if size >= 0)])
+            used.update(status.name for status in others.values())
+            others = {number: status for number, status in others.items() if used[status.name] == 1}
+            located = Names(others[number].name if number in others else name for number, name in enumerate(located))
+        for number, status in others.items():
             sizes[number], times[number] = status.size, status.time
-            ending = status.name[len(name) :]
-            if ending in self._endings[2:]:  # the next one most likely ends alike
-                self._endings.remove(ending)
-                self._endings.insert(1, ending)
         return located, sizes, times
+
+    def find(self, name: str) -> FileStatus | None:
+        """Find the file that a path means, in any case; None where it is missing."""
+        return self._find(name) or self._find_in_any_case(name)
+
+    def _find(self, name: str) -> FileStatus | None:
+        for spelling in chain([name], spellings(name)):
+            for prefix in self._prefixes:
+                if status := self._status(prefix + spelling):
+                    return status
+        return None
+
+    def _find_in_any_case(self, name: str) -> FileStatus | None:
+        for spelling in (name, *spellings(name)):
+            for prefix in self._prefixes:
+                if (path := self._in_any_case(prefix + spelling)) and (status := self._status(path)):
+                    return status
+        return None
+
+    def _status(self, name: str) -> FileStatus | None:
+        """The file of exactly this name, or the one that has a suffix behind it."""
+        if status := _stat_file(self._folder, name):
+            return status
+        if is_image(name):
+            return None
+        folder = os.path.join(self._folder, os.path.dirname(name))  # noqa: PTH118, PTH120
+        files = [status for suffix in self._suffixes_in(folder) if (status := _stat_file(self._folder, name + suffix))]
+        if len(files) > 1:
+            self._several[name] = [os.path.basename(status.name) for status in files]  # noqa: PTH119
+        return files[0] if files else None
+
+    def _in_any_case(self, name: str) -> str:
+        """The path below the folder that a name means in upper or lower case; empty where none or several do."""
+        path = ""
+        if os.path.isabs(name):  # noqa: PTH117
+            return ""
+        *folders, base = name.split("/")
+        for part in folders:
+            if part in ("", ".", ".."):
+                return ""
+            exact, folded = self._entries_in(os.path.join(self._folder, path))  # noqa: PTH118
+            part = part if part in exact else folded.get(part.casefold(), "")
+            if not part:
+                return ""
+            path = f"{path}{part}/"
+        exact, folded = self._entries_in(os.path.join(self._folder, path))  # noqa: PTH118
+        return path + (folded.get(base.casefold()) or base)
+
+    def holds_any(self, names: Sequence[str]) -> bool:
+        """Whether some of these names lead to a file, as they are or without a beginning."""
+        return any(map(self.find, names)) or bool(_foreign_lead(names, self.find, self._folder))
+
+
+def _foreign_lead(names: Sequence[str], find: Callable[[str], object], folder: Path) -> str:
+    """The beginning, ending in a slash, without which most of some paths lead to a file; empty where there is none.
+
+    Of a path of this machine's own the last folder stays, unless it is ``folder`` itself; and images of one split are
+    not looked for in the folder of another.
+    """
+    sample = [name.replace("\\", "/") for name in names[:: 1 + len(names) // _SAMPLE]]
+    hits: Counter[str] = Counter()
+    for name in sample:
+        parts = name.split("/")
+        for number in range(1, min(len(parts), _MOST_LEVELS)):
+            lead, last = "/".join(parts[:number]) + "/", parts[number - 1]
+            splits = {split_words(last)[0], split_words(folder.name)[0]} - {""}
+            is_foreign = (
+                parts[0] in ("", "~", "..") or parts[0].endswith(":") or last.casefold() == folder.name.casefold()
+            )
+            if len(splits) < 2 and (is_foreign or number < len(parts) - 1) and find("/".join(parts[number:])):
+                hits[lead] += 1
+    best = max(hits, key=lambda lead: (hits[lead], -lead.count("/")), default="")
+    return best if 2 * hits[best] > len(sample) else ""
+
+
+def _without(lead: str, name: str) -> str:
+    return name.replace("\\", "/").removeprefix(lead)
+
+
+def _stat_file(folder: Path, name: str) -> FileStatus | None:
+    try:
+        status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - a million times
+    except (OSError, ValueError):  # reported when it is read
+        return None
+    return None if S_ISDIR(status.st_mode) else FileStatus(name, status.st_size, status.st_mtime_ns)
+
+
+def _suffixes_in(folder: str) -> tuple[str, ...]:
+    """The different suffixes of the images in a folder, of the commonest formats first."""
+    suffixes = {os.path.splitext(name)[1] for name in _scan(folder) if is_image(name)}  # noqa: PTH122
+    return tuple(sorted(suffixes, key=lambda suffix: (suffix not in _COMMON_FIRST, suffix)))
+
+
+def _entries_in(folder: str) -> tuple[frozenset[str], dict[str, str]]:
+    """Names in a folder, and by their case-folded form those that no other one has; of a huge folder none."""
+    names = list(islice(_scan(folder), _MOST_ENTRIES + 1))
+    if len(names) > _MOST_ENTRIES:
+        return frozenset(), {}
+    forms = Counter(map(str.casefold, names))
+    return frozenset(names), {form: name for name in names if forms[form := name.casefold()] == 1}
+
+
+def _scan(folder: str) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (entry.name for entry in entries)
+    except OSError:  # then there is nothing in it
+        return
+
+
+def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bool = False) -> DataError:
+    """The error for a list or a table of which no path leads to a file; names the folder that they may start from.
+
+    ``is_source``: ``folder`` is what the user named as data, and not the table, for which ``--root`` exists.
+    """
+    name = names[0]
+    text = f"none of the {len(names):,} paths in {table} exists ({printable(name)} from {folder} on)"
+    for inner in sorted(folder.iterdir()):
+        if inner.is_dir() and ImagesInFolder(inner, table=table).holds_any(names[:1]):
+            path = shlex.quote(str(inner))
+            return DataError(f"{text}: give {f'{path} in place of {folder}' if is_source else f'--root {path}'}")
+    tail = name.replace("\\", "/").lstrip("/")
+    base = tail.rpartition("/")[2]
+    by = f"in place of {folder}" if is_source else "with --root"
+    if tail == base:
+        return DataError(f"{text}: name the folder that they are relative to {by}")
+    return DataError(
+        f"{text}, nor an end of one: name the folder that holds {printable(base)}, or the end of its path, {by}, or"
+        " correct the paths in the table"
+    )
 
 
 class ImagesInArchives:
-    """Images inside archives: by the member's name or its end, with or without the suffix."""
+    """Images inside archives: by the member's name or its end, with or without the suffix.
 
-    def __init__(self, files: Files, root: Path, *, table: Path) -> None:
+    Args:
+        files: the members.
+        root: what the user calls the archives.
+        table: that names images.
+        prefixes: of paths, in the order in which they are tried before a path's end is.
+        say: takes a line about paths that are read in another way than they are written.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        root: Path,
+        *,
+        table: Path,
+        prefixes: Sequence[str] = ("",),
+        say: Say = lambda _: None,
+    ) -> None:
         self._files = files
         self._root = root
         self._table = table
+        self._prefixes = prefixes
+        self._say = say
         self._rows: dict[str, int] = {}
         self._of_base: dict[str, list[int]] = {}
         for row, name in enumerate(files.names):
@@ -142,6 +325,14 @@ class ImagesInArchives:
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """List the members of these names. Raises DataError where some fit no member, or several."""
         rows = [self._row(name) for name in names]
+        used = set(rows)
+        rows = [
+            other if row is None and (other := self._row_in_any_case(name)) not in used else row
+            for name, row in zip(names, rows, strict=True)
+        ]
+        if used == {None} == set(rows) and (lead := _foreign_lead(names, self._is_there, self._root)):
+            self._say(f"{self._table}: paths are read from {self._root} on, without {lead!r}")
+            rows = [self._find(_without(lead, name)) for name in names]
         if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
             raise DataError(f"{self._count_of(missing)} missing in {self._root} ({few(missing)})")
         if ambiguous := [name for name, row in zip(names, rows, strict=True) if row == _AMBIGUOUS]:
@@ -158,16 +349,52 @@ class ImagesInArchives:
     def _row(self, name: str) -> int | None:
         """The member that a path means: by the whole path, else by its end."""
         for path in dict.fromkeys(_plain(spelling) for spelling in (name, *spellings(name))):
-            if path in self._rows:
-                return self._rows[path]
-            ends = set()
-            for row in self._of_base.get(_stem(path.rpartition("/")[2]), ()):
-                entry = _plain(self._files.names[row])
-                if f"/{entry}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(entry)}".endswith(f"/{path}")):
-                    ends.add(entry)
+            for prefix in self._prefixes:
+                if (row := self._of_path(_plain(prefix + path))) is not None:
+                    return row
+            ends = {entry for entry in self._of_stem(path) if _ends_with(entry, path)}
             if ends:
                 return self._rows[ends.pop()] if len(ends) == 1 else _AMBIGUOUS
         return None
+
+    def _row_in_any_case(self, name: str) -> int | None:
+        for spelling in (name, *spellings(name)):
+            for prefix in self._prefixes:
+                if entries := self._in_any_case.get(_plain(prefix + spelling).casefold()):
+                    return self._rows[entries[0]] if len(entries) == 1 else _AMBIGUOUS
+        return None
+
+    def _find(self, name: str) -> int | None:
+        row = self._row(name)
+        return self._row_in_any_case(name) if row is None else row
+
+    def _is_there(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def _of_path(self, path: str) -> int | None:
+        """The member of exactly this name, or the one that has a suffix behind it."""
+        if path in self._rows or is_image(path):
+            return self._rows.get(path)
+        entries = {entry for entry in self._of_stem(path) if _stem(entry) == path}
+        return None if not entries else self._rows[entries.pop()] if len(entries) == 1 else _AMBIGUOUS
+
+    def _of_stem(self, path: str) -> Iterator[str]:
+        """The members whose names have the last part of a path, with any suffix or none."""
+        return (_plain(self._files.names[row]) for row in self._of_base.get(_stem(path.rpartition("/")[2]), ()))
+
+    @cached_property
+    def _in_any_case(self) -> dict[str, list[str]]:
+        """The members by their names in lower case, with and without their suffixes."""
+        forms: dict[str, list[str]] = {}
+        for path in self._rows:
+            forms.setdefault(path.casefold(), []).append(path)
+            forms.setdefault(_stem(path).casefold(), []).append(path)
+        return forms
+
+
+def _ends_with(entry: str, path: str) -> bool:
+    """Whether a member's name ends with a path, which may lack its suffix."""
+    return f"/{entry}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(entry)}".endswith(f"/{path}"))
 
 
 def _plain(name: str) -> str:

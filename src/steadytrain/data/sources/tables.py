@@ -69,7 +69,14 @@ def is_of_paths(path: Path) -> bool:
     return is_image(first) and "\t" not in first and not first.partition(" ")[0].isdigit()
 
 
-def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> Listing:
+def read_list(
+    path: Path,
+    *,
+    root: Path | None = None,
+    prefixes: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    say: Say = lambda _: None,
+) -> Listing:
     """Read a ``.lst``. The order, ids and labels are the list's own.
 
     One whole number from 0 on for each image is its class. Classes are named by ``classes``; or by the folders of the
@@ -78,14 +85,16 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
     Args:
         path: the list.
         root: the folder that its paths start from; None: the list's own.
+        prefixes: as for :class:`~steadytrain.data.sources.paths.ImagesInFolder`.
         classes: class names in the order of their labels.
+        say: takes a line about paths that are read in another way than they are written.
 
     Raises:
         DataError: the file cannot be read, lines are malformed or contradict each other (named by number), or labels
             are not in ``classes``.
     """
     root = path.parent if root is None else root
-    images = ImagesInFolder(root, table=path)
+    images = ImagesInFolder(root, table=path, prefixes=prefixes, say=say)
     written, ids, numbers, values = Names(), array("q"), array("q"), array("f")
     wrong: list[tuple[int, str]] = []
     width = 0
@@ -194,6 +203,7 @@ class Columns:
         name = row[self.path].strip()
         if not name or "\0" in name:
             raise ValueError("the path is empty" if not name else "the path holds a zero byte")
+        name = name.removeprefix("file://")
         if "://" in name[:10]:
             raise ValueError(f"{name[:60]} is a web address: download the images first")
         if "./" in name or "//" in name:

@@ -1,0 +1,296 @@
+"""Which folders are classes and which are splits, and which tables hold labels: decided by names alone.
+
+Folders of splits are called ``train``, ``test1``, ``X_train``, ``seg_test`` or ``validation_set``; some hold one more
+folder of the same name, and test images often have no labels. Images of a split lie in folders of classes, or have
+their labels in a table (``metadata.csv`` of Hugging Face's tools, ``_classes.csv`` of Roboflow's, ``labels.csv`` and
+``train.csv`` of Kaggle's contests) or in their own names (``cat.0.jpg``). Names of splits never become classes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from steadytrain.data.sources.filenames import (
+    SPLITS,
+    few,
+    folder_splits,
+    holds_no_labels,
+    is_wrapper,
+    split_words,
+)
+from steadytrain.errors import DataError
+
+TABLES = (".csv", ".tsv", ".lst", ".jsonl")
+TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
+"""Tables that Hugging Face's and Roboflow's tools put into the folder of the images, the best first."""
+
+_MOST_LEVELS = 8  # that images are looked for below a folder
+_SAMPLE = 1000
+_NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
+_ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
+_NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
+_PARTS = frozenset(["part", "chunk", "batch", "shard", "fold", "images", "imgs", "photos", "files"])
+_LABELLED = re.compile(r"(.*[^\W\d_])[ ._(-]*\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_12.jpg, dog (3).png
+_SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2#p'"
+
+
+class Entries(NamedTuple):
+    """What lies in a folder: names of the folders, of the images and of the other files in it."""
+
+    folders: Sequence[str]
+    images: Sequence[str]
+    others: Sequence[str]
+
+
+Look = Callable[[str], Entries]
+"""Returns what lies in a folder, which is named by its path below the source; empty for the source itself."""
+
+
+def class_splits(look: Look, where: str) -> dict[str, str]:
+    """Find the folders of classes by split, training set first; none where the source's folders are its classes.
+
+    A folder that does no more than wrap another is passed through: ``seg_train/seg_train``, ``train/images``.
+
+    Raises:
+        DataError: two folders for one split, no training set, or parts of a set beside each other.
+    """
+    folders = look("").folders
+    named = folder_splits(folders)
+    inside = {tuple(look(name).folders) for name in _parts_of_one(folders)}
+    if len(inside) == 1 and len(inside.pop()) > 1:
+        raise DataError(
+            f"{where} holds parts of one set ({few(folders)}), each with the folders of the same classes: give these"
+            " folders as several sources, or one of them"
+        )
+    splits: dict[str, str] = {}
+    twice = ""
+    for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
+        if (first := splits.setdefault(named[name], name)) != name:
+            twice = f"{where} holds both {first} and {name}: keep one of them"
+    inner: dict[str, str] = {
+        split: _unwrap(look, splits[split]) for split in ("train", "val", "test") if split in splits
+    }
+    hold_folders = {split for split, path in inner.items() if _holds_classes(look(path).folders)}
+    if "train" not in splits and len(splits) > 1 and len(named) == len(folders) and len(hold_folders) == len(splits):
+        raise DataError(
+            f"{where} holds {' and '.join(splits.values())}, but no folder train: give one of them, or rename the one"
+            " to train with"
+        )
+    # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
+    if "train" not in hold_folders or (len(splits) == 1 and len(named) < len(folders)):
+        return {}
+    if twice:
+        raise DataError(twice)
+    return inner
+
+
+def splits_in_classes(look: Look) -> dict[str, dict[str, str]]:
+    """Find the folders of splits that lie in the folders of classes: ``cat/train``, ``cat/test``, ``dog/train``, ...
+
+    Returns:
+        The folder of each class, by split and by the class's folder; none where not all classes are so divided.
+    """
+    found: dict[str, dict[str, str]] = {}
+    folders = look("").folders
+    for name in folders:
+        entries = look(name)
+        splits = folder_splits(entries.folders)
+        if entries.images or len(splits) < 2 or len(splits) < len(entries.folders) or "train" not in splits.values():
+            return {}
+        for inner, split in splits.items():
+            if name in found.setdefault(split, {}):
+                return {}
+            found[split][name] = f"{name}/{inner}"
+    if len(folders) < 2 or any(len(classes) < len(folders) for classes in found.values()):
+        return {}
+    return {split: found[split] for split in ("train", "val", "test") if split in found}
+
+
+def _unwrap(look: Look, path: str) -> str:
+    """Go down through folders that hold no more than one folder, of folders, which says nothing by its name."""
+    while len((entries := look(path)).folders) == 1 and not entries.images:
+        inner = f"{path}/{entries.folders[0]}"
+        if not is_wrapper(entries.folders[0], path.rpartition("/")[2]) or not look(inner).folders:
+            break
+        path = inner
+    return path
+
+
+def flat_splits(look: Look) -> dict[str, tuple[str, ...]]:
+    """Find the folders of images without classes, by split; the split is empty where images are not split.
+
+    There are none where folders are classes. Folders without images, or with a name that says that they have no
+    labels, do not count. A split may have several folders: ``images_part_1`` and ``images_part_2``.
+    """
+    top = look("")
+    folders = _without_annotations(top.folders)
+    named = folder_splits(folders) or _parts_of_one(folders)
+    if not named and len(folders) > 1 and not top.images and not any(is_wrapper(name, "") for name in folders):
+        return {}  # spares a look into each of a thousand classes
+    holding = [name for name in folders if not holds_no_labels(name) and _holds_images(look, name)]
+    if top.images and not holding:
+        return {"": ("",)}
+    if len(holding) == 1:
+        alone = flat_folder(look, holding[0])
+        return {} if alone is None or top.images else {named.get(holding[0], ""): (alone,)}
+    flat: dict[str, tuple[str, ...]] = {}
+    for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
+        inner = flat_folder(look, name) if name in holding else None
+        if inner is None and name in holding and named[name] in ("", "train"):
+            return {}
+        if inner is not None:
+            flat[named[name]] = (*flat.get(named[name], ()), inner)
+    parts: dict[str, tuple[str, ...]] = {split: flat[split] for split in ("", "train", "val", "test") if split in flat}
+    others = [name for name in holding if name not in named and name.casefold() not in _NO_CLASSES]
+    if not others or (len(parts) > 1 and find_tables(look, parts, "")):
+        return parts
+    return {}
+
+
+def _without_annotations(folders: Sequence[str]) -> Sequence[str]:
+    """Folders without those that only belong to images in another one: ``masks`` beside ``images``."""
+    images = [name for name in folders if name.casefold() not in _ANNOTATIONS]
+    return images if images and all(is_wrapper(name, "") for name in images) else folders
+
+
+def _holds_classes(folders: Sequence[str]) -> bool:
+    return bool(folders) and len(_without_annotations(folders)) == len(folders)
+
+
+def _parts_of_one(folders: Sequence[str]) -> dict[str, str]:
+    """Folders whose names differ in a number behind a word for a part: they are parts of one set, which has no splits.
+
+    >>> _parts_of_one(["images_001", "images_002"]), _parts_of_one(["cat1", "cat2"])
+    ({'images_001': '', 'images_002': ''}, {})
+    """
+    matches = [_NUMBERED.fullmatch(name) for name in folders]
+    stems = {match[1].casefold() for match in matches if match}
+    words = split_words(stems.pop())[1] if len(stems) == 1 and None not in matches else ()
+    return dict.fromkeys(folders, "") if len(folders) > 1 and words and words[-1] in _PARTS else {}
+
+
+def flat_folder(look: Look, path: str) -> str | None:
+    """Find the one folder that all images at or below ``path`` lie in, without classes; None if there is none."""
+    while True:
+        entries = look(path)
+        folders = _without_annotations(entries.folders)
+        holding = [name for name in folders if _holds_images(look, f"{path}/{name}")]
+        if entries.images:
+            return None if holding else path
+        if len(holding) != 1 or not is_wrapper(holding[0], path.rpartition("/")[2]):
+            return None
+        path = f"{path}/{holding[0]}"
+
+
+def _holds_images(look: Look, path: str, levels: int = _MOST_LEVELS) -> bool:
+    entries = look(path)
+    return bool(entries.images) or (
+        levels > 0 and any(_holds_images(look, f"{path}/{name}", levels - 1) for name in entries.folders)
+    )
+
+
+def find_tables(look: Look, parts: Mapping[str, Sequence[str]], where: str) -> dict[str, str]:
+    """Find the tables with the labels of flat folders: by split; the split is empty where one table is for all.
+
+    A table lies in the folder of its split's images or around it, or beside the folders; then its name tells the split
+    (``train.csv``, ``trainLabels.csv``), or it is for all (``labels.csv``).
+
+    Raises:
+        DataError: several could be it.
+    """
+    tables: dict[str, str] = {}
+    for split, paths in parts.items():
+        for folder in (paths[0], paths[0].rpartition("/")[0]) if len(paths) == 1 else ():
+            if folder and split not in tables and (name := _best(look(folder).others, split, f"{where}/{folder}")):
+                tables[split] = f"{folder}/{name}"
+    beside = look("").others
+    for split in ("train", "val", "test", ""):
+        names = [name for name in beside if split_words(Path(name).stem)[0] == split]
+        if split not in tables and (name := _best(names, split, where)):
+            tables[split] = name
+    if "train" in tables:
+        tables.pop("", None)
+    if len(parts) == 1 and "" not in parts:  # whatever it is called, it is all
+        tables = {"": table} if (table := tables.get(next(iter(parts))) or tables.get("")) else {}
+    return {"": tables[""]} if "" in tables else tables
+
+
+def _best(names: Sequence[str], split: str, where: str) -> str:
+    """The table that most likely holds labels, of files in a folder; empty where none is a table."""
+    ranks: dict[str, int] = {}
+    for name in names:
+        path = Path(name)
+        if path.suffix.casefold() in TABLES and not holds_no_labels(path.stem):
+            words = split_words(path.stem)[1]
+            if name.casefold() in TOOLS_TABLES:
+                ranks[name] = TOOLS_TABLES.index(name.casefold()) - len(TOOLS_TABLES)
+            elif not {"label", "labels", "groundtruth", "truth"}.isdisjoint(words) or (split and not words):
+                ranks[name] = 0
+            else:
+                ranks[name] = 1
+    best = [name for name in sorted(ranks) if ranks[name] == min(ranks.values())]
+    if len(best) > 1:
+        raise DataError(
+            f"{where} holds several tables, each of which may hold the labels ({few(best)}): give one with --labels"
+        )
+    return best[0] if best else ""
+
+
+def no_labels(look: Look, parts: Mapping[str, Sequence[str]], where: Path) -> DataError:
+    """The error for images in folders that are no classes, without a table; gives the command that helps.
+
+    Args:
+        look: tells what lies in the source.
+        parts: as :func:`flat_splits` returns them.
+        where: the folder or the archive that the user named.
+    """
+    folders = [path for paths in parts.values() for path in paths if path]
+    what = "parts of one set" if "" in parts else "splits"
+    listed = " and ".join(folders) if len(folders) < 4 else few(folders)
+    splits = f"{listed} are {what}, and " if len(folders) > 1 else ""
+    text = f"the images in {where} have no classes ({splits}no table holds labels)"
+    if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images):
+        return DataError(f"{text}: {labels_from_names(where, labels, folders)}")
+    remedy = "give their labels with --labels FILE, a table of names and labels"
+    if len(folders) > 1 and where.is_dir():
+        shown, listed = shlex.quote(str(where)), " ".join(shlex.quote(f"{name}/") for name in folders)
+        remedy += (
+            f" (if these folders are classes: (cd {shown} && find {listed} -type f | sort > list.txt), then give"
+            f" {shown}/list.txt)"
+        )
+    return DataError(f"{text}: {remedy}")
+
+
+def labels_from_names(where: Path, labels: Sequence[str], folders: Sequence[str]) -> str:
+    """The remedy for images whose names begin with their classes, in ``folders`` of the folder or archive ``where``."""
+    shown, table = shlex.quote(str(where)), "labels.csv"
+    if not where.is_dir():
+        command = f"{'unzip -Z1' if where.suffix.lower() == '.zip' else 'tar -tf'} {shown} | {_SED} > {table}"
+    elif folders:
+        paths = " ".join(shlex.quote(f"{name}/") for name in folders)
+        command = f"(cd {shown} && find {paths} -type f | sort | {_SED} > {table})"
+    else:
+        command, table = f"(cd {shown} && ls | {_SED} > {table})", shlex.quote(str(where / table))
+    again = "" if folders and where.is_dir() else f" with --labels {table}"
+    return (
+        f"file names seem to begin with the class ({few(labels, 3)}); make a table of them, and run the same command"
+        f" again{again}: {command}"
+    )
+
+
+def labels_in_names(images: Sequence[str]) -> list[str]:
+    """Classes that the names of images begin with, sorted; none where names do not look so.
+
+    >>> labels_in_names(["cat.0.jpg", "cat.1.jpg", "dog.0.jpg", "dog.12.jpg"]), labels_in_names(["a1.jpg", "b1.jpg"])
+    (['cat', 'dog'], [])
+    """
+    names = [name.rpartition("/")[2] for name in islice(images, _SAMPLE)]
+    counts = Counter(match[1] for name in names if (match := _LABELLED.fullmatch(name)))
+    is_told = counts.total() == len(names) and 2 <= len(counts) <= len(names) // 2
+    return sorted(counts) if is_told else []

@@ -1,0 +1,470 @@
+"""Data sets as the tools and contests that people come from hand them out: names of splits never become classes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from tests.data.sources.samples import content, encoded, found, write_tar
+
+from steadytrain.data.checking.sources import examine_source
+from steadytrain.data.sources.listing import Listing
+from steadytrain.errors import DataError
+
+Files = Mapping[str, bytes]
+
+
+def _images(*names: str) -> dict[str, bytes]:
+    return {name: encoded(number) + name.encode() for number, name in enumerate(names)}
+
+
+def _folder(files: Files, path: Path) -> Path:
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def _tar(files: Files, path: Path) -> Path:
+    return write_tar(path.with_suffix(".tar"), {f"release/{name}": data for name, data in files.items()})
+
+
+def _zip(files: Files, path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path.with_suffix(".zip")
+
+
+def _labels(listings: Iterable[Listing], files: Files) -> dict[str, dict[str, object]]:
+    """The label of each image, by split and by the image's name; each image's bytes are those of its name."""
+    labels: dict[str, dict[str, object]] = {}
+    for listing in listings:
+        part = labels.setdefault(listing.split, {})
+        for number, name in enumerate(listing.names):
+            short = name.removeprefix("release/")
+            assert content(listing, number) == files[short]
+            label = listing.labels[number]
+            part[short] = (
+                listing.classes[label]
+                if listing.classes
+                else "+".join(name for name, value in zip(listing.label_names, label, strict=True) if value)
+            )
+    return labels
+
+
+HUGGING_FACE = {
+    **_images("train/1.png", "train/2.png", "test/1.png"),
+    "train/metadata.csv": b"file_name,label\n1.png,cat\n2.png,dog\n",
+    "test/metadata.csv": b"file_name,label\n1.png,dog\n",
+}
+KAGGLE = {
+    **_images("train/00a.jpg", "train/00b.jpg", "test/00c.jpg"),
+    "labels.csv": b"id,breed\n00a,boxer\n00b,collie\n",
+    "sample_submission.csv": b"id,boxer,collie\n00c,0.5,0.5\n",
+}
+LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
+    "Hugging Face, a table in each split": (
+        HUGGING_FACE,
+        {"train": {"train/1.png": "cat", "train/2.png": "dog"}, "val": {"test/1.png": "dog"}},
+    ),
+    "Hugging Face, JSON lines": (
+        {
+            **_images("train/1.png", "train/2.png", "validation/1.png"),
+            "train/metadata.jsonl": b'{"file_name": "1.png", "label": "cat"}\n{"file_name": "2.png", "label": "dog"}\n',
+            "validation/metadata.jsonl": b'{"file_name": "1.png", "label": "cat"}\n\n',
+        },
+        {"train": {"train/1.png": "cat", "train/2.png": "dog"}, "val": {"validation/1.png": "cat"}},
+    ),
+    "Hugging Face, images one level deeper": (
+        {
+            **_images("train/images/1.png", "train/images/2.png", "test/images/1.png"),
+            "train/metadata.csv": b"file_name,label\nimages/1.png,cat\nimages/2.png,dog\n",
+            "test/metadata.csv": b"file_name,label\nimages/1.png,dog\n",
+        },
+        {"train": {"train/images/1.png": "cat", "train/images/2.png": "dog"}, "val": {"test/images/1.png": "dog"}},
+    ),
+    "Hugging Face, one table above the splits": (
+        {
+            **_images("train/1.png", "train/2.png", "test/1.png"),
+            "metadata.csv": b"file_name,label\ntrain/1.png,cat\ntrain/2.png,dog\ntest/1.png,dog\n",
+        },
+        {"train": {"train/1.png": "cat", "train/2.png": "dog"}, "val": {"test/1.png": "dog"}},
+    ),
+    "Hugging Face, without splits": (
+        {**_images("1.png", "2.png"), "metadata.csv": b"file_name,label\n1.png,cat\n2.png,dog\n"},
+        {"": {"1.png": "cat", "2.png": "dog"}},
+    ),
+    "Roboflow, several labels": (
+        {
+            **_images("train/a.jpg", "train/b.jpg", "valid/a.jpg", "test/a.jpg"),
+            "train/_classes.csv": b"filename, Rash, Acne\na.jpg, 1, 1\nb.jpg, 0, 0\n",
+            "valid/_classes.csv": b"filename, Acne, Rash\na.jpg, 1, 0\n",
+            "test/_classes.csv": b"filename, Rash, Acne\na.jpg, 1, 0\n",
+            "README.roboflow.txt": b"exported",
+        },
+        {
+            "train": {"train/a.jpg": "Rash+Acne", "train/b.jpg": ""},
+            "val": {"valid/a.jpg": "Acne"},
+            "test": {"test/a.jpg": "Rash"},
+        },
+    ),
+    "Roboflow, folders": (
+        {**_images("train/cat/1.jpg", "train/dog/1.jpg", "valid/cat/1.jpg", "test/dog/1.jpg"), "README.txt": b"x"},
+        {
+            "train": {"train/cat/1.jpg": "cat", "train/dog/1.jpg": "dog"},
+            "val": {"valid/cat/1.jpg": "cat"},
+            "test": {"test/dog/1.jpg": "dog"},
+        },
+    ),
+    "Kaggle, labels.csv": (KAGGLE, {"": {"train/00a.jpg": "boxer", "train/00b.jpg": "collie"}}),
+    "Kaggle, labels.csv of both splits with equal names": (
+        {
+            **_images("train/1.jpg", "train/2.jpg", "test/1.jpg", "test/3.jpg"),
+            "labels.csv": b"id,label\n1,cat\n2,dog\n3,dog\n",
+        },
+        {"train": {"train/1.jpg": "cat", "train/2.jpg": "dog"}, "val": {"test/3.jpg": "dog"}},
+    ),
+    "Kaggle, a folder twice and train_labels.csv": (
+        {
+            **_images("train/train/1.jpg", "train/train/2.jpg", "test/test/3.jpg"),
+            "train_labels.csv": b"id,label\n1,cat\n2,dog\n",
+        },
+        {"": {"train/train/1.jpg": "cat", "train/train/2.jpg": "dog"}},
+    ),
+    "Kaggle, train_images and train.csv": (
+        {
+            **_images("train_images/1.jpg", "train_images/2.jpg", "test_images/3.jpg"),
+            "train.csv": b"image,label\n1.jpg,cat\n2.jpg,dog\n",
+            "sample_submission.csv": b"image,label\n3.jpg,cat\n",
+            "label_num_to_disease_map.json": b"{}",
+            "train_tfrecords/1.tfrec": b"x",
+        },
+        {"": {"train_images/1.jpg": "cat", "train_images/2.jpg": "dog"}},
+    ),
+    "Kaggle, one folder of images and tables of splits": (
+        {
+            **_images("images/Train_0.jpg", "images/Train_1.jpg", "images/Test_0.jpg"),
+            "train.csv": b"image_id,healthy,rust\nTrain_0,1,0\nTrain_1,0,1\n",
+            "test.csv": b"image_id\nTest_0\n",
+            "sample_submission.csv": b"image_id,healthy,rust\nTest_0,0.5,0.5\n",
+        },
+        {"": {"images/Train_0.jpg": "healthy", "images/Train_1.jpg": "rust"}},
+    ),
+    "Kaggle, seg_train": (
+        _images("seg_train/seg_train/sea/1.jpg", "seg_train/seg_train/ice/1.jpg", "seg_test/seg_test/sea/2.jpg")
+        | _images("seg_pred/seg_pred/9.jpg"),
+        {
+            "train": {"seg_train/seg_train/sea/1.jpg": "sea", "seg_train/seg_train/ice/1.jpg": "ice"},
+            "val": {"seg_test/seg_test/sea/2.jpg": "sea"},
+        },
+    ),
+    "Kaggle, test images without labels": (
+        _images("train/cat/1.jpg", "train/dog/1.jpg", "test/2.jpg", "test/3.jpg"),
+        {"train": {"train/cat/1.jpg": "cat", "train/dog/1.jpg": "dog"}},
+    ),
+    "Keras": (
+        {**_images("train/cats/1.jpg", "train/dogs/1.jpg", "validation/cats/2.jpg"), "vectorize.py": b"x"},
+        {
+            "train": {"train/cats/1.jpg": "cats", "train/dogs/1.jpg": "dogs"},
+            "val": {"validation/cats/2.jpg": "cats"},
+        },
+    ),
+    "fastai, a table beside folders of classes": (
+        {
+            **_images("train/3/1.png", "train/7/1.png", "valid/3/2.png"),
+            "labels.csv": b"name,label\ntrain/3/1.png,0\ntrain/7/1.png,1\nvalid/3/2.png,0\n",
+        },
+        {"train": {"train/3/1.png": "3", "train/7/1.png": "7"}, "val": {"valid/3/2.png": "3"}},
+    ),
+    "AutoGluon": (
+        {
+            **_images("train/bag/1.jpg", "train/hat/1.jpg", "test/bag/2.jpg"),
+            "train.csv": b"image,label\ntrain/bag/1.jpg,0\ntrain/hat/1.jpg,1\n",
+        },
+        {"train": {"train/bag/1.jpg": "bag", "train/hat/1.jpg": "hat"}, "val": {"test/bag/2.jpg": "bag"}},
+    ),
+    "Kaggle, parts of a set": (
+        {
+            **_images("HAM_images_part_1/1.jpg", "HAM_images_part_2/2.jpg"),
+            "HAM_metadata.csv": b"image_id,label\n1,nv\n2,mel\n",
+        },
+        {"": {"HAM_images_part_1/1.jpg": "nv", "HAM_images_part_2/2.jpg": "mel"}},
+    ),
+    "pictures that belong to no split": (
+        {**KAGGLE, **_images("cover.png", "figures/1.png", "extra/2.png")},
+        {"": {"train/00a.jpg": "boxer", "train/00b.jpg": "collie"}},
+    ),
+    "masks beside images": (
+        {
+            **_images("train/images/1.jpg", "train/images/2.jpg", "train/masks/1.png", "val/images/1.jpg"),
+            "train.csv": b"id,label\n1,a\n2,b\n",
+            "val.csv": b"id,label\n1,b\n",
+        },
+        {"train": {"train/images/1.jpg": "a", "train/images/2.jpg": "b"}, "val": {"val/images/1.jpg": "b"}},
+    ),
+    "parts of the training set": (
+        {**_images("train_1/1.jpg", "train_2/2.jpg", "test_1/3.jpg"), "labels.csv": b"id,label\n1,a\n2,b\n"},
+        {"": {"train_1/1.jpg": "a", "train_2/2.jpg": "b"}},
+    ),
+    "a test set alone": (
+        {**_images("test/1.jpg", "test/2.jpg"), "test/metadata.csv": b"file_name,label\n1.jpg,a\n2.jpg,b\n"},
+        {"": {"test/1.jpg": "a", "test/2.jpg": "b"}},
+    ),
+    "splits in the folders of the classes": (
+        _images("cat/train/1.jpg", "cat/test/1.jpg", "dog/train/1.jpg", "dog/test/2.jpg"),
+        {
+            "train": {"cat/train/1.jpg": "cat", "dog/train/1.jpg": "dog"},
+            "val": {"cat/test/1.jpg": "cat", "dog/test/2.jpg": "dog"},
+        },
+    ),
+    **{
+        f"{train} and {test}": (
+            _images(f"{train}/cat/1.jpg", f"{train}/dog/1.jpg", f"{test}/cat/2.jpg"),
+            {"train": {f"{train}/cat/1.jpg": "cat", f"{train}/dog/1.jpg": "dog"}, "val": {f"{test}/cat/2.jpg": "cat"}},
+        )
+        for train, test in [
+            ("X_train", "X_test"),
+            ("training_set", "test_set"),
+            ("Training Images", "Validation Images"),
+            ("asl_alphabet_train", "asl_alphabet_test"),
+            ("train2017", "val2017"),
+            ("trainval", "test"),
+            ("TRAIN", "holdout"),
+            ("train", "hold_out"),
+            ("train", "eval"),
+            ("train", "test1"),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_layouts_of_other_tools_are_read_as_handed_out(
+    tmp_path: Path, case: str, pack: Callable[[Files, Path], Path]
+) -> None:
+    files, expected = LAYOUTS[case]
+    listings = found(pack(files, tmp_path / "set"), tmp_path / "scratch")
+    assert _labels(listings, files) == expected
+
+
+def test_images_that_are_left_out_are_told(tmp_path: Path) -> None:
+    messages: list[str] = []
+    source = _folder({**KAGGLE, **_images("extra/2.png")}, tmp_path / "set")
+    assert len(found(source, tmp_path / "scratch", messages)[0]) == 2
+    assert [message.removeprefix(f"{source}: ") for message in messages] == [
+        "no labels for the images in test; they are left out",
+        "extra holds images of no split; they are left out",
+    ]
+
+
+def test_zips_of_splits_beside_their_table(tmp_path: Path) -> None:
+    """As contests hand data out: train.zip, test.zip and labels.csv in one folder."""
+    for split in ("train", "test"):
+        _zip({name: data for name, data in KAGGLE.items() if name.startswith(split)}, tmp_path / "set" / split)
+    for name in ("labels.csv", "sample_submission.csv"):
+        (tmp_path / "set" / name).write_bytes(KAGGLE[name])
+    messages: list[str] = []
+    [listing] = found(tmp_path / "set", tmp_path / "scratch", messages)
+    assert (listing.classes, listing.labels.tolist()) == (("boxer", "collie"), [0, 1])
+    assert content(listing, 1) == KAGGLE["train/00b.jpg"]
+    assert messages == [f"{tmp_path}/set: no labels for the images in test/test; they are left out"]
+
+
+def test_zips_of_splits_with_their_tables_inside(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        inside = {name.partition("/")[2]: data for name, data in HUGGING_FACE.items() if name.startswith(split)}
+        _zip(inside, tmp_path / "set" / split)
+    train, val = found(tmp_path / "set", tmp_path / "scratch")
+    assert (train.split, train.classes, train.labels.tolist()) == ("train", ("cat", "dog"), [0, 1])
+    assert (val.split, val.labels.tolist()) == ("val", [1])
+
+
+def test_a_table_that_is_zipped_by_itself_is_to_be_unpacked(tmp_path: Path) -> None:
+    _zip(_images("train/1.jpg"), tmp_path / "set" / "train")
+    with zipfile.ZipFile(tmp_path / "set" / "labels.csv.zip", "w") as archive:
+        archive.writestr("labels.csv", "id,breed\n1,boxer\n")
+    with pytest.raises(DataError, match=r"unpack it beside the others \(unzip .*labels\.csv\.zip -d .*set\)"):
+        found(tmp_path / "set", tmp_path / "scratch")
+
+
+def test_labels_that_are_named_split_as_the_folders_do(tmp_path: Path) -> None:
+    files = {**_images("train/1.jpg", "train/2.jpg", "test/3.jpg"), "x.csv": b"id,label\n1,cat\n2,dog\n3,dog\n"}
+    for pack in (_folder, _tar):
+        source = pack(files, tmp_path / "set")
+        listings = found(source, tmp_path / "scratch", labels=tmp_path / "set" / "x.csv")
+        assert _labels(listings, files) == {
+            "train": {"train/1.jpg": "cat", "train/2.jpg": "dog"},
+            "val": {"test/3.jpg": "dog"},
+        }
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (["class1/1.jpg", "class2/1.jpg"], ("class1", "class2")),
+        (["with_mask/1.jpg", "without_mask/1.jpg"], ("with_mask", "without_mask")),
+        (["mask/1.jpg", "face/1.jpg"], ("face", "mask")),
+        (["part1/1.jpg", "bolt/1.jpg"], ("bolt", "part1")),
+        (["train/1.jpg", "bus/1.jpg", "test/2.jpg"], ("bus", "test", "train")),
+        (["train_station/1.jpg", "test_tube/1.jpg"], ("test_tube", "train_station")),
+        (["bullet_train/1.jpg", "freight_train/1.jpg"], ("bullet_train", "freight_train")),
+        (["train/1.jpg", "test_vehicle/1.jpg"], ("test_vehicle", "train")),
+        (["Dev/1.jpg", "Val/1.jpg", "Alex/1.jpg"], ("Alex", "Dev", "Val")),
+        (["train/new/1.jpg", "train/old/1.jpg", "plane/new/1.jpg", "plane/old/1.jpg"], ("plane", "train")),
+    ],
+)
+def test_classes_whose_names_sound_like_splits(
+    tmp_path: Path, names: list[str], classes: tuple[str, ...], pack: Callable[[Files, Path], Path]
+) -> None:
+    [listing] = found(pack(_images(*names), tmp_path / "set"), tmp_path / "scratch")
+    assert (listing.split, listing.classes) == ("", classes)
+
+
+NO_LABELS = {
+    "flat": (
+        ["train/a1x.jpg", "test/1.jpg"],
+        r"\(train and test are splits, and no table holds labels\): give .* --labels",
+    ),
+    "numbered": (["X_train/1.jpg", "X_test1/1.jpg"], "X_train and X_test1 are splits"),
+    "no training set": (["val/1.jpg", "test/1.jpg"], "val and test are splits"),
+    "tables without a training set": (
+        ["val/1.jpg", "test/1.jpg", "val/labels.csv", "test/labels.csv"],
+        "has no training set among val, test: give one of these folders",
+    ),
+    "classes without a training set": (
+        ["val/cat/1.jpg", "val/dog/1.jpg", "test/cat/1.jpg"],
+        "holds test and val, but no folder train: give one of them, or rename",
+    ),
+    "labels in names": (
+        ["train/cat.0.jpg", "train/cat.1.jpg", "train/dog.0.jpg", "train/dog.1.jpg", "test1/1.jpg"],
+        r"names seem to begin with the class \(cat, dog\); make a table of them, .* the same command again.*sed -nE",
+    ),
+    "beside figures": (["train/1.jpg", "test/1.jpg", "figures/1.png", "cover.png"], "train and test are splits"),
+    "boxes beside images": (["train/images/1.jpg", "train/labels/1.txt", "valid/images/1.jpg"], "/images are splits"),
+    "images and masks": (
+        ["images/cat_1.jpg", "images/cat_2.jpg", "images/dog_1.jpg", "images/dog_2.jpg", "masks/cat_1.png"],
+        r"names seem to begin with the class \(cat, dog\)",
+    ),
+    "parts of a set": (["images_001/1.jpg", "images_002/2.jpg"], "images_001 and images_002 are parts of one set"),
+    "folds": (
+        ["fold1/a/1.jpg", "fold1/b/1.jpg", "fold2/a/1.jpg", "fold2/b/1.jpg"],
+        r"holds parts of one set \(fold1, fold2\), each with the folders of the same classes: give these folders",
+    ),
+    "parts of a split": (["train1/1.jpg", "train2/1.jpg"], "no table holds labels"),
+    "two of a split": (["train/a/1.jpg", "train/b/1.jpg", "test1/a/1.jpg", "test2/a/1.jpg"], "both test1 and test2"),
+}
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+@pytest.mark.parametrize("case", NO_LABELS)
+def test_splits_without_labels_are_refused_with_the_remedy(
+    tmp_path: Path, case: str, pack: Callable[[Files, Path], Path]
+) -> None:
+    names, message = NO_LABELS[case]
+    with pytest.raises(DataError, match=message) as error:
+        found(pack(_images(*names), tmp_path / "set"), tmp_path / "scratch")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(shutil.which("sed") is None, reason="there is no sed here")
+@pytest.mark.parametrize(
+    ("images", "val"),
+    [
+        (
+            [
+                "train/cat.0.jpg",
+                "train/cat.1.jpg",
+                "train/dog.0.jpg",
+                "train/dog (1).jpg",
+                "val/cat.7.jpg",
+                "val/dog.2.jpg",
+            ],
+            2,
+        ),
+        (["images/great_cat_1.jpg", "images/great_cat_2.jpg", "images/été_1.jpg", "images/été_2.jpg"], 0),
+        (["cat-1.jpg", "cat-2.jpg", "d2dog-1.jpg", "d2dog-2.jpg"], 0),
+    ],
+)
+def test_the_command_for_labels_in_names_makes_the_table(tmp_path: Path, images: list[str], val: int) -> None:
+    folder = _folder(_images(*images), tmp_path / "a set")
+    with pytest.raises(DataError, match="make a table of them") as error:
+        found(folder, tmp_path / "scratch")
+    subprocess.run(["bash", "-c", str(error.value)[str(error.value).index("(cd ") :]], check=True)
+    labels = folder / "labels.csv" if "--labels" in str(error.value) else None
+    train, *more = found(folder, tmp_path / "scratch", labels=labels)
+    assert len(train.classes) == 2 and len(train) == len(images) - val
+    for name, label in zip(train.names, train.labels, strict=True):
+        assert train.classes[label] in name
+    assert [len(part) for part in more] == [val] * bool(val)
+
+
+def test_folders_of_splits_that_are_classes_go_in_as_a_list(tmp_path: Path) -> None:
+    folder = _folder(_images("train/a.jpg", "test/b.jpg"), tmp_path / "set")
+    with pytest.raises(DataError, match="if these folders are classes") as error:
+        found(folder, tmp_path / "scratch")
+    command = str(error.value)
+    subprocess.run(["bash", "-c", command[command.index("(cd ") : command.index(", then")]], check=True)
+    [listing] = found(folder / "list.txt", tmp_path / "scratch")
+    assert (listing.classes, listing.labels.tolist()) == (("test", "train"), [0, 1])
+
+
+def test_tables_that_may_each_hold_the_labels_are_named(tmp_path: Path) -> None:
+    files = {**_images("train/1.jpg", "test/2.jpg"), "a.csv": b"id,label\n1,cat\n", "b.csv": b"id,label\n1,cat\n"}
+    with pytest.raises(DataError, match=r"several tables, each of which may hold the labels \(a\.csv, b\.csv\)"):
+        found(_folder(files, tmp_path / "set"), tmp_path / "scratch")
+
+
+def test_lines_of_json_are_a_table(tmp_path: Path) -> None:
+    _folder(_images("1.png", "2.png"), tmp_path)
+    path = tmp_path / "labels.jsonl"
+    path.write_text('{"file_name": "1.png", "tags": ["wet", "warm"]}\n{"file_name": "2.png", "tags": ["wet"]}\n')
+    [listing] = found(path, tmp_path / "scratch")
+    assert (listing.label_names, listing.labels.tolist()) == (("warm", "wet"), [[1, 1], [0, 1]])
+    path.write_text('{"file_name": "1.png", "label": "a"}\n[1]\n')
+    with pytest.raises(DataError, match=r"labels\.jsonl: line 2 is not a JSON object"):
+        found(path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("place", ["train.lst", "train/images.lst"])
+def test_a_list_of_mxnet_s_beside_or_in_the_folder_of_its_split(tmp_path: Path, place: str) -> None:
+    files = {**_images("train/1.png", "train/2.png", "test/3.png"), place: b"9\t1\t1.png\n4\t0\t2.png\n"}
+    [listing] = found(_folder(files, tmp_path / "set"), tmp_path / "scratch")
+    assert (listing.names, listing.labels.tolist()) == (["train/1.png", "train/2.png"], [1, 0])
+    assert listing.ids is not None and listing.ids.tolist() == [9, 4]
+    with pytest.raises(DataError, match=r"\.lst in an archive: unpack it"):
+        found(_zip(files, tmp_path / "set"), tmp_path / "scratch")
+
+
+def test_a_table_that_leads_nowhere_names_the_folder_to_give(tmp_path: Path) -> None:
+    files = {**_images("a/b/1.png", "c/2.png"), "labels.csv": b"id,label\nb/1,cat\nb/2,dog\n"}
+    folder = _folder(files, tmp_path / "set")
+    with pytest.raises(DataError, match=r"give .*set/a in place of .*set$"):
+        found(folder, tmp_path / "scratch", labels=folder / "labels.csv")
+
+
+def test_the_check_of_splits_without_labels_counts_no_classes(tmp_path: Path) -> None:
+    report = examine_source(_folder(_images("train/a.jpg", "train/b.jpg", "test1/1.jpg"), tmp_path / "set"))
+    assert (report.classes, report.num_images, report.is_usable) == ({}, 3, False)
+
+
+@pytest.mark.parametrize("names", [["bus", "plane", "train"], ["beach", "office", "test_lab", "train_station"]])
+def test_one_tar_for_each_class_whose_name_sounds_like_a_split(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        write_tar(tmp_path / "set" / f"{name}.tar", _images("0.jpg", "1.jpg"))
+    [listing] = found(tmp_path / "set", tmp_path / "scratch")
+    assert (listing.split, listing.classes, listing.counts()) == ("", tuple(names), (2,) * len(names))
+
+
+def test_tars_of_splits_and_others_with_folders_of_classes_are_still_refused(tmp_path: Path) -> None:
+    for name in ("train", "extra"):
+        write_tar(tmp_path / "set" / f"{name}.tar", _images("cat/0.jpg", "dog/1.jpg"))
+    with pytest.raises(DataError, match=r"some file names name a split and some do not \(extra\.tar\)"):
+        found(tmp_path / "set", tmp_path / "scratch")
