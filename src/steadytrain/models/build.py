@@ -26,7 +26,7 @@ from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import translate
 from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
-from steadytrain.models.registry import Source, fetched_file, find, licence_note
+from steadytrain.models.registry import Source, current_name, fetched_file, find, licence_note
 from steadytrain.models.weights import (
     NETWORK_ERRORS,
     Input,
@@ -443,11 +443,13 @@ def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int,
     names = (config.classifier,) if isinstance(config.classifier, str) else tuple(config.classifier or ())
     modules = dict(module.named_modules())
     head = tuple(part for part in names if part in modules) or find_head(module, num_classes)
-    built = Built(module, name, input.with_channels(channels), head)
+    plain = model.name.removeprefix("timm/")
+    notes = [] if current_name(plain) == plain else [f"{plain} is an old name of timm's: it is {name} now"]
+    built = Built(module, name, input.with_channels(channels), head, notes=tuple(notes))
     if not model.pretrained:
         return built
     licence = config.license or "unknown"
-    notes = [note for note in (licence_note(licence),) if note]
+    notes += [note for note in (licence_note(licence),) if note]
     if num_classes != config.num_classes:
         reset_head(module, head)
         notes.append(head_note(config.num_classes, num_classes))

@@ -28,7 +28,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
-from steadytrain.models.registry import licence_note, pretrained_licence
+from steadytrain.models.registry import HUB, licence_note, pretrained_licence
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.compute.precision import Policy, set_products
@@ -153,7 +153,7 @@ def restore(
         raise ModelError(
             f"the header of {path} is damaged ({error}): take another copy, or the weights of a checkpoint"
         ) from error
-    if model is not None and models.find(model, allow_import=True).name != spec.name:
+    if model is not None and len({models.find(name, allow_import=True).name for name in (model, spec.name)}) > 1:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
     is_named = isinstance(place, Run) and not place.recipe.model.from_file and place.recipe.model.name == spec.name
     built = models.build(
@@ -231,13 +231,14 @@ def find_pretrained(place: str | Path) -> str | None:
     Raises:
         ModelError: there is no such model of timm.
 
-    >>> find_pretrained("resnet18.a1_in1k"), find_pretrained("runs/a")
+    >>> find_pretrained("hf-hub:timm/resnet18.a1_in1k"), find_pretrained("runs/a")
     ('timm/resnet18.a1_in1k', None)
     """
     name = str(place)
-    if is_mxnet(name) or Path(place).exists() or not (name.startswith("timm/") or name == os.path.basename(name)):  # noqa: PTH119
+    is_timms = name.startswith("timm/") or HUB.match(name) is not None
+    if is_mxnet(name) or Path(place).exists() or not (is_timms or name == os.path.basename(name)):  # noqa: PTH119
         return None
-    if name.startswith("timm/"):
+    if is_timms:
         return models.find(name).name
     if Path(name).suffix in (".safetensors", ".pth", ".th", ".pt", ".bin", ".ckpt", ".tar", *exported.SUFFIXES):
         return None
