@@ -6,7 +6,7 @@ import importlib
 import inspect
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from steadytrain.interop.mxnet import checkpoint as mxnet
 from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import translate
 from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
+from steadytrain.models.class_names import OutputNames, imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
 from steadytrain.models.registry import Source, current_name, fetched_file, find, licence_note
 from steadytrain.models.weights import (
@@ -74,7 +75,14 @@ class Built:
 
 
 def build(
-    model: Model, *, num_classes: int, channels: int, size: int | None, allow_import: bool = False, symbol: str = ""
+    model: Model,
+    *,
+    num_classes: int,
+    channels: int,
+    size: int | None,
+    classes: Sequence[str] = (),
+    allow_import: bool = False,
+    symbol: str = "",
 ) -> Built:
     """Build what the recipe names. Fresh parameters are drawn from torch's global generator: seed it before.
 
@@ -83,6 +91,7 @@ def build(
         num_classes: outputs.
         channels: of the images: 1 or 3.
         size: side of the images in pixels; None: the model's own (``Built.input.size``), or 224.
+        classes: names of the outputs, which the rows of the weights' classifier follow; empty: they stay in its order.
         allow_import: import a ``pkg.mod:factory``; only if the user named it on this command line.
         symbol: of an ``mxnet:`` model, the graph that a weights file holds: its own files are not looked for.
 
@@ -93,14 +102,14 @@ def build(
     if symbol and source.kind == "mxnet":
         network = build_network(parse_symbol(symbol, where=model.name), channels=channels, size=size or 224)
         return Built(network.module, source.name, Input(channels=channels), _head(network.head), symbol=symbol)
-    built = _make(source, model, num_classes=num_classes, channels=channels, size=size)
+    built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     side = size or built.input.size or 224
     try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
     if model.weights is None or (source.kind == "mxnet" and _is_params(model.weights)):
         return built
     if _is_params(model.weights):
-        return _load_params(built, source, model)
-    return _load_file(built, str(model.weights))
+        return _load_params(built, source, model, classes)
+    return _load_file(built, str(model.weights), classes)
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
@@ -212,14 +221,15 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
         module.train(was_training)
 
 
-def _load_file(built: Built, path: str) -> Built:
+def _load_file(built: Built, path: str, classes: Sequence[str]) -> Built:
     file = read_weights(Path(path))
     notes = list(built.notes)
     if file.averaged:
         notes.append(f"the averaged weights ({file.averaged}) of {path} are used")
     names = built.module.state_dict() if built.symbol else file.tensors.keys()  # a cut graph has fewer
     tensors = {name: value for name, value in file.tensors.items() if name in names}
-    notes += load_weights(built.module, tensors, head=built.head, what=f"the weights of {path} and {built.name}")
+    what = f"the weights of {path} and {built.name}"
+    notes += load_weights(built.module, tensors, head=built.head, what=what, names=file.names, classes=classes)
     if file.licence not in ("", "unknown") and (note := licence_note(file.licence)):
         notes.append(note)
     guessed = file.input is None and built.input.mean is not None
@@ -235,7 +245,7 @@ def _head(name: str) -> tuple[str, ...]:
     return (name,) if name else ()
 
 
-def _load_params(built: Built, source: Source, model: Model) -> Built:
+def _load_params(built: Built, source: Source, model: Model, classes: Sequence[str]) -> Built:
     """Load MXNet's weights into a network that is not made of its symbol, but computes the same."""
     path = str(model.weights)
     checkpoint = mxnet.open_checkpoint(path)
@@ -243,7 +253,8 @@ def _load_params(built: Built, source: Source, model: Model) -> Built:
     plain = Model(model.name, options=model.options)
     same = _make(source, plain, num_classes=network.num_outputs, channels=network.channels, size=network.size)
     state, _ = translate(network, network.state(checkpoint.params), same.module, name=built.name)
-    notes = load_weights(built.module, state, head=built.head, what=f"the weights of {path} and {built.name}")
+    what, names = f"the weights of {path} and {built.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
+    notes = load_weights(built.module, state, head=built.head, what=what, names=names, classes=classes)
     mean, std, reason = checkpoint.scaling
     input = replace(built.input, mean=mean, std=std, channels=network.channels)
     return replace(
@@ -260,7 +271,9 @@ def _scaling_note(reason: str) -> list[str]:
     return [f"MXNet's files do not say how images were scaled; assumed: {reason}"] if reason else []
 
 
-def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+def _make_mxnet(
+    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
+) -> Built:
     """Make the module of an MXNet checkpoint, with its weights where the recipe asks for them."""
     known = ["layer_before_fullc"]
     for option in model.options:
@@ -285,8 +298,9 @@ def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int
     loads = model.pretrained or params is not None
     if loads:
         path = checkpoint.require_params()
-        names = f"the weights of {path} and {source.name}"
-        notes += load_weights(network.module, network.state(checkpoint.params), head=head, what=names)
+        what, names = f"the weights of {path} and {source.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
+        state = network.state(checkpoint.params)
+        notes += load_weights(network.module, state, head=head, what=what, names=names, classes=classes)
         mean, std, reason = checkpoint.scaling
         notes += _scaling_note(reason)
     input = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
@@ -325,12 +339,14 @@ def _make_torchvision(source: Source, model: Model, *, num_classes: int, channel
     return Built(module, source.name, input, find_head(module, num_classes))
 
 
-def _make(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+def _make(
+    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str] = ()
+) -> Built:
     """The network as its maker gives it, without the user's weights file."""
     if source.kind == "timm":
-        return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size)
+        return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if source.kind == "mxnet":
-        return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size)
+        return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if source.kind == "torchvision":
         return _make_torchvision(source, model, num_classes=num_classes, channels=channels)
     if source.kind == "import":
@@ -402,7 +418,9 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
     return Built(module, inner, Input(channels=channels), find_head(module, num_classes))
 
 
-def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+def _make_timm(
+    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
+) -> Built:
     """Build timm's network, with the hub's weights if the recipe asks for them.
 
     ``size`` is passed on only to networks whose parameters depend on it (their configuration says so).
@@ -453,6 +471,9 @@ def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int,
     if num_classes != config.num_classes:
         reset_head(module, head)
         notes.append(head_note(config.num_classes, num_classes))
+    elif classes:
+        names, state = imagenet_names(num_classes), module.state_dict()
+        notes += load_weights(module, state, head=head, what=f"the weights of {name}", names=names, classes=classes)
     tag = f".{config.tag}" if config.tag else ""
     return replace(built, licence=licence, notes=tuple(notes), weights=f"timm/{config.architecture}{tag}")
 

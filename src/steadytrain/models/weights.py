@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import pickle
 import re
 import struct
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from steadytrain.config.plain import check_types
+from steadytrain.data.sources.filenames import few
 from steadytrain.errors import ModelError, first_line
 from steadytrain.interop.mxnet.files import PREFIX
+from steadytrain.models.class_names import OutputNames, imagenet_names, match_classes
 
 NETWORK_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
 """Errors that networks and their constructors raise for options, images and weights that they cannot take."""
@@ -140,7 +143,13 @@ _SHOWN = 8
 
 
 def load_weights(
-    module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...], what: str
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    head: tuple[str, ...],
+    what: str,
+    names: OutputNames | None = None,
+    classes: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Copy ``state`` into the network; its classifier stays fresh where the file's is for other classes.
 
@@ -149,6 +158,9 @@ def load_weights(
         state: tensors by name, from :func:`read_weights`.
         head: names of the classifier's modules.
         what: ``FILE`` and ``MODEL`` for messages.
+        names: of the outputs of the weights' classifier; None where nothing says them.
+        classes: of the data, in the order of the network's outputs: each begins with the row of its name. Empty: the
+            rows stay in the file's order.
 
     Returns:
         Notes for the user.
@@ -156,8 +168,9 @@ def load_weights(
     Raises:
         ModelError: keys missing or not expected, or other shapes, the classifier's aside; all of them are listed.
     """
-    target = module.state_dict()
-    state, notes = _fit(rename_to_match(module, state, head=head), target, head)
+    target, renamed = module.state_dict(), rename_to_match(module, state, head=head)
+    rows = _find_rows(renamed, target, head, names or OutputNames(), classes)
+    state, notes = _fit(renamed, target, head, rows)
     if wrong := mismatches(state, target, head):
         raise ModelError(f"{what} do not fit: {'; '.join(wrong)}. Are they the weights of another model?")
     module.load_state_dict(state, strict=False)
@@ -216,8 +229,104 @@ def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict
     return {name.removeprefix(best): value for name, value in state.items()}
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What a classifier begins with: the row of the weights for each class of the data, and a line for the user.
+
+    ``sources`` has None for a class that begins with a fresh row; it is empty where all rows stay as they are.
+    """
+
+    sources: tuple[int | None, ...] = ()
+    note: str = ""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no class has a row."""
+        return bool(self.sources) and all(source is None for source in self.sources)
+
+
+def rows_by_name(classes: Sequence[str], outputs: OutputNames) -> Rows:
+    """Find the row of each class of the data in a classifier whose outputs have names.
+
+    Names match as they do in an evaluation (:func:`.class_names.match_classes`), but numbers are places of ImageNet's
+    classes only: digits are no colours.
+
+    >>> rows_by_name(["bus", "car"], OutputNames(("car", "bus")))
+    Rows(sources=(1, 0), note="the classifier's rows were put into the order of the data's classes")
+    >>> rows_by_name(["bus", "van"], OutputNames(("car", "bus")))
+    Rows(sources=(1, None), note='the classifier keeps the rows of 1 of 2 classes, by name (bus); new: van')
+    >>> rows_by_name(["0", "1"], OutputNames(("car", "bus"))).is_fresh
+    True
+    """
+    if tuple(classes) == outputs.names:
+        return Rows()
+    matches = match_classes(classes, outputs.names, synsets=outputs.synsets)
+    is_numbers = all(match.how == "number" for match in matches)
+    sources = tuple(None if is_numbers and not outputs.synsets else match.output for match in matches)
+    kept = [name for name, source in zip(classes, sources, strict=True) if source is not None]
+    new = [name for name, source in zip(classes, sources, strict=True) if source is None]
+    if sources == tuple(range(len(outputs.names))):  # the same classes, spelt otherwise
+        note = "the data's classes are numbers: they are taken for the places of ImageNet's" if is_numbers else ""
+        return Rows(note=note)
+    if not kept:
+        note = (
+            f"the classifier of {few(outputs.names)} was replaced by a fresh one for {few(classes)}: no class has the"
+            " same name"
+        )
+    elif new:
+        num_kept = f"{len(kept):,} of {len(classes):,} classes"
+        note = f"the classifier keeps the rows of {num_kept}, by name ({few(kept)}); new: {few(new)}"
+    elif len(classes) < len(outputs.names):
+        num_kept = f"the data's {len(classes):,} classes of {len(outputs.names):,}"
+        note = f"the classifier keeps the rows of {num_kept}, by name"
+    else:
+        note = "the classifier's rows were put into the order of the data's classes"
+    return Rows(sources, note)
+
+
+def _find_rows(
+    state: Mapping[str, Tensor],
+    target: Mapping[str, Tensor],
+    head: tuple[str, ...],
+    outputs: OutputNames,
+    classes: Sequence[str],
+) -> Rows:
+    """Find what the classifier begins with; by place, and said, where the weights do not name their outputs."""
+    keys = [key for key in target if under(key, head)]
+    sizes = {state[key].shape[:1] for key in keys if key in state}
+    if not classes or not keys or len(sizes) != 1 or any(key not in state for key in keys):
+        return Rows()
+    num_outputs = math.prod(next(iter(sizes)))
+    if len(outputs.names) == num_outputs:
+        return rows_by_name(classes, outputs)
+    if num_outputs != len(classes):
+        return Rows()
+    if (imagenet := imagenet_names(num_outputs)).names:
+        rows = rows_by_name(classes, imagenet)
+        if not rows.is_fresh:
+            assumed = "the weights name no classes: they are taken for ImageNet's"
+            return replace(rows, note=f"{assumed}{rows.note and '; '}{rows.note}")
+    return Rows(
+        note=f"the weights name no classes: their {num_outputs:,} outputs are taken for {few(classes)}, in this order"
+    )
+
+
+def _pick_rows(tensor: Tensor, rows: Rows) -> Tensor:
+    """Order the rows of a classifier's weight or bias; what is new begins as in :func:`reset_head`."""
+    picked = torch.zeros(len(rows.sources), *tensor.shape[1:], dtype=tensor.dtype)
+    for place, source in enumerate(rows.sources):
+        if source is not None:
+            picked[place] = tensor[source]
+        elif tensor.ndim > 1:
+            picked[place].normal_(std=0.01)
+    return picked
+
+
 def _fit(
-    state: Mapping[str, Tensor], target_state: Mapping[str, Tensor], head: tuple[str, ...]
+    state: Mapping[str, Tensor],
+    target_state: Mapping[str, Tensor],
+    head: tuple[str, ...],
+    rows: Rows | None = None,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Adapt what may differ, with a note of each: the first convolution's channels, and classifiers."""
     state, notes = dict(state), []
@@ -233,6 +342,13 @@ def _fit(
             notes.append(f"{key} was adapted to {'grey' if grey else 'colour'} images")
             break
     keys = [key for key in target_state if under(key, head)]
+    if rows is not None:
+        notes += [rows.note] if rows.note else []
+        if rows.is_fresh:
+            state = {key: value for key, value in state.items() if not under(key, head)}
+            keys = []
+        elif rows.sources:
+            state |= {key: _pick_rows(state[key], rows) for key in keys}
     if any(key not in state or state[key].shape != target_state[key].shape for key in keys):
         before = next((state[key].shape[0] for key in keys if key in state and state[key].ndim), None)
         notes.append(head_note(before, target_state[keys[0]].shape[0]))
@@ -254,8 +370,8 @@ _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"
 class WeightsFile:
     """The contents of a file: ``tensors`` on the CPU, by name; the key of the average if it is one; and what a file of
     steadytrain's own says beside them: the input that they were trained for (None elsewhere), the licence of the
-    weights that they come from (``unknown`` elsewhere), their model's name (empty elsewhere), and of a network of
-    MXNet its symbol JSON."""
+    weights that they come from (``unknown`` elsewhere), their model's name (empty elsewhere), of a network of MXNet its
+    symbol JSON, and the names of the outputs."""
 
     tensors: dict[str, Tensor]
     averaged: str | None = None
@@ -263,6 +379,7 @@ class WeightsFile:
     licence: str = "unknown"
     model: str = ""
     symbol: str = ""
+    names: OutputNames = field(default_factory=OutputNames)
 
 
 def read_weights(path: Path) -> WeightsFile:
@@ -299,7 +416,8 @@ def _read_safetensors(path: Path) -> WeightsFile:
         model = about.get("model")
         name = model.get("name") if isinstance(model, Mapping) else None
         licence, symbol = str(about.get("licence", "unknown")), str(about.get("symbol", ""))
-        return WeightsFile(tensors, None, input, licence, str(name or ""), symbol)
+        names = OutputNames(*(tuple(map(str, about.get(key) or ())) for key in ("classes", "synsets")))
+        return WeightsFile(tensors, None, input, licence, str(name or ""), symbol, names)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
 

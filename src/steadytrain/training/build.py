@@ -213,7 +213,12 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     if size is None and not has_weights and data.train.largest_side <= SMALL:
         size = data.train.largest_side
     built = models.build(
-        recipe.model, num_classes=len(data.classes), channels=channels, size=size, allow_import=allow_import
+        recipe.model,
+        num_classes=len(data.classes),
+        channels=channels,
+        size=size,
+        classes=data.classes,
+        allow_import=allow_import,
     )
     spec, card, default = recipe.data, data.train.card, built.input
     mean, std = (default.mean, default.std) if has_weights else (None, None)

@@ -361,6 +361,8 @@ def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple
         notes.append(
             f"{path} names no classes: its {outputs:,} outputs are taken for ImageNet's (or give --classes FILE)"
         )
+    elif names is None:
+        notes.append(f"{path} names no classes: its {outputs:,} outputs are numbered from 0 (or give --classes FILE)")
     return replace(trained, notes=tuple(notes))
 
 
@@ -375,6 +377,9 @@ def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None) ->
         trained = replace(trained, classes=checkpoint.classes, synsets=checkpoint.synsets)
     elif names is None and trained.synsets:
         trained = replace(trained, notes=(*trained.notes, f"its {outputs:,} outputs are taken for ImageNet's classes"))
+    elif names is None:
+        note = f"no synset.txt names its {outputs:,} outputs: they are numbered from 0 (or give --classes FILE)"
+        trained = replace(trained, notes=(*trained.notes, note))
     return trained
 
 
