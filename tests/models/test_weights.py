@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,14 @@ def test_two_classifiers_of_a_network_follow_the_names_alike(tmp_path: Path) -> 
     after = built.module.state_dict()
     for key in ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"):
         assert torch.equal(after[key], state[key].flip(0))
+
+
+def test_a_network_is_built_for_the_size_that_its_weights_were_trained_at(tmp_path: Path) -> None:
+    model = Model("timm/vit_tiny_patch16_224", options={"depth": 1})
+    first = models.build(model, num_classes=2, channels=3, size=64)
+    path = saved(tmp_path, first.module.state_dict(), {"input": {"size": 64}})
+    built = models.build(replace(model, weights=path), num_classes=2, channels=3, size=None)
+    assert built.input.size == 64
+    with torch.no_grad():
+        images = torch.randn(1, 3, 64, 64)
+        assert torch.equal(built.module.eval()(images), first.module.eval()(images))

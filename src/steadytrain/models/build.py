@@ -31,6 +31,7 @@ from steadytrain.models.registry import Source, current_name, fetched_file, find
 from steadytrain.models.weights import (
     NETWORK_ERRORS,
     Input,
+    WeightsFile,
     find_head,
     head_note,
     load_weights,
@@ -90,7 +91,8 @@ def build(
         model: name, weights and options.
         num_classes: outputs.
         channels: of the images: 1 or 3.
-        size: side of the images in pixels; None: the model's own (``Built.input.size``), or 224.
+        size: side of the images in pixels; None: that of the weights' file, else the model's own
+            (``Built.input.size``), or 224.
         classes: names of the outputs, which the rows of the weights' classifier follow; empty: they stay in its order.
         allow_import: import a ``pkg.mod:factory``; only if the user named it on this command line.
         symbol: of an ``mxnet:`` model, the graph that a weights file holds: its own files are not looked for.
@@ -102,14 +104,18 @@ def build(
     if symbol and source.kind == "mxnet":
         network = build_network(parse_symbol(symbol, where=model.name), channels=channels, size=size or 224)
         return Built(network.module, source.name, Input(channels=channels), _head(network.head), symbol=symbol)
+    file = None
+    if model.weights is not None and not _is_params(model.weights):
+        file = read_weights(Path(model.weights))
+        size = size or (file.input and file.input.size)
     built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     side = size or built.input.size or 224
     try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
-    if model.weights is None or (source.kind == "mxnet" and _is_params(model.weights)):
+    if file is not None:
+        return _load_file(built, file, str(model.weights), classes)
+    if model.weights is None or source.kind == "mxnet":
         return built
-    if _is_params(model.weights):
-        return _load_params(built, source, model, classes)
-    return _load_file(built, str(model.weights), classes)
+    return _load_params(built, source, model, classes)
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
@@ -221,8 +227,7 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
         module.train(was_training)
 
 
-def _load_file(built: Built, path: str, classes: Sequence[str]) -> Built:
-    file = read_weights(Path(path))
+def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str]) -> Built:
     notes = list(built.notes)
     if file.averaged:
         notes.append(f"the averaged weights ({file.averaged}) of {path} are used")

@@ -142,6 +142,14 @@ def choose_recipe(
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
     check_name(draft.optim.name)
     source = models.find(draft.model.name, allow_import="model.name" in changes)
+    if not draft.model.pretrained and draft.model.weights is None and source.kind != "import":
+        if draft.model.batch_norm == "frozen":
+            raise RecipeError(
+                f"model.batch_norm='frozen' keeps the statistics of the initial weights, and {draft.model.name} starts"
+                " without any: leave it out, or start from weights (--weights FILE)"
+            )
+        if finetune:
+            say(f"no weights to start from: {draft.model.name} is trained from scratch, for which steady train is made")
     require_licence(draft)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
