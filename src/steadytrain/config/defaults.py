@@ -91,10 +91,18 @@ def usual_recipe(train: str, *, model: str | None = None, finetune: bool, small:
         )
     if small:  # CIFAR's recipe: He et al. 2016, section 4.2, with a cosine instead of two drops
         model, epochs = model or SMALL_MODEL, 30
-        optim = Optim("sgd", lr=0.1, base_batch_size=128, weight_decay=5e-4, warmup_epochs=0.5)
+        optim = Optim("sgd", nesterov=True, lr=0.1, base_batch_size=128, weight_decay=5e-4, warmup_epochs=0.5)
     else:  # ImageNet's: Goyal et al. 2017, with the cosine and label smoothing of He et al. 2019
         model, epochs = model or LARGE_MODEL, 90
-        optim = Optim("sgd", lr=0.1, base_batch_size=256, weight_decay=5e-5, warmup_epochs=5, label_smoothing=0.1)
+        optim = Optim(
+            "sgd",
+            nesterov=True,
+            lr=0.1,
+            base_batch_size=256,
+            weight_decay=5e-5,
+            warmup_epochs=5,
+            label_smoothing=0.1,
+        )
     return Recipe(data=Data(train=train), model=Model(model), optim=optim, budget=Budget(epochs=epochs), batch_size=128)
 
 
@@ -118,6 +126,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         if optimizer not in USUAL_VALUES and is_known:
             raise RecipeError(f"optim.name is {optimizer!r}, which has no usual learning rate: choose one with --lr")
         values["optim"] |= USUAL_VALUES.get(str(optimizer), {})  # SGD's rates are a hundred times too high for AdamW
+    if optimizer == "sgd" and chosen.get("nesterov") is None:
+        values["optim"]["nesterov"] = None  # by its name, it has none
     model = dict(_table(file_values, "model"))
     model |= {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
     has_weights = bool(model.get("pretrained", defaults.model.pretrained) or model.get("weights"))
