@@ -352,3 +352,47 @@ def test_a_network_is_built_for_the_size_that_its_weights_were_trained_at(tmp_pa
     with torch.no_grad():
         images = torch.randn(1, 3, 64, 64)
         assert torch.equal(built.module.eval()(images), first.module.eval()(images))
+
+
+@pytest.mark.parametrize(
+    "prefix", ["net.", "backbone.", "module.model._orig_mod.", "timm_model.", "ema.module.", "a.b.c."]
+)
+def test_any_prefix_is_taken_off(tmp_path: Path, prefix: str) -> None:
+    first = network("resnet20")
+    state = {f"{prefix}{name}": value for name, value in first.module.state_dict().items()}
+    beside = {"criterion.weight": torch.ones(3), "val_acc.total": torch.zeros(1)}
+    path = saved(tmp_path, state | beside)
+    built = network("resnet20", weights=path)
+    assert built.notes == ("what lies beside the network is left out: criterion.weight, val_acc.total",)
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
+    assert models.num_outputs(Model("resnet20", weights=path)) == 10
+
+
+def test_wrappers_inside_a_network_are_taken_out(tmp_path: Path) -> None:
+    first = network("resnet20")
+    state = {name.replace("layer1.", "layer1.module._orig_mod."): v for name, v in first.module.state_dict().items()}
+    built = network("resnet20", weights=saved(tmp_path, state))
+    assert built.notes == ()
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
+
+
+def test_of_two_copies_the_average_is_taken_and_said(tmp_path: Path) -> None:
+    first = network("resnet20")
+    state = {f"model.{name}": value + 1 for name, value in first.module.state_dict().items()}
+    state |= {f"ema_model.module.{name}": value for name, value in first.module.state_dict().items()}
+    built = network("resnet20", weights=saved(tmp_path, state))
+    assert built.notes == ("the weights under ema_model are used, not those under model",)
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
+
+
+def test_entries_beside_a_network_are_left_out_and_a_larger_network_is_refused(tmp_path: Path) -> None:
+    first = network("resnet20")
+    state = first.module.state_dict()
+    extra = {"loss.weight": torch.ones(10), "total_ops": torch.zeros(1), "layer1.0.total_params": torch.zeros(1)}
+    built = network("resnet20", weights=saved(tmp_path, state | extra))
+    assert built.notes == ("what lies beside the network is left out: loss.weight",)
+    with pytest.raises(ModelError, match=r"not expected \(layer1.3.bn1"):
+        network("resnet20", weights=saved(tmp_path, network("resnet32").module.state_dict()))
+    lightning = {f"model.{name}": value for name, value in network("resnet32").module.state_dict().items()}
+    with pytest.raises(ModelError, match=r"not expected \(layer1.3.bn1"):
+        network("resnet20", weights=saved(tmp_path, lightning))

@@ -7,8 +7,6 @@ classifier stays fresh where the file's is for other classes.
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
 import math
 import pickle
@@ -16,7 +14,9 @@ import re
 import struct
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -130,11 +130,26 @@ def under(name: str, prefixes: Iterable[str]) -> bool:
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-_PREFIXES = ("module.", "_orig_mod.", "model.")
-"""Left in the names by DistributedDataParallel, torch.compile and Lightning."""
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts of names that DataParallel, torch.compile, FSDP and activation checkpointing put in, at any place."""
+
+_AVERAGES = ("ema", "swa", "averag", "teacher", "momentum")
+"""What the names of averaged weights have in them, where a file holds a network twice."""
+
+_LEAST_SHARE = 0.5
+"""Of the network's names that a prefix must lead to: fewer are a coincidence, such as ``norm.weight`` of a block."""
 
 _COUNTER = "n_averaged"
 """The buffer that torch's AveragedModel, used by torchvision's reference scripts, adds."""
+
+_COUNTER_OF_BATCHES = "num_batches_tracked"
+"""The buffer of batch norms that old files do not have."""
+
+_BESIDE_SHARE = 0.01
+"""Of a network's numbers, that what lies beside it may have at most."""
+
+_COUNTED = ("total_ops", "total_params")
+"""Buffers that thop, a counter of operations, leaves in every layer."""
 
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
 """Second classifiers of Inception and GoogLeNet, which only their training from scratch used."""
@@ -170,7 +185,9 @@ def load_weights(
     """
     target, renamed = module.state_dict(), rename_to_match(module, state, head=head)
     rows = _find_rows(renamed, target, head, names or OutputNames(), classes)
-    state, notes = _fit(renamed, target, head, rows)
+    renamed, notes = _fit(renamed, target, head, rows)
+    notes = [*_prefix_note(state, target), *notes]
+    state = renamed
     if wrong := mismatches(state, target, head):
         raise ModelError(f"{what} do not fit: {'; '.join(wrong)}. Are they the weights of another model?")
     module.load_state_dict(state, strict=False)
@@ -201,7 +218,7 @@ def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tup
 
 def mismatches(state: Mapping[str, Tensor], target: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
     """List what keeps ``state`` from filling ``target``, except the classifier."""
-    missing = [k for k in target if k not in state and not under(k, head) and not k.endswith("num_batches_tracked")]
+    missing = [k for k in target if k not in state and not under(k, head) and not k.endswith(_COUNTER_OF_BATCHES)]
     unexpected = [k for k in state if k not in target]
     reshaped = [
         f"{k} {tuple(v.shape)} instead of {tuple(target[k].shape)}"
@@ -216,17 +233,63 @@ def mismatches(state: Mapping[str, Tensor], target: Mapping[str, Tensor], head: 
 
 
 def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Take a wrapper's prefix off every name, if more of ``wanted`` is found so.
+    """Take off what wrappers put into the names, and the prefix under which the network of ``wanted`` lies.
+
+    What lies elsewhere, such as a loss beside the network of a Lightning module, is left out.
 
     >>> list(without_prefixes({"n_averaged": None, "module._orig_mod.fc.bias": None}, ["fc.bias"]))
     ['fc.bias']
+    >>> list(without_prefixes({"net.fc.bias": None, "criterion.weight": None}, ["fc.bias"]))
+    ['fc.bias']
     """
     names = set(wanted)
-    state = {name: value for name, value in state.items() if name in names or name != _COUNTER}
-    wrappers = ["", *_PREFIXES, *("".join(pair) for pair in itertools.permutations(_PREFIXES, 2))]
-    fitting = [wrapper for wrapper in wrappers if all(name.startswith(wrapper) for name in state)]
-    best = max(fitting, key=lambda wrapper: sum(name.removeprefix(wrapper) in names for name in state))
-    return {name.removeprefix(best): value for name, value in state.items()}
+    state = {name: value for name, value in _unwrapped(state, names).items() if name in names or name != _COUNTER}
+    prefix = next(iter(find_prefixes(state, names)), "")
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def find_prefixes(state: Mapping[str, Tensor], wanted: Collection[str]) -> list[str]:
+    """List the prefixes under which most names of ``wanted`` are found, those of averages first; mostly it is one.
+
+    Empty where no prefix leads to more than :data:`_LEAST_SHARE` of them.
+    """
+    names, counts = set(wanted), Counter[str]()
+    for name in state:
+        parts = name.split(".")
+        for start in range(len(parts)):
+            if ".".join(parts[start:]) in names:
+                counts["".join(f"{part}." for part in parts[:start])] += 1
+    most = max(counts.values(), default=0)
+    if not most > _LEAST_SHARE * len(names):
+        return []
+    best = [prefix for prefix, count in counts.items() if count == most]
+    return sorted(best, key=lambda prefix: (prefix != "", not _is_average(prefix)))
+
+
+def _is_average(name: str) -> bool:
+    return any(word in name.casefold() for word in _AVERAGES)
+
+
+def _unwrapped(state: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+    """Take the names of wrappers out of the names of tensors, unless the network itself has parts of such names."""
+    own = {part for name in wanted for part in name.split(".")}
+    wrappers = [wrapper for wrapper in _WRAPPERS if wrapper not in own]
+    return {".".join(part for part in name.split(".") if part not in wrappers): value for name, value in state.items()}
+
+
+def _prefix_note(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> list[str]:
+    """Say which of several networks in a file is taken, and what beside it is left out."""
+    state = {name: value for name, value in _unwrapped(state, target).items() if name != _COUNTER}
+    prefixes = find_prefixes(state, target)
+    if not prefixes or not prefixes[0]:
+        return []
+    notes, rest = [], [name for name in state if not name.startswith(tuple(prefixes))]
+    if len(prefixes) > 1:
+        others = ", ".join(prefix.rstrip(".") for prefix in prefixes[1:])
+        notes.append(f"the weights under {prefixes[0].rstrip('.')} are used, not those under {others}")
+    if rest:
+        notes.append(f"what lies beside the network is left out: {few(rest)}")
+    return notes
 
 
 @dataclass(frozen=True)
@@ -357,13 +420,37 @@ def _fit(
     if auxiliary:
         notes.append("its auxiliary classifiers are left out")
         state = {key: value for key, value in state.items() if key not in auxiliary}
+    state = {key: value for key, value in state.items() if key in target_state or key.split(".")[-1] not in _COUNTED}
+    if beside := _beside(state, target_state):
+        notes.append(f"what lies beside the network is left out: {few(beside)}")
+        state = {key: value for key, value in state.items() if key not in beside}
     return state, notes
+
+
+def _beside(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> list[str]:
+    """List small tensors beside a complete network, such as a loss's weights, in parts that the network does not have.
+
+    Further layers of a part that it has are those of a larger network.
+    """
+    parts = {name.partition(".")[0] for name in target}
+    beside = [name for name in state if name not in target and name.partition(".")[0] not in parts]
+    numbers = sum(value.numel() for value in target.values())
+    is_small = sum(state[name].numel() for name in beside) <= _BESIDE_SHARE * numbers
+    return (
+        beside
+        if is_small and not any(name not in state for name in target if not name.endswith(_COUNTER_OF_BATCHES))
+        else []
+    )
 
 
 _PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
 
 _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the weights, those of an average first: they are what was evaluated."""
+"""Keys under which training scripts keep the weights, those of an average first: they are what was evaluated. Of a file
+with other keys it is the table with the most tensors."""
+
+_NO_WEIGHTS = ("optim", "sched", "scaler", "loss", "criterion")
+"""What the keys of tables have in them that hold other tensors."""
 
 
 @dataclass(frozen=True)
@@ -422,23 +509,125 @@ def _read_safetensors(path: Path) -> WeightsFile:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
 
 
+class _Placeholder(list[Any]):
+    """Stands for an object of a class in a pickle, which is neither imported nor made: its values are dropped."""
+
+    def __new__(cls, *values: Any) -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, *values: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: object) -> None:
+        """Drop the object's values."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class _PlaceholderTable(_Placeholder):
+    """Stands for an object of a class of dictionaries: what it holds is kept, as a plain one."""
+
+    def __new__(cls, *values: Any) -> Any:
+        return OrderedDict[str, Any]()
+
+
+_VALUE_MODULES = ("numpy", "collections", "datetime", "decimal", "uuid", "pathlib", "copyreg", "copy_reg")
+_VALUES = (
+    *("list", "dict", "set", "frozenset", "tuple", "int", "float", "str", "bool", "complex", "bytes", "bytearray"),
+    *("slice", "range", "object", "functools.partial"),
+)
+_SYSTEM_MODULES = (
+    "os",
+    "posix",
+    "nt",
+    "sys",
+    "subprocess",
+    "builtins",
+    "importlib",
+    "runpy",
+    "shutil",
+    "socket",
+    "ctypes",
+)
+
+
+def _is_value(name: str) -> bool:
+    """Return whether a name in a pickle is that of a class, whose objects hold values, rather than of a function.
+
+    >>> [_is_value(name) for name in ("numpy.dtype", "pathlib.PosixPath", "train.Config", "os.system", "eval")]
+    [True, True, True, False, False]
+    """
+    name = name.removeprefix("builtins.")
+    module, _, last = name.rpartition(".")
+    root = module.partition(".")[0]
+    return name in _VALUES or root in _VALUE_MODULES or (last[:1].isupper() and root not in ("", *_SYSTEM_MODULES))
+
+
+def _load_tensors(path: Path) -> tuple[object, list[str]]:
+    """Read a pickle of torch by its restricted reader; return its content, and the classes that are placeholders in it.
+
+    The reader makes tensors and plain values. Objects of other classes, such as a path among the arguments of a script,
+    become placeholders: nothing that a file names is imported or called.
+
+    Raises:
+        UnpicklingError: a function instead of a class, or what torch refuses.
+    """
+    kinds: dict[str, type[_Placeholder]] = {}
+    with suppress(*NETWORK_ERRORS, pickle.UnpicklingError):  # saves reading the file once for each
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        kinds = {name: _Placeholder for name in unknown if _is_value(name)}
+    while True:
+        made = {name: type(name, (kind,), {"__module__": "placeholder"}) for name, kind in kinds.items()}
+        pairs = [
+            (kind, full) for name, kind in made.items() for full in {name, name if "." in name else f"builtins.{name}"}
+        ]
+        try:
+            with torch.serialization.safe_globals(pairs):
+                return torch.load(path, map_location="cpu", weights_only=True), list(kinds)
+        except pickle.UnpicklingError as error:
+            message = str(error)
+            if (table := re.search(r"SETITEMS? .*<class 'placeholder\.(\S+)'>", message)) and table[1] in kinds:
+                kinds[table[1]] = _PlaceholderTable
+            elif (name := re.search(r"GLOBAL (\S+)", message)) and name[1] not in kinds and _is_value(name[1]):
+                kinds[name[1]] = _Placeholder
+            else:
+                raise
+
+
+def _tables(content: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    """Yield the tables of tensors in a file, with the keys that lead there: at most three."""
+    if not isinstance(content, Mapping):
+        return
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    if tensors:
+        yield path, tensors
+    for key, value in content.items() if len(path) < 3 else ():
+        if not any(word in str(key).casefold() for word in _NO_WEIGHTS):
+            yield from _tables(value, (*path, str(key)))
+
+
 def _read_pickle(path: Path) -> WeightsFile:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints hold their arguments so
-            content: object = torch.load(path, map_location="cpu", weights_only=True)
+        content, classes = _load_tensors(path)
     except pickle.UnpicklingError as error:
         if name := re.search(r"GLOBAL (\S+)", str(error)):
-            raise ModelError(
-                f"{path} holds more than weights ({name[1]}), and reading that can run code hidden in it: where you"
-                " trust it, save its state_dict alone (safetensors.torch.save_file) and give that file"
-            ) from error
+            raise _more_than_weights(path, name[1]) from error
         raise ModelError(f"{path} is damaged or no weights file: fetch it again") from error
     except (*NETWORK_ERRORS, OSError, EOFError, MemoryError, struct.error, zipfile.BadZipFile) as error:
         raise ModelError(f"{path} is damaged or no weights file ({first_line(error)}): fetch it again") from error
-    table = content if isinstance(content, Mapping) else {}
-    for key, inner in [*((key, table.get(key)) for key in _INNER), ("", table)]:
-        if isinstance(inner, Mapping):
-            tensors = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
-            if tensors:
-                return WeightsFile(tensors, key if "ema" in key else None)
+    tables = dict(_tables(content))
+    known = next(((key,) for key in _INNER if (key,) in tables), None)
+    if tables:
+        keys = known or max(tables, key=lambda keys: (len(tables[keys]), _is_average(".".join(keys)), -len(keys)))
+        key = ".".join(keys)
+        return WeightsFile(tables[keys], key if _is_average(key) else None)
+    if classes:
+        raise _more_than_weights(path, next((name for name in classes if name.startswith("torch.nn.")), classes[0]))
     raise ModelError(f"{path} holds no weights: a table of names and tensors is expected")
+
+
+def _more_than_weights(path: Path, name: str) -> ModelError:
+    return ModelError(
+        f"{path} holds more than weights ({name}), and reading that can run code hidden in it: where you trust it, save"
+        " its state_dict alone (safetensors.torch.save_file) and give that file"
+    )
