@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -396,3 +397,15 @@ def test_entries_beside_a_network_are_left_out_and_a_larger_network_is_refused(t
     lightning = {f"model.{name}": value for name, value in network("resnet32").module.state_dict().items()}
     with pytest.raises(ModelError, match=r"not expected \(layer1.3.bn1"):
         network("resnet20", weights=saved(tmp_path, lightning))
+
+
+@pytest.mark.parametrize("name", ["flexivit_small", "vit_tiny_patch16_224"])
+def test_positions_are_resized_as_timm_resizes_those_of_the_architecture(tmp_path: Path, name: str) -> None:
+    options: Any = {"depth": 1, "embed_dim": 48, "num_heads": 3}
+    first = timm.create_model(name, num_classes=4, **options)
+    nn.init.normal_(first.pos_embed)
+    path = saved(tmp_path, first.state_dict())
+    overlay = {"file": path, "num_classes": 4}
+    theirs = timm.create_model(name, True, overlay, overlay, num_classes=4, img_size=160, **options)
+    ours = models.build(Model(f"timm/{name}", weights=path, options=options), num_classes=4, channels=3, size=160)
+    assert torch.equal(ours.module.pos_embed, theirs.pos_embed)

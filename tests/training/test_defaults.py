@@ -90,6 +90,26 @@ def test_the_model_to_fine_tune_is_the_first_whose_weights_are_here(work: Path) 
     assert recipe.model.batch_norm == "frozen" and recipe.batch_size == 2
 
 
+def test_naming_the_updates_or_the_epochs_replaces_the_other(write_digits: Callable[[Path, int, int], Path]) -> None:
+    write_digits(Path("digits"), 60, 3)
+    budget = st.default_recipe("digits", {"model.name": "mlp", "budget.steps": 6}).budget
+    assert (budget.steps, budget.epochs) == (6, None)
+    recipe = st.default_recipe("digits", QUICK).with_({"budget.steps": 6})
+    assert (recipe.budget.steps, recipe.budget.epochs) == (6, None)
+    assert recipe.with_({"budget.epochs": 2}).budget.steps is None
+    with pytest.raises(RecipeError, match="epochs or steps, not both"):
+        recipe.with_({"budget.epochs": 2, "budget.steps": 6})
+
+
+def test_classes_that_are_balanced_twice_are_announced(write_digits: Callable[[Path, int, int], Path]) -> None:
+    write_digits(Path("digits"), 60, 3)
+    changes = {**QUICK, "data.balance": "classes", "optim.class_weights": "balanced"}
+    for number, change in enumerate(({}, {"data.balance": "none"}, {"optim.class_weights": "none"})):
+        run = st.Run.create(f"runs/{number}", st.default_recipe("digits", {**changes, **change}))
+        lines = [event.message for event in st.steps(run) if isinstance(event, Noticed)]
+        assert any("so that they count twice" in line for line in lines) is (number == 0)
+
+
 def test_without_weights_nothing_is_frozen_as_if_there_were_some(
     write_digits: Callable[[Path, int, int], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

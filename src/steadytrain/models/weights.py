@@ -15,9 +15,10 @@ import struct
 import sys
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +205,8 @@ def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tup
     """
     target = module.state_dict()
     plain = without_prefixes(state, target)
-    convert: Any = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
-    if convert is None or not type(module).__module__.startswith("timm."):
+    convert = _find_converter(module)
+    if convert is None:
         return plain
     if not mismatches(_fit(plain, target, head)[0], target, head):
         return plain
@@ -214,6 +215,27 @@ def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tup
     except NETWORK_ERRORS:
         return plain  # not a layout that it knows: the keys tell the user more
     return plain if mismatches(_fit(converted, target, head)[0], target, head) else converted
+
+
+_CONVERTERS = ("checkpoint_filter_fn", "pretrained_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
+_CONVERTER_OPTIONS: dict[str, dict[str, Any]] = {
+    "flexivit": {"interpolation": "bilinear", "antialias": False},  # how its patches were resized in training
+    "deit3": {"adapt_layer_scale": True},
+}
+"""What timm gives its rule for some architectures, by the beginning of their names."""
+
+
+def _find_converter(module: nn.Module) -> Callable[[dict[str, Tensor], nn.Module], Mapping[str, Tensor]] | None:
+    """Find timm's own rule for foreign layouts and other sizes of images of one of its networks; None elsewhere."""
+    place = type(module).__module__
+    if not place.startswith("timm."):
+        return None
+    rules = (getattr(sys.modules[place], name, None) for name in _CONVERTERS)
+    rule: Any = next(filter(None, rules), None)
+    config: Any = getattr(module, "pretrained_cfg", None) or {}
+    name = str(config.get("architecture", ""))
+    options = next((value for begin, value in _CONVERTER_OPTIONS.items() if name.startswith(begin)), None)
+    return rule if rule is None or options is None else partial(rule, **options)
 
 
 def mismatches(state: Mapping[str, Tensor], target: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
@@ -578,7 +600,7 @@ def _load_tensors(path: Path) -> tuple[object, list[str]]:
         kinds = {name: _Placeholder for name in unknown if _is_value(name)}
     while True:
         made = {name: type(name, (kind,), {"__module__": "placeholder"}) for name, kind in kinds.items()}
-        pairs = [
+        pairs: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
             (kind, full) for name, kind in made.items() for full in {name, name if "." in name else f"builtins.{name}"}
         ]
         try:

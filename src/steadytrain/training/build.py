@@ -303,6 +303,11 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
         )
     if recipe.optim.class_weights == "none" and recipe.data.balance == "none":
         yield from rare_class_remark(data)
+    if recipe.optim.class_weights == "balanced" and recipe.data.balance == "classes":
+        yield (
+            "--balance classes shows all classes equally often, and --class-weights balanced weighs rare ones as if it"
+            " did not, so that they count twice: leave one of them out"
+        )
     if built.scaling_guessed:
         mean, std = ("the recipe's" if is_set else f"{built.name}'s" for is_set in (recipe.data.mean, recipe.data.std))
         yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
