@@ -131,8 +131,10 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     model = dict(_table(file_values, "model"))
     model |= {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
     has_weights = bool(model.get("pretrained", defaults.model.pretrained) or model.get("weights"))
-    if not has_weights and not FACTORY.fullmatch(str(model.get("name", defaults.model.name))):
-        values["model"]["batch_norm"] = Model.batch_norm  # there are no statistics to keep; a factory may bring some
+    if not has_weights and ":" not in str(model.get("name", defaults.model.name)):
+        values["model"]["batch_norm"] = (
+            Model.batch_norm
+        )  # there are no statistics to keep; the user's own may bring some
     if parse_loss(str(chosen.get("loss", "auto"))).is_factory:
         values["optim"]["label_smoothing"] = 0.0  # the user's own loss smooths as it likes
     is_adamw = defaults.optim.name == "adamw" and optimizer in (None, "adamw")

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from steadytrain.interop.mxnet.match import translate
 from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
 from steadytrain.models.class_names import OutputNames, imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
+from steadytrain.models.objects import OBJECT, find_given
 from steadytrain.models.registry import Source, current_name, fetched_file, find, licence_note
 from steadytrain.models.weights import (
     NETWORK_ERRORS,
@@ -187,9 +189,12 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
         if isinstance(output, Tensor) and output.shape == (2, num_classes):
             return
         kind = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        remedy = "set the option that makes it one (--set model.options.NAME=VALUE)"
+        if name.startswith(OBJECT):
+            remedy = "give it such a last layer, or give a function of num_classes"
         raise ModelError(
             f"{name} gives {kind} for two images{when}; a classifier for {num_classes} classes gives"
-            f" [2, {num_classes}]: set the option that makes it one (--set model.options.NAME=VALUE)"
+            f" [2, {num_classes}]: {remedy}"
         )
 
     def forward_zeros() -> object:
@@ -354,6 +359,8 @@ def _make(
         return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if source.kind == "torchvision":
         return _make_torchvision(source, model, num_classes=num_classes, channels=channels)
+    if source.kind == "object":
+        return _make_object(source, model, num_classes=num_classes, channels=channels, size=size)
     if source.kind == "import":
         return _make_imported(source.inner, model, num_classes=num_classes, channels=channels, size=size)
     name = source.inner
@@ -407,6 +414,24 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
     if not callable(factory):
         near = did_you_mean(name, [known for known in dir(package) if not known.startswith("_")])
         raise ModelError(f"{place} has no factory {name!r}.{near}")
+    return _call_own(inner, factory, model, num_classes=num_classes, channels=channels, size=size)
+
+
+def _make_object(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+    """Copy the module that Python code gave, with its weights, or call its function."""
+    given = find_given(source.name)
+    if not isinstance(given, nn.Module):
+        return _call_own(source.name, given, model, num_classes=num_classes, channels=channels, size=size)
+    if model.options:
+        raise ModelError(f"model.options are arguments of a function, and {source.name} is a module: leave them out")
+    module = deepcopy(given).to("cpu", torch.float32).requires_grad_(True)
+    return Built(module, source.name, Input(channels=channels), find_head(module, num_classes))
+
+
+def _call_own(
+    inner: str, factory: Callable[..., Any], model: Model, *, num_classes: int, channels: int, size: int | None
+) -> Built:
+    """Call a user's function with what it takes."""
     try:
         takes = set(inspect.signature(factory).parameters)
     except (TypeError, ValueError):  # made in C

@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 from steadytrain.errors import ModelError, did_you_mean
 from steadytrain.interop.mxnet.files import PREFIX
 from steadytrain.models.nets import BUILTINS, CHANNELS, SIZES
+from steadytrain.models.objects import OBJECT, find_given
 
 BUILT_IN = tuple(BUILTINS)
 """Names of the built-in nets."""
@@ -32,7 +33,7 @@ HUB = re.compile(
 class Source:
     """Where a model comes from, and its name there."""
 
-    kind: Literal["built-in", "timm", "torchvision", "mxnet", "import"]
+    kind: Literal["built-in", "timm", "torchvision", "mxnet", "import", "object"]
     inner: str
 
     @property
@@ -40,6 +41,8 @@ class Source:
         """The full name, such as ``timm/resnet50``."""
         if self.kind == "mxnet":
             return f"{PREFIX}{self.inner}"
+        if self.kind == "object":
+            return f"{OBJECT}{self.inner}"
         return f"{self.kind}/{self.inner}" if self.kind in ("timm", "torchvision") else self.inner
 
 
@@ -48,8 +51,8 @@ def find(name: str, *, allow_import: bool = False) -> Source:
 
     Args:
         name: ``timm/NAME`` or ``timm/NAME.TAG``, a built-in, a plain name that only timm has, ``torchvision/NAME``,
-            ``mxnet:FILES`` (see :mod:`steadytrain.interop.mxnet.files`), ``pkg.mod:factory``, or a repository of timm's
-            on the hub (``hf-hub:timm/NAME.TAG``).
+            ``mxnet:FILES`` (see :mod:`steadytrain.interop.mxnet.files`), ``pkg.mod:factory``, a repository of timm's on
+            the hub (``hf-hub:timm/NAME.TAG``), or an object that was given (:mod:`steadytrain.models.objects`).
         allow_import: whether a factory may be imported; so only if the user named it on this command line.
 
     Raises:
@@ -57,6 +60,9 @@ def find(name: str, *, allow_import: bool = False) -> Source:
     """
     if name.startswith(PREFIX):
         return Source("mxnet", name.removeprefix(PREFIX))
+    if name.startswith(OBJECT):
+        find_given(name)
+        return Source("object", name.removeprefix(OBJECT))
     if hub := HUB.fullmatch(name):
         name = _timm_name(name, hub["repository"].strip("/").partition("@")[0])
     if _FACTORY.fullmatch(name):

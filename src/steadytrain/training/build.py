@@ -346,9 +346,9 @@ def _remark_on_random_parts(recipe: Recipe, built: Built) -> Iterator[str]:
             " (mean 0 and variance 1 in every batch norm), so that it hardly learns: use --set model.batch_norm=train,"
             " or start from weights (--weights FILE)"
         )
-    is_factory = FACTORY.fullmatch(recipe.model.name) is not None  # which may bring weights
+    is_own = FACTORY.fullmatch(built.name) or built.name.startswith(models.OBJECT)  # it may bring weights
     keeps_body = not parse_train(recipe.model.train).trains_body
-    if (keeps_body or recipe.model.freeze) and not built.weights and not is_factory:
+    if (keeps_body or recipe.model.freeze) and not built.weights and not is_own:
         kept = f"train={recipe.model.train}" if keeps_body else f"freeze={','.join(recipe.model.freeze)}"
         yield (
             f"model.{kept} keeps parts of {built.name} as they start, at random, since there are no weights: use"

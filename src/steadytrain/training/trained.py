@@ -94,7 +94,7 @@ def restore(
     place: str | Path | Run,
     *,
     which: Which = "best",
-    model: str | None = None,
+    model: models.Given | None = None,
     device: str = "auto",
     numbers: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
@@ -111,7 +111,8 @@ def restore(
             reports as its result, or the ``last``. Without validation there are only the last; while a run goes on,
             only the best so far.
         model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
-            is only ever imported when it is named here, or in your own code as the model of the run.
+            is only ever imported when it is named here, or in your own code as the model of the run. Of a run whose
+            model was a Python object: that, or a function that makes the like.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         numbers: precision, as in :class:`steadytrain.config.Precision`; None: the run's, else ``fp32``. An exported
             file has its own.
@@ -129,7 +130,10 @@ def restore(
     >>> restore(path, model="timm/test_resnet").classes[285]
     'Egyptian cat'
     """
-    names = None if classes is None else class_names(classes)
+    names, model = (
+        None if classes is None else class_names(classes),
+        None if model is None else models.name_model(model),
+    )
     if not isinstance(place, Run) and (model_name := find_pretrained(place)) is not None:
         if model is not None:
             raise ModelError(f"{place} is a model's name: drop --model {model}")
@@ -153,7 +157,9 @@ def restore(
         raise ModelError(
             f"the header of {path} is damaged ({error}): take another copy, or the weights of a checkpoint"
         ) from error
-    if model is not None and len({models.find(name, allow_import=True).name for name in (model, spec.name)}) > 1:
+    if model is not None and spec.name.startswith(models.OBJECT):
+        spec = replace(spec, name=model)
+    elif model is not None and len({models.find(name, allow_import=True).name for name in (model, spec.name)}) > 1:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
     is_named = isinstance(place, Run) and not place.recipe.model.from_file and place.recipe.model.name == spec.name
     built = models.build(
