@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from steadytrain.cli.options import FLAGS, parse_setting
 from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
+from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.config.plain import leaves
 from steadytrain.config.synonyms import NOT_YET, OTHERWISE, SAME
 from steadytrain.errors import RecipeError
@@ -51,7 +52,7 @@ OTHER: dict[str, object] = {
     "optim.lr": 0.05,
     "optim.base_batch_size": 256,
     "optim.momentum": 0.0,
-    "optim.nesterov": False,
+    "optim.nesterov": True,
     "optim.betas": [0.9, 0.95],
     "optim.eps": 1e-6,
     "optim.weight_decay": 0.0,
@@ -345,7 +346,7 @@ def test_what_cannot_be_compiled_is_refused() -> None:
 
 
 def test_runs_from_before_there_was_compiled_code_keep_their_digest() -> None:
-    assert BASE.digest == "85232729ec1c"
+    assert BASE.with_({"optim.nesterov": True}).digest == "85232729ec1c"  # as every recipe of sgd was then
 
 
 def test_16_bit_gradients_are_not_compressed() -> None:
@@ -367,3 +368,35 @@ def test_a_recipe_with_the_removed_key_is_read_where_it_was_off_and_refused_wher
         Recipe.from_json(json.dumps(old))
     with pytest.raises(RecipeError, match=r"precision\.blocked was removed"):
         Recipe.from_dict(values).with_({"precision.blocked": True})
+
+
+def test_sgd_has_no_nesterov_momentum_unless_it_is_named() -> None:
+    """As in torch and MXNet; a recipe that is written down says which momentum it has."""
+    plain, nag = BASE.with_({"optim": Optim("sgd")}), BASE.with_({"optim": Optim("nag")})
+    assert plain.optim.nesterov is False and plain.to_dict()["optim"]["nesterov"] is False
+    assert plain.digest != nag.digest
+    adamw = BASE.with_({"optim": Optim("adamw")})
+    assert adamw.with_({"optim.name": "sgd"}).optim.nesterov is False
+    assert adamw.with_({"optim.name": "sgd", "optim.nesterov": True}).optim.nesterov is True
+    assert Recipe.from_toml('[data]\ntrain = "x"\n[model]\nname = "mlp"\n[optim]\nname = "sgd"').optim.nesterov is False
+
+
+def test_the_default_recipe_keeps_its_measured_momentum_and_the_word_sgd_means_sgd() -> None:
+    for small in (True, False):
+        usual = usual_recipe("photos", finetune=False, small=small)
+        assert (usual.optim.name, usual.optim.nesterov) == ("sgd", True)
+        assert apply_changes(usual, {}, {"optim.lr": 0.2}).optim.nesterov is True
+        assert apply_changes(usual, {}, {"optim.name": "sgd"}).optim.nesterov is False
+        assert apply_changes(usual, {"optim": {"name": "sgd"}}, {}).optim.nesterov is False
+        named = {"optim": {"name": "sgd", "nesterov": True}}
+        assert apply_changes(usual, named, {"optim.name": "sgd"}).optim.nesterov is True
+    tuned = usual_recipe("photos", finetune=True, small=False)
+    assert apply_changes(tuned, {}, {"optim.name": "sgd"}).optim.nesterov is False
+
+
+def test_a_recipe_that_was_written_before_keeps_its_momentum() -> None:
+    values = BASE.to_dict()
+    values["optim"] |= {"name": "sgd", "nesterov": True}  # every recipe.json has said it
+    assert Recipe.from_dict(values).optim.nesterov is True
+    values["optim"]["name"] = "adamw"
+    assert Recipe.from_dict(values).digest == BASE.with_({"optim": Optim("adamw")}).digest

@@ -20,6 +20,7 @@ from steadytrain import models
 from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.models import Built, Input
+from steadytrain.models.class_names import imagenet_synsets
 
 
 def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None = 32, **more: Any) -> Built:
@@ -231,3 +232,16 @@ def test_weights_fetched_once_need_no_network(hub: Path) -> None:
     assert new["fc.weight"].shape[0] == 10
     assert built.licence == "apache-2.0"
     assert built.notes == ("the classifier of 1,000 classes was replaced by a fresh one for 10",)
+
+
+def test_a_thousand_classes_of_other_names_do_not_get_imagenets_rows(hub: Path) -> None:
+    whole = models.build(Model("timm/resnet10t"), num_classes=1000, channels=3, size=64)
+    save_file(whole.module.state_dict(), fetched_before(hub))
+    shape: dict[str, Any] = {"num_classes": 1000, "channels": 3, "size": 64}
+    synsets = list(reversed(imagenet_synsets(1000)))
+    built = models.build(Model("timm/resnet10t", pretrained=True), classes=synsets, **shape)
+    assert torch.equal(built.module.fc.weight, whole.module.fc.weight.flip(0))
+    names = [f"kind {number}" for number in range(1000)]
+    built = models.build(Model("timm/resnet10t", pretrained=True), classes=names, **shape)
+    assert built.module.fc.weight.abs().max() < 0.06
+    assert "was replaced by a fresh one for kind 0, kind 1" in built.notes[0]

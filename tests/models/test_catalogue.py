@@ -34,6 +34,10 @@ def entry(name: str) -> Entry:
     return next(entry for entry in catalogue(name) if entry.name == name)
 
 
+def test_an_old_name_lists_what_timm_calls_it_now() -> None:
+    assert names("tv_resnet50") == names("timm/tv_resnet50") == ["timm/resnet50.tv_in1k"]
+
+
 def test_without_a_pattern_everything_is_listed_once_and_can_be_found_by_its_name() -> None:
     models = names("")
     assert tuple(models[: len(BUILT_IN)]) == BUILT_IN

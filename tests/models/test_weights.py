@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from steadytrain import models
 from steadytrain.config import Model, Precision
 from steadytrain.errors import ModelError
+from steadytrain.models.class_names import imagenet_synsets
 from steadytrain.models.weights import find_head, load_weights, under, without_prefixes
 from steadytrain.training.compute import precision
 
@@ -237,3 +240,172 @@ def test_a_head_is_found_where_nobody_named_it() -> None:
     net = nn.Sequential(nn.Conv2d(3, 10, 1), nn.Flatten(), nn.Linear(10, 10), nn.ReLU())
     assert find_head(net, 10) == ("2",)
     assert find_head(net, 11) == ()
+
+
+def named(folder: Path, classes: list[str] | None, count: int = 3) -> tuple[str, models.Built]:
+    """The file of a network with a classifier of these classes, and the network."""
+    first = network(classes=count)
+    return saved(folder, first.module.state_dict(), {"classes": classes} if classes else None), first
+
+
+def retrained(weights: str, classes: list[str], name: str = "digits") -> models.Built:
+    model = Model(name, weights=weights)
+    return models.build(model, num_classes=len(classes), channels=3, size=16, classes=classes)
+
+
+def test_rows_of_a_classifier_follow_the_names_of_the_classes(tmp_path: Path) -> None:
+    path, first = named(tmp_path, ["bus", "car", "truck"])
+    same = retrained(path, ["bus", "car", "truck"])
+    assert same.notes == ()
+    assert torch.equal(same.module.fc.weight, first.module.fc.weight)
+    built = retrained(path, ["Truck", "bus", "car"])
+    assert torch.equal(built.module.fc.weight, first.module.fc.weight[[2, 0, 1]])
+    assert torch.equal(built.module.fc.bias, first.module.fc.bias[[2, 0, 1]])
+    assert built.notes == ("the classifier's rows were put into the order of the data's classes",)
+
+
+def test_classes_of_other_names_get_a_fresh_classifier_though_they_are_as_many(tmp_path: Path) -> None:
+    path, first = named(tmp_path, ["bus", "car", "truck"])
+    for classes in (["bleeding", "polyp", "ulcer"], ["0", "1", "2"]):
+        built = retrained(path, classes)
+        assert built.module.fc.weight.abs().max() < 0.06 < first.module.fc.weight.abs().max()
+        assert not built.module.fc.bias.any()
+        loss = nn.functional.cross_entropy(built.module.eval()(torch.randn(15, 3, 16, 16)), torch.arange(15) % 3)
+        assert loss.item() == pytest.approx(1.099, abs=0.1)  # log 3
+        listed = ", ".join(classes)
+        replaced = f"the classifier of bus, car, truck was replaced by a fresh one for {listed}"
+        assert built.notes == (f"{replaced}: no class has the same name",)
+        body = [key for key in first.module.state_dict() if not under(key, first.head)]
+        assert all(torch.equal(first.module.state_dict()[key], built.module.state_dict()[key]) for key in body)
+
+
+@pytest.mark.parametrize(
+    ("classes", "rows", "note"),
+    [
+        (["bus", "car", "van"], [0, 1, None], "keeps the rows of 2 of 3 classes, by name (bus, car); new: van"),
+        (["ape", "car"], [None, 1], "keeps the rows of 1 of 2 classes, by name (car); new: ape"),
+        (["car", "truck"], [1, 2], "keeps the rows of the data's 2 classes of 3, by name"),
+        (
+            ["auk", "bus", "car", "elk", "truck"],
+            [None, 0, 1, None, 2],
+            "3 of 5 classes, by name (bus, car, truck); new",
+        ),
+    ],
+)
+def test_classes_of_the_same_name_keep_their_rows(
+    tmp_path: Path, classes: list[str], rows: list[int | None], note: str
+) -> None:
+    path, first = named(tmp_path, ["bus", "car", "truck"])
+    built = retrained(path, classes)
+    for place, row in enumerate(rows):
+        if row is None:
+            assert 0 < built.module.fc.weight[place].abs().max() < 0.06
+            assert not built.module.fc.bias[place].any()
+        else:
+            assert torch.equal(built.module.fc.weight[place], first.module.fc.weight[row])
+            assert torch.equal(built.module.fc.bias[place], first.module.fc.bias[row])
+    (said,) = built.notes
+    assert note in said
+
+
+def test_weights_that_name_no_classes_keep_their_rows_by_place_and_it_is_said(tmp_path: Path) -> None:
+    path, first = named(tmp_path, None)
+    built = retrained(path, ["ape", "bee", "cow"])
+    assert torch.equal(built.module.fc.weight, first.module.fc.weight)
+    assert built.notes == ("the weights name no classes: their 3 outputs are taken for ape, bee, cow, in this order",)
+
+
+def test_a_bare_classifier_of_1000_classes_is_taken_for_imagenets(tmp_path: Path) -> None:
+    path, first = named(tmp_path, None, 1000)
+    synsets = imagenet_synsets(1000)
+    assert retrained(path, list(synsets)).notes == ("the weights name no classes: they are taken for ImageNet's",)
+    turned = retrained(path, list(reversed(synsets)))
+    assert torch.equal(turned.module.fc.weight, first.module.fc.weight.flip(0))
+    numbers = retrained(path, [str(number) for number in range(1000)])
+    assert torch.equal(numbers.module.fc.weight, first.module.fc.weight)
+    assert "they are taken for the places of ImageNet's" in numbers.notes[0]
+    others = retrained(path, [f"kind {number}" for number in range(1000)])
+    assert torch.equal(others.module.fc.weight, first.module.fc.weight)
+    assert "1,000 outputs are taken for kind 0, kind 1," in others.notes[0]
+
+
+def test_two_classifiers_of_a_network_follow_the_names_alike(tmp_path: Path) -> None:
+    """A distilled transformer has two."""
+    shape: dict[str, Any] = {"channels": 3, "size": 32}
+    spec = {"options": {"depth": 1, "embed_dim": 32, "num_heads": 2}}
+    first = models.build(Model("timm/deit_tiny_distilled_patch16_224", **spec), num_classes=2, **shape)
+    state = {key: torch.randn_like(value) for key, value in first.module.state_dict().items()}
+    path = saved(tmp_path, state, {"classes": ["car", "bus"]})
+    model = Model("timm/deit_tiny_distilled_patch16_224", weights=path, **spec)
+    built = models.build(model, num_classes=2, classes=["bus", "car"], **shape)
+    assert built.head == ("head", "head_dist")
+    after = built.module.state_dict()
+    for key in ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"):
+        assert torch.equal(after[key], state[key].flip(0))
+
+
+def test_a_network_is_built_for_the_size_that_its_weights_were_trained_at(tmp_path: Path) -> None:
+    model = Model("timm/vit_tiny_patch16_224", options={"depth": 1})
+    first = models.build(model, num_classes=2, channels=3, size=64)
+    path = saved(tmp_path, first.module.state_dict(), {"input": {"size": 64}})
+    built = models.build(replace(model, weights=path), num_classes=2, channels=3, size=None)
+    assert built.input.size == 64
+    with torch.no_grad():
+        images = torch.randn(1, 3, 64, 64)
+        assert torch.equal(built.module.eval()(images), first.module.eval()(images))
+
+
+@pytest.mark.parametrize(
+    "prefix", ["net.", "backbone.", "module.model._orig_mod.", "timm_model.", "ema.module.", "a.b.c."]
+)
+def test_any_prefix_is_taken_off(tmp_path: Path, prefix: str) -> None:
+    first = network("resnet20")
+    state = {f"{prefix}{name}": value for name, value in first.module.state_dict().items()}
+    beside = {"criterion.weight": torch.ones(3), "val_acc.total": torch.zeros(1)}
+    path = saved(tmp_path, state | beside)
+    built = network("resnet20", weights=path)
+    assert built.notes == ("what lies beside the network is left out: criterion.weight, val_acc.total",)
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
+    assert models.num_outputs(Model("resnet20", weights=path)) == 10
+
+
+def test_wrappers_inside_a_network_are_taken_out(tmp_path: Path) -> None:
+    first = network("resnet20")
+    state = {name.replace("layer1.", "layer1.module._orig_mod."): v for name, v in first.module.state_dict().items()}
+    built = network("resnet20", weights=saved(tmp_path, state))
+    assert built.notes == ()
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
+
+
+def test_of_two_copies_the_average_is_taken_and_said(tmp_path: Path) -> None:
+    first = network("resnet20")
+    state = {f"model.{name}": value + 1 for name, value in first.module.state_dict().items()}
+    state |= {f"ema_model.module.{name}": value for name, value in first.module.state_dict().items()}
+    built = network("resnet20", weights=saved(tmp_path, state))
+    assert built.notes == ("the weights under ema_model are used, not those under model",)
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
+
+
+def test_entries_beside_a_network_are_left_out_and_a_larger_network_is_refused(tmp_path: Path) -> None:
+    first = network("resnet20")
+    state = first.module.state_dict()
+    extra = {"loss.weight": torch.ones(10), "total_ops": torch.zeros(1), "layer1.0.total_params": torch.zeros(1)}
+    built = network("resnet20", weights=saved(tmp_path, state | extra))
+    assert built.notes == ("what lies beside the network is left out: loss.weight",)
+    with pytest.raises(ModelError, match=r"not expected \(layer1.3.bn1"):
+        network("resnet20", weights=saved(tmp_path, network("resnet32").module.state_dict()))
+    lightning = {f"model.{name}": value for name, value in network("resnet32").module.state_dict().items()}
+    with pytest.raises(ModelError, match=r"not expected \(layer1.3.bn1"):
+        network("resnet20", weights=saved(tmp_path, lightning))
+
+
+@pytest.mark.parametrize("name", ["flexivit_small", "vit_tiny_patch16_224"])
+def test_positions_are_resized_as_timm_resizes_those_of_the_architecture(tmp_path: Path, name: str) -> None:
+    options: Any = {"depth": 1, "embed_dim": 48, "num_heads": 3}
+    first = timm.create_model(name, num_classes=4, **options)
+    nn.init.normal_(first.pos_embed)
+    path = saved(tmp_path, first.state_dict())
+    overlay = {"file": path, "num_classes": 4}
+    theirs = timm.create_model(name, True, overlay, overlay, num_classes=4, img_size=160, **options)
+    ours = models.build(Model(f"timm/{name}", weights=path, options=options), num_classes=4, channels=3, size=160)
+    assert torch.equal(ours.module.pos_embed, theirs.pos_embed)

@@ -7,9 +7,12 @@ import contextlib
 import os
 import pickle
 import zipfile
+from collections import defaultdict, deque
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -144,3 +147,61 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "nothing.pth")
     with pytest.raises(ModelError, match=r"is a folder: name a file in it, such as .*/model.safetensors"):
         read_weights(tmp_path)
+
+
+class AverageMeter:
+    """A class of a user's training script."""
+
+    def __init__(self) -> None:
+        self.values = [0.5]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise AssertionError("code of the file's class was run")
+
+
+class Settings(dict[str, Any]):
+    """A user's class of dictionaries, such as yacs' and Lightning's."""
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"best_acc": np.float64(0.71)},
+        {"history": np.arange(4.0), "random": np.random.default_rng(0).bit_generator.state},
+        {"args": argparse.Namespace(output=Path("/x"), when=datetime(2026, 1, 2), seen={1, 2})},
+        {"log": defaultdict(list, {"loss": [1.0]}), "last": deque([1, 2], maxlen=2)},
+        {"meter": AverageMeter(), "settings": Settings(lr=0.1, nested=Settings(a=AverageMeter()))},
+        {"optimizer": {"state": {0: {"exp_avg": torch.zeros(9), "step": 3}}, "param_groups": [{"lr": 0.1}]}},
+    ],
+    ids=lambda value: " ".join(value),
+)
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_else_scripts_keep_in_a_checkpoint_is_left_unread(
+    tmp_path: Path, beside: dict[str, Any], legacy: bool
+) -> None:
+    path = tmp_path / "last.ckpt"
+    torch.save({**beside, "epoch": 3, "state_dict": STATE}, path, _use_new_zipfile_serialization=not legacy)
+    file = read_weights(path)
+    assert set(file.tensors) == set(STATE)
+    assert all(torch.equal(file.tensors[name], STATE[name]) for name in STATE)
+
+
+def test_a_whole_loss_beside_the_weights_is_left_unread(tmp_path: Path) -> None:
+    torch.save({"criterion": torch.nn.CrossEntropyLoss(torch.ones(2)), "model": STATE}, tmp_path / "a.pth")
+    assert set(read_weights(tmp_path / "a.pth").tensors) == set(STATE)
+
+
+@pytest.mark.parametrize(
+    ("value", "averaged"),
+    [
+        ({"net": STATE, "acc": 92.1, "epoch": 3}, None),
+        ({"ckpt": {"network": {"params": STATE}}, "optim": {"m": {str(k): torch.zeros(1) for k in range(9)}}}, None),
+        ({"student": {key: value + 1 for key, value in STATE.items()}, "teacher": STATE}, "teacher"),
+        (Settings(weights=Settings(STATE)), None),
+    ],
+)
+def test_weights_are_found_under_any_key(tmp_path: Path, value: Any, averaged: str | None) -> None:
+    torch.save(value, tmp_path / "a.pt")
+    file = read_weights(tmp_path / "a.pt")
+    assert file.averaged == averaged
+    assert all(torch.equal(file.tensors[name], STATE[name]) for name in STATE)

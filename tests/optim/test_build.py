@@ -60,10 +60,11 @@ def test_an_update_that_fp16_skips_leaves_no_trace(name: str) -> None:
     assert torch.equal(train(parameter, optimizer, range(3)), expected)
 
 
-def test_zero_momentum_at_the_start_changes_nothing() -> None:
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_sgd_and_nag_are_torchs_and_zero_momentum_at_the_start_changes_nothing(name: str) -> None:
     ours, theirs = filters(), filters()
-    optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    assert torch.equal(train(ours, make([ours]), range(4)), train(theirs, optimizer, range(4)))
+    optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, nesterov=name == "nag", weight_decay=5e-4)
+    assert torch.equal(train(ours, make([ours], name), range(4)), train(theirs, optimizer, range(4)))
 
 
 def test_adamw_is_torchs_own() -> None:

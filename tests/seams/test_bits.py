@@ -48,7 +48,7 @@ def recipe(pack: Path) -> st.Recipe:
     return st.Recipe(
         data=st.Data(train=str(pack), holdout=0.2, pad=1),
         model=st.Model("digits"),
-        optim=st.Optim("sgd", lr=0.05),
+        optim=st.Optim("sgd", nesterov=True, lr=0.05),
         budget=st.Budget(epochs=2),
         parallel=st.Parallel(device="cpu", threads=1, compute_threads=1),
         every=st.Every(log_steps=3, save_steps=5, keep=9),

@@ -14,6 +14,7 @@ import steadytrain as st
 from steadytrain.cli import main
 from steadytrain.config.defaults import FINETUNED_MODELS
 from steadytrain.errors import ModelError, RecipeError
+from steadytrain.events import Noticed
 from steadytrain.models.registry import licence_kind, pretrained_licence
 
 QUICK = {"model.name": "mlp", "budget.epochs": 1, "parallel.device": "cpu"}
@@ -87,6 +88,66 @@ def test_the_model_to_fine_tune_is_the_first_whose_weights_are_here(work: Path) 
     assert recipe.model.name == "timm/resnet18" and recipe.model.pretrained
     assert any("timm/resnet18 (Apache-2.0), whose weights are on this machine" in line for line in lines)
     assert recipe.model.batch_norm == "frozen" and recipe.batch_size == 2
+
+
+def test_naming_the_updates_or_the_epochs_replaces_the_other(write_digits: Callable[[Path, int, int], Path]) -> None:
+    write_digits(Path("digits"), 60, 3)
+    budget = st.default_recipe("digits", {"model.name": "mlp", "budget.steps": 6}).budget
+    assert (budget.steps, budget.epochs) == (6, None)
+    recipe = st.default_recipe("digits", QUICK).with_({"budget.steps": 6})
+    assert (recipe.budget.steps, recipe.budget.epochs) == (6, None)
+    assert recipe.with_({"budget.epochs": 2}).budget.steps is None
+    with pytest.raises(RecipeError, match="epochs or steps, not both"):
+        recipe.with_({"budget.epochs": 2, "budget.steps": 6})
+
+
+def test_classes_that_are_balanced_twice_are_announced(write_digits: Callable[[Path, int, int], Path]) -> None:
+    write_digits(Path("digits"), 60, 3)
+    changes = {**QUICK, "data.balance": "classes", "optim.class_weights": "balanced"}
+    for number, change in enumerate(({}, {"data.balance": "none"}, {"optim.class_weights": "none"})):
+        run = st.Run.create(f"runs/{number}", st.default_recipe("digits", {**changes, **change}))
+        lines = [event.message for event in st.steps(run) if isinstance(event, Noticed)]
+        assert any("so that they count twice" in line for line in lines) is (number == 0)
+
+
+def test_without_weights_nothing_is_frozen_as_if_there_were_some(
+    write_digits: Callable[[Path, int, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_digits(Path("digits"), 60, 3)
+    scratch = {**QUICK, "model.name": "timm/resnet10t", "model.pretrained": False}
+    lines: list[str] = []
+    recipe = st.default_recipe("digits", scratch, finetune=True, say=lines.append)
+    assert recipe.model.batch_norm == "train"
+    assert "no weights to start from: timm/resnet10t is trained from scratch, for which steady train is made" in lines
+    own = {"model.name": "torchvision.models:resnet18", "model.pretrained": False}
+    assert st.default_recipe("digits", {**QUICK, **own}, finetune=True).model.batch_norm == "frozen"
+    words = ["--model", "timm/resnet10t", "--set", "model.pretrained=false", "--set", "model.batch_norm=frozen"]
+    assert main(["finetune", "digits", *words]) == 2
+    assert "timm/resnet10t starts without any: leave it out, or start from weights" in capsys.readouterr().err
+    assert main(["train", "digits", "--model", "resnet20", "--set", "model.batch_norm=frozen"]) == 2
+
+
+def test_what_contradicts_the_weights_is_said(write_digits: Callable[[Path, int, int], Path]) -> None:
+    write_digits(Path("digits"), 60, 3)
+    first = st.train(st.Run.create("runs/a", st.default_recipe("digits", QUICK))).run
+
+    def said(**changes: object) -> list[str]:
+        changes = {**QUICK, **{key.replace("__", "."): value for key, value in changes.items()}}
+        run = st.Run.create(f"runs/{len(list(Path('runs').iterdir()))}", st.default_recipe("digits", changes))
+        return [event.message for event in st.steps(run) if isinstance(event, Noticed)]
+
+    tuned = {"model__weights": str(first.weights)}
+    (line,) = [line for line in said(data__mean=[0.5], **tuned) if "data.mean" in line]
+    assert line.startswith(f"data.mean is 0.5, and the weights of {first.weights} were trained with 0.")
+    assert not any("data.mean" in line for line in said(**tuned))
+    assert not any("data.mean" in line for line in said(data__mean=[0.5]))  # there are no weights
+    assert any(
+        line.startswith("model.train=head keeps parts of mlp as they start") for line in said(model__train="head")
+    )
+    assert not any("keeps parts" in line for line in said(model__train="head", **tuned))
+    recipe = st.default_recipe("digits", {**QUICK, "model.name": "resnet20"})
+    frozen = st.Run.create("runs/frozen", recipe.with_({"model.batch_norm": "frozen"}))
+    assert any("so that it hardly learns" in e.message for e in st.steps(frozen) if isinstance(e, Noticed))
 
 
 def test_the_weights_of_every_default_model_are_free() -> None:

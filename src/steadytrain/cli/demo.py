@@ -51,7 +51,7 @@ def demo(
     recipe = Recipe(
         data=Data(train=str(rec), pad=1, holdout=0.2),
         model=Model("digits"),
-        optim=Optim("sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1),
+        optim=Optim("sgd", nesterov=True, lr=0.1, weight_decay=5e-4, warmup_epochs=1),
         budget=Budget(epochs=20),
         batch_size=64,
         seed=seed,

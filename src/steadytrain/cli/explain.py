@@ -127,7 +127,7 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     is_stale = parallel.engine == "async" and parallel.staleness != 0
     momentum = f"momentum {optim.momentum:g}{' of each worker' * is_stale}"
     constants = {
-        "sgd": f"{'Nesterov ' * optim.nesterov}{momentum}",
+        "sgd": f"{'Nesterov ' * bool(optim.nesterov)}{momentum}",
         "nag": momentum,
         **dict.fromkeys(ADAMS, f"betas {optim.betas[0]:g} and {optim.betas[1]:g}"),
     }.get(optim.name, "")

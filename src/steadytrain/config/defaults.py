@@ -91,10 +91,18 @@ def usual_recipe(train: str, *, model: str | None = None, finetune: bool, small:
         )
     if small:  # CIFAR's recipe: He et al. 2016, section 4.2, with a cosine instead of two drops
         model, epochs = model or SMALL_MODEL, 30
-        optim = Optim("sgd", lr=0.1, base_batch_size=128, weight_decay=5e-4, warmup_epochs=0.5)
+        optim = Optim("sgd", nesterov=True, lr=0.1, base_batch_size=128, weight_decay=5e-4, warmup_epochs=0.5)
     else:  # ImageNet's: Goyal et al. 2017, with the cosine and label smoothing of He et al. 2019
         model, epochs = model or LARGE_MODEL, 90
-        optim = Optim("sgd", lr=0.1, base_batch_size=256, weight_decay=5e-5, warmup_epochs=5, label_smoothing=0.1)
+        optim = Optim(
+            "sgd",
+            nesterov=True,
+            lr=0.1,
+            base_batch_size=256,
+            weight_decay=5e-5,
+            warmup_epochs=5,
+            label_smoothing=0.1,
+        )
     return Recipe(data=Data(train=train), model=Model(model), optim=optim, budget=Budget(epochs=epochs), batch_size=128)
 
 
@@ -109,8 +117,7 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     Raises:
         RecipeError: an unknown key or a value that cannot be, by its name.
     """
-    values, in_file = defaults.to_dict(), file_values.get("optim")
-    chosen = {**(in_file if isinstance(in_file, Mapping) else {})}
+    values, chosen = defaults.to_dict(), dict(_table(file_values, "optim"))
     chosen |= {key.removeprefix("optim."): value for key, value in changes.items() if key.startswith("optim.")}
     optimizer = chosen.get("name")
     is_usual = optimizer in (None, defaults.optim.name) or {optimizer, defaults.optim.name} == {"sgd", "nag"}
@@ -119,6 +126,15 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         if optimizer not in USUAL_VALUES and is_known:
             raise RecipeError(f"optim.name is {optimizer!r}, which has no usual learning rate: choose one with --lr")
         values["optim"] |= USUAL_VALUES.get(str(optimizer), {})  # SGD's rates are a hundred times too high for AdamW
+    if optimizer == "sgd" and chosen.get("nesterov") is None:
+        values["optim"]["nesterov"] = None  # by its name, it has none
+    model = dict(_table(file_values, "model"))
+    model |= {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
+    has_weights = bool(model.get("pretrained", defaults.model.pretrained) or model.get("weights"))
+    if not has_weights and ":" not in str(model.get("name", defaults.model.name)):
+        values["model"]["batch_norm"] = (
+            Model.batch_norm
+        )  # there are no statistics to keep; the user's own may bring some
     if parse_loss(str(chosen.get("loss", "auto"))).is_factory:
         values["optim"]["label_smoothing"] = 0.0  # the user's own loss smooths as it likes
     is_adamw = defaults.optim.name == "adamw" and optimizer in (None, "adamw")
@@ -180,9 +196,14 @@ def write_toml(recipe: Recipe, usual: Recipe, reasons: Mapping[str, str]) -> tup
 
 def _train(file_values: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """Return the ``model.train`` that a user chose; empty where there is none."""
-    in_file = file_values.get("model")
-    train = changes.get("model.train", in_file.get("train") if isinstance(in_file, Mapping) else None)
+    train = changes.get("model.train", _table(file_values, "model").get("train"))
     return train if isinstance(train, str) else ""
+
+
+def _table(file_values: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Return a part of a recipe file; empty where it has none, or something else in its place."""
+    table = file_values.get(part)
+    return table if isinstance(table, Mapping) else {}
 
 
 def fit_to_data(recipe: Recipe, num_images: int, *, chosen: Container[str], ranks: int = 1) -> Recipe:

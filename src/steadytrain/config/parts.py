@@ -196,7 +196,7 @@ class Optim:
         base_batch_size: scale the learning rate linearly: ``lr * batch_size / base_batch_size`` is used (Goyal et al.
             2017). None uses ``lr`` as it is.
         momentum: momentum of ``sgd`` and ``nag``, from 0 to below 1.
-        nesterov: use Nesterov momentum in ``sgd``.
+        nesterov: use Nesterov momentum in ``sgd``. None does not, as in torch and MXNet; ``nag`` always does.
         betas: the two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.
         eps: added to the denominator of the same optimizers, above 0.
         weight_decay: weight decay, 0 or more; norms and biases are exempt.
@@ -238,7 +238,7 @@ class Optim:
     lr: float = 0.1
     base_batch_size: int | None = None
     momentum: float = 0.9
-    nesterov: bool = True
+    nesterov: bool | None = None
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 5e-4
@@ -262,6 +262,8 @@ class Optim:
 
     def __post_init__(self) -> None:
         check_types(self, "optim")
+        if self.nesterov is None:  # a recipe says which momentum; where it means nothing it is True, as it always was
+            object.__setattr__(self, "nesterov", self.name != "sgd")
         is_other = self.name.startswith("timm/") or FACTORY.fullmatch(self.name)
         if self.name not in OPTIMIZERS and not is_other:
             near = did_you_mean(self.name, OPTIMIZERS)

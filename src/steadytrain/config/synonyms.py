@@ -100,7 +100,7 @@ OTHERWISE = {
     ),
     "augment": "--set data.augment=resized-crop, pad-crop or none",
     **dict.fromkeys(("train-size-schedule", "progressive-resizing"), "--grow-size 128@0,160@6,192@12"),
-    "nesterov": "--set optim.nesterov=true, which is usual",
+    "nesterov": "--optimizer nag; the default recipe of steady train has it too",
     "betas": "--set optim.betas=[0.9,0.999]",
 }
 """Word -> what to give instead: the same in other words, or what comes nearest."""

@@ -10,8 +10,12 @@ from steadytrain.models.build import num_outputs as num_outputs
 from steadytrain.models.build import require_weights as require_weights
 from steadytrain.models.build import try_forward as try_forward
 from steadytrain.models.groups import first_epochs as first_epochs
+from steadytrain.models.groups import lacks_statistics as lacks_statistics
 from steadytrain.models.groups import parameter_groups as parameter_groups
 from steadytrain.models.groups import set_train_mode as set_train_mode
+from steadytrain.models.objects import OBJECT as OBJECT
+from steadytrain.models.objects import Given as Given
+from steadytrain.models.objects import name_model as name_model
 from steadytrain.models.registry import BUILT_IN as BUILT_IN
 from steadytrain.models.registry import find as find
 from steadytrain.models.registry import has_local_weights as has_local_weights

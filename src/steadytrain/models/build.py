@@ -6,8 +6,9 @@ import importlib
 import inspect
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,14 @@ from steadytrain.interop.mxnet import checkpoint as mxnet
 from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import translate
 from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
+from steadytrain.models.class_names import OutputNames, imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
-from steadytrain.models.registry import Source, fetched_file, find, licence_note
+from steadytrain.models.objects import OBJECT, find_given
+from steadytrain.models.registry import Source, current_name, fetched_file, find, licence_note
 from steadytrain.models.weights import (
     NETWORK_ERRORS,
     Input,
+    WeightsFile,
     find_head,
     head_note,
     load_weights,
@@ -74,7 +78,14 @@ class Built:
 
 
 def build(
-    model: Model, *, num_classes: int, channels: int, size: int | None, allow_import: bool = False, symbol: str = ""
+    model: Model,
+    *,
+    num_classes: int,
+    channels: int,
+    size: int | None,
+    classes: Sequence[str] = (),
+    allow_import: bool = False,
+    symbol: str = "",
 ) -> Built:
     """Build what the recipe names. Fresh parameters are drawn from torch's global generator: seed it before.
 
@@ -82,7 +93,9 @@ def build(
         model: name, weights and options.
         num_classes: outputs.
         channels: of the images: 1 or 3.
-        size: side of the images in pixels; None: the model's own (``Built.input.size``), or 224.
+        size: side of the images in pixels; None: that of the weights' file, else the model's own
+            (``Built.input.size``), or 224.
+        classes: names of the outputs, which the rows of the weights' classifier follow; empty: they stay in its order.
         allow_import: import a ``pkg.mod:factory``; only if the user named it on this command line.
         symbol: of an ``mxnet:`` model, the graph that a weights file holds: its own files are not looked for.
 
@@ -93,14 +106,18 @@ def build(
     if symbol and source.kind == "mxnet":
         network = build_network(parse_symbol(symbol, where=model.name), channels=channels, size=size or 224)
         return Built(network.module, source.name, Input(channels=channels), _head(network.head), symbol=symbol)
-    built = _make(source, model, num_classes=num_classes, channels=channels, size=size)
+    file = None
+    if model.weights is not None and not _is_params(model.weights):
+        file = read_weights(Path(model.weights))
+        size = size or (file.input and file.input.size)
+    built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     side = size or built.input.size or 224
     try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
-    if model.weights is None or (source.kind == "mxnet" and _is_params(model.weights)):
+    if file is not None:
+        return _load_file(built, file, str(model.weights), classes)
+    if model.weights is None or source.kind == "mxnet":
         return built
-    if _is_params(model.weights):
-        return _load_params(built, source, model)
-    return _load_file(built, str(model.weights))
+    return _load_params(built, source, model, classes)
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
@@ -172,9 +189,12 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
         if isinstance(output, Tensor) and output.shape == (2, num_classes):
             return
         kind = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        remedy = "set the option that makes it one (--set model.options.NAME=VALUE)"
+        if name.startswith(OBJECT):
+            remedy = "give it such a last layer, or give a function of num_classes"
         raise ModelError(
             f"{name} gives {kind} for two images{when}; a classifier for {num_classes} classes gives"
-            f" [2, {num_classes}]: set the option that makes it one (--set model.options.NAME=VALUE)"
+            f" [2, {num_classes}]: {remedy}"
         )
 
     def forward_zeros() -> object:
@@ -212,14 +232,14 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
         module.train(was_training)
 
 
-def _load_file(built: Built, path: str) -> Built:
-    file = read_weights(Path(path))
+def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str]) -> Built:
     notes = list(built.notes)
     if file.averaged:
         notes.append(f"the averaged weights ({file.averaged}) of {path} are used")
     names = built.module.state_dict() if built.symbol else file.tensors.keys()  # a cut graph has fewer
     tensors = {name: value for name, value in file.tensors.items() if name in names}
-    notes += load_weights(built.module, tensors, head=built.head, what=f"the weights of {path} and {built.name}")
+    what = f"the weights of {path} and {built.name}"
+    notes += load_weights(built.module, tensors, head=built.head, what=what, names=file.names, classes=classes)
     if file.licence not in ("", "unknown") and (note := licence_note(file.licence)):
         notes.append(note)
     guessed = file.input is None and built.input.mean is not None
@@ -235,7 +255,7 @@ def _head(name: str) -> tuple[str, ...]:
     return (name,) if name else ()
 
 
-def _load_params(built: Built, source: Source, model: Model) -> Built:
+def _load_params(built: Built, source: Source, model: Model, classes: Sequence[str]) -> Built:
     """Load MXNet's weights into a network that is not made of its symbol, but computes the same."""
     path = str(model.weights)
     checkpoint = mxnet.open_checkpoint(path)
@@ -243,7 +263,8 @@ def _load_params(built: Built, source: Source, model: Model) -> Built:
     plain = Model(model.name, options=model.options)
     same = _make(source, plain, num_classes=network.num_outputs, channels=network.channels, size=network.size)
     state, _ = translate(network, network.state(checkpoint.params), same.module, name=built.name)
-    notes = load_weights(built.module, state, head=built.head, what=f"the weights of {path} and {built.name}")
+    what, names = f"the weights of {path} and {built.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
+    notes = load_weights(built.module, state, head=built.head, what=what, names=names, classes=classes)
     mean, std, reason = checkpoint.scaling
     input = replace(built.input, mean=mean, std=std, channels=network.channels)
     return replace(
@@ -260,7 +281,9 @@ def _scaling_note(reason: str) -> list[str]:
     return [f"MXNet's files do not say how images were scaled; assumed: {reason}"] if reason else []
 
 
-def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+def _make_mxnet(
+    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
+) -> Built:
     """Make the module of an MXNet checkpoint, with its weights where the recipe asks for them."""
     known = ["layer_before_fullc"]
     for option in model.options:
@@ -285,8 +308,9 @@ def _make_mxnet(source: Source, model: Model, *, num_classes: int, channels: int
     loads = model.pretrained or params is not None
     if loads:
         path = checkpoint.require_params()
-        names = f"the weights of {path} and {source.name}"
-        notes += load_weights(network.module, network.state(checkpoint.params), head=head, what=names)
+        what, names = f"the weights of {path} and {source.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
+        state = network.state(checkpoint.params)
+        notes += load_weights(network.module, state, head=head, what=what, names=names, classes=classes)
         mean, std, reason = checkpoint.scaling
         notes += _scaling_note(reason)
     input = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
@@ -325,14 +349,18 @@ def _make_torchvision(source: Source, model: Model, *, num_classes: int, channel
     return Built(module, source.name, input, find_head(module, num_classes))
 
 
-def _make(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+def _make(
+    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str] = ()
+) -> Built:
     """The network as its maker gives it, without the user's weights file."""
     if source.kind == "timm":
-        return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size)
+        return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if source.kind == "mxnet":
-        return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size)
+        return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if source.kind == "torchvision":
         return _make_torchvision(source, model, num_classes=num_classes, channels=channels)
+    if source.kind == "object":
+        return _make_object(source, model, num_classes=num_classes, channels=channels, size=size)
     if source.kind == "import":
         return _make_imported(source.inner, model, num_classes=num_classes, channels=channels, size=size)
     name = source.inner
@@ -386,6 +414,24 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
     if not callable(factory):
         near = did_you_mean(name, [known for known in dir(package) if not known.startswith("_")])
         raise ModelError(f"{place} has no factory {name!r}.{near}")
+    return _call_own(inner, factory, model, num_classes=num_classes, channels=channels, size=size)
+
+
+def _make_object(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+    """Copy the module that Python code gave, with its weights, or call its function."""
+    given = find_given(source.name)
+    if not isinstance(given, nn.Module):
+        return _call_own(source.name, given, model, num_classes=num_classes, channels=channels, size=size)
+    if model.options:
+        raise ModelError(f"model.options are arguments of a function, and {source.name} is a module: leave them out")
+    module = deepcopy(given).to("cpu", torch.float32).requires_grad_(True)
+    return Built(module, source.name, Input(channels=channels), find_head(module, num_classes))
+
+
+def _call_own(
+    inner: str, factory: Callable[..., Any], model: Model, *, num_classes: int, channels: int, size: int | None
+) -> Built:
+    """Call a user's function with what it takes."""
     try:
         takes = set(inspect.signature(factory).parameters)
     except (TypeError, ValueError):  # made in C
@@ -402,7 +448,9 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
     return Built(module, inner, Input(channels=channels), find_head(module, num_classes))
 
 
-def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+def _make_timm(
+    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
+) -> Built:
     """Build timm's network, with the hub's weights if the recipe asks for them.
 
     ``size`` is passed on only to networks whose parameters depend on it (their configuration says so).
@@ -443,14 +491,19 @@ def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int,
     names = (config.classifier,) if isinstance(config.classifier, str) else tuple(config.classifier or ())
     modules = dict(module.named_modules())
     head = tuple(part for part in names if part in modules) or find_head(module, num_classes)
-    built = Built(module, name, input.with_channels(channels), head)
+    plain = model.name.removeprefix("timm/")
+    notes = [] if current_name(plain) == plain else [f"{plain} is an old name of timm's: it is {name} now"]
+    built = Built(module, name, input.with_channels(channels), head, notes=tuple(notes))
     if not model.pretrained:
         return built
     licence = config.license or "unknown"
-    notes = [note for note in (licence_note(licence),) if note]
+    notes += [note for note in (licence_note(licence),) if note]
     if num_classes != config.num_classes:
         reset_head(module, head)
         notes.append(head_note(config.num_classes, num_classes))
+    elif classes:
+        names, state = imagenet_names(num_classes), module.state_dict()
+        notes += load_weights(module, state, head=head, what=f"the weights of {name}", names=names, classes=classes)
     tag = f".{config.tag}" if config.tag else ""
     return replace(built, licence=licence, notes=tuple(notes), weights=f"timm/{config.architecture}{tag}")
 

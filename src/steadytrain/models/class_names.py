@@ -43,6 +43,25 @@ def names_of_synsets(synsets: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class OutputNames:
+    """What the outputs of a classifier are called, in their order.
+
+    Args:
+        names: of the classes; empty where nothing says them.
+        synsets: of the same classes; empty where they have none.
+    """
+
+    names: tuple[str, ...] = ()
+    synsets: tuple[str, ...] = ()
+
+
+def imagenet_names(num_classes: int) -> OutputNames:
+    """Name the outputs of an ImageNet classifier; empty where no set of ImageNet's classes has so many."""
+    synsets = imagenet_synsets(num_classes)
+    return OutputNames(names_of_synsets(synsets), synsets)
+
+
+@dataclass(frozen=True)
 class Match:
     """The model's class for one class of a data set.
 

@@ -80,6 +80,16 @@ def parameter_groups(
     return list(groups.values())
 
 
+def lacks_statistics(module: nn.Module) -> bool:
+    """Return whether a network has batch norms, all of them with the statistics that they are made with."""
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.running_mean is not None]
+    return bool(norms) and not any(
+        bool(part.running_mean.any()) or bool((part.running_var != 1).any())
+        for part in norms
+        if part.running_mean is not None and part.running_var is not None
+    )
+
+
 def set_train_mode(
     built: Built,
     train: str,

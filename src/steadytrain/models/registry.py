@@ -16,18 +16,24 @@ from urllib.parse import urlparse
 from steadytrain.errors import ModelError, did_you_mean
 from steadytrain.interop.mxnet.files import PREFIX
 from steadytrain.models.nets import BUILTINS, CHANNELS, SIZES
+from steadytrain.models.objects import OBJECT, find_given
 
 BUILT_IN = tuple(BUILTINS)
 """Names of the built-in nets."""
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
+HUB = re.compile(
+    r"(?:hf-hub:|hf_hub:|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(?P<repository>[^?#]*)", re.IGNORECASE
+)
+"""How timm's users and browsers write a repository of the Hugging Face hub."""
+
 
 @dataclass(frozen=True)
 class Source:
     """Where a model comes from, and its name there."""
 
-    kind: Literal["built-in", "timm", "torchvision", "mxnet", "import"]
+    kind: Literal["built-in", "timm", "torchvision", "mxnet", "import", "object"]
     inner: str
 
     @property
@@ -35,15 +41,18 @@ class Source:
         """The full name, such as ``timm/resnet50``."""
         if self.kind == "mxnet":
             return f"{PREFIX}{self.inner}"
+        if self.kind == "object":
+            return f"{OBJECT}{self.inner}"
         return f"{self.kind}/{self.inner}" if self.kind in ("timm", "torchvision") else self.inner
 
 
 def find(name: str, *, allow_import: bool = False) -> Source:
-    """Find out what a model's name means.
+    """Find out what a model's name means. A name that timm has replaced by another one means that one.
 
     Args:
         name: ``timm/NAME`` or ``timm/NAME.TAG``, a built-in, a plain name that only timm has, ``torchvision/NAME``,
-            ``mxnet:FILES`` (see :mod:`steadytrain.interop.mxnet.files`), ``pkg.mod:factory``.
+            ``mxnet:FILES`` (see :mod:`steadytrain.interop.mxnet.files`), ``pkg.mod:factory``, a repository of timm's on
+            the hub (``hf-hub:timm/NAME.TAG``), or an object that was given (:mod:`steadytrain.models.objects`).
         allow_import: whether a factory may be imported; so only if the user named it on this command line.
 
     Raises:
@@ -51,6 +60,11 @@ def find(name: str, *, allow_import: bool = False) -> Source:
     """
     if name.startswith(PREFIX):
         return Source("mxnet", name.removeprefix(PREFIX))
+    if name.startswith(OBJECT):
+        find_given(name)
+        return Source("object", name.removeprefix(OBJECT))
+    if hub := HUB.fullmatch(name):
+        name = _timm_name(name, hub["repository"].strip("/").partition("@")[0])
     if _FACTORY.fullmatch(name):
         if not allow_import:
             raise ModelError(
@@ -69,16 +83,71 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         return Source("torchvision", inner)
     import timm.models
 
-    inner = name.removeprefix("timm/")
+    inner = current_name(name.removeprefix("timm/"))
     architecture, dot, tag = inner.partition(".")
     if not timm.models.is_model(architecture):
-        choices = [*(() if name.startswith("timm/") else BUILT_IN), *timm.models.list_models()]
-        raise ModelError(f"there is no model {name!r}.{did_you_mean(architecture, choices)}")
+        raise ModelError(f"there is no model {name!r}.{_hint(name)}")
     if dot:
         tags = [full.partition(".")[2] for full in timm.models.list_pretrained(f"{architecture}.*")]
         if tag not in tags:
             raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {', '.join(tags) or 'none'}")
     return Source("timm", inner)
+
+
+def current_name(inner: str) -> str:
+    """Return the name that timm has now for one of its models or weights; another name as it is.
+
+    timm still builds a model by a name of earlier releases, but knows its weights' configuration and licence by the
+    current one only.
+
+    Args:
+        inner: without ``timm/``, with or without a tag.
+
+    Raises:
+        ModelError: timm has removed the model.
+
+    >>> current_name("tf_efficientnet_b0_ns"), current_name("resnet50"), current_name("tv_resnet50.tv2_in1k")
+    ('tf_efficientnet_b0.ns_jft_in1k', 'resnet50', 'resnet50.tv2_in1k')
+    """
+    import timm.models
+
+    architecture, dot, tag = inner.partition(".")
+    deprecated = timm.models.get_deprecated_models()
+    if architecture not in deprecated:
+        return inner
+    current = deprecated[architecture]
+    if current is None:
+        raise ModelError(f"timm has removed {architecture} and names no other model for it: choose one (steady models)")
+    return f"{current.partition('.')[0]}.{tag}" if dot else current
+
+
+def _timm_name(name: str, repository: str) -> str:
+    """Return the model of timm that a repository of the hub holds. Raises ModelError where it is none of timm's."""
+    owner, _, inner = repository.partition("/")
+    if owner == "timm" and inner:
+        return f"timm/{inner}"
+    raise ModelError(
+        f"{name} is no repository of timm's own (hf-hub:timm/NAME), and steadytrain does not fetch from others: fetch"
+        f" its weights (hf download {repository or 'OWNER/NAME'}), and give the file with --weights FILE and its"
+        " network with --model NAME"
+    )
+
+
+def _hint(name: str) -> str:
+    """A hint on a name that is no model: what it is elsewhere, and the nearest names."""
+    import timm.models
+
+    if name.startswith("local-dir:"):
+        folder = name.partition(":")[2]
+        return f" For a folder of weights, give --weights {Path(folder) / 'model.safetensors'} and --model NAME"
+    owner, slash, inner = name.rpartition("/")
+    choices = [*(() if owner == "timm" else BUILT_IN), *timm.models.list_models()]
+    plain = (inner if slash else name).partition(".")[0].casefold()
+    same = [choice for choice in choices if _letters(choice) == _letters(plain)]
+    near = f" Did you mean {' or '.join(same)}?" if same else did_you_mean(plain, choices)
+    if slash and owner not in ("timm", "torchvision"):
+        return f" Names of the hub, OWNER/NAME, are not known here, except timm's.{near}"
+    return near or " steady models PATTERN lists what there is"
 
 
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}
@@ -173,6 +242,8 @@ def catalogue(pattern: str = "", *, tags: bool = False) -> list[Entry]:
     """
     import timm.models
 
+    if (plain := pattern.removeprefix("timm/")) != (current := current_name(plain)):
+        pattern = current
     tags = tags or "." in pattern
     of_timm = timm.models.list_pretrained() if tags else timm.models.list_models()
     names = [*(() if tags else BUILTINS), *(f"timm/{name}" for name in of_timm)]
@@ -214,18 +285,23 @@ def _near(pattern: str, names: Sequence[str]) -> str:
     if "." in plain:
         return did_you_mean(plain, names)
     architectures = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    letters = re.sub(r"[^0-9a-z]", "", plain)
-    begin_so = [name for name in architectures if letters and re.sub(r"[^0-9a-z]", "", name).startswith(letters)]
+    letters = _letters(plain)
+    begin_so = [name for name in architectures if letters and _letters(name).startswith(letters)]
     if begin_so:  # the shortest: what is longer is a variant of it
         return f" Did you mean {' or '.join(sorted(begin_so, key=len)[:3])}?"
     return did_you_mean(plain, dict.fromkeys([*architectures, *(re.split(r"[\d_]", name)[0] for name in names)]))
+
+
+def _letters(name: str) -> str:
+    """Letters and digits alone: resnet-50 and ResNet50 are one."""
+    return re.sub(r"[^0-9a-z]", "", name.casefold())
 
 
 def has_local_weights(name: str) -> bool:
     """Return whether the weights of one of timm's models were fetched to this machine."""
     import timm.models
 
-    config = timm.models.get_pretrained_cfg(name.removeprefix("timm/"))
+    config = timm.models.get_pretrained_cfg(current_name(name.removeprefix("timm/")))
     return config is not None and fetched_file(config) is not None
 
 

@@ -18,6 +18,7 @@ from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.config.batches import parse_sizes
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
+from steadytrain.config.factories import FACTORY
 from steadytrain.config.parts import listed_gpus
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
@@ -213,7 +214,12 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     if size is None and not has_weights and data.train.largest_side <= SMALL:
         size = data.train.largest_side
     built = models.build(
-        recipe.model, num_classes=len(data.classes), channels=channels, size=size, allow_import=allow_import
+        recipe.model,
+        num_classes=len(data.classes),
+        channels=channels,
+        size=size,
+        classes=data.classes,
+        allow_import=allow_import,
     )
     spec, card, default = recipe.data, data.train.card, built.input
     mean, std = (default.mean, default.std) if has_weights else (None, None)
@@ -297,9 +303,16 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
         )
     if recipe.optim.class_weights == "none" and recipe.data.balance == "none":
         yield from rare_class_remark(data)
+    if recipe.optim.class_weights == "balanced" and recipe.data.balance == "classes":
+        yield (
+            "--balance classes shows all classes equally often, and --class-weights balanced weighs rare ones as if it"
+            " did not, so that they count twice: leave one of them out"
+        )
     if built.scaling_guessed:
         mean, std = ("the recipe's" if is_set else f"{built.name}'s" for is_set in (recipe.data.mean, recipe.data.std))
         yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
+    yield from scaling_conflict(recipe, built)
+    yield from _remark_on_random_parts(recipe, built)
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
     packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")
@@ -323,6 +336,39 @@ def rare_class_remark(data: DataSets) -> Iterator[str]:
             f"{count(len(rare), *nouns)} rare ({named}; the median is {usual:,.0f} training images): {remedy}"
             "--class-weights balanced weighs their losses"
         )
+
+
+def _remark_on_random_parts(recipe: Recipe, built: Built) -> Iterator[str]:
+    """Describe what the recipe keeps as it starts, where it starts without weights."""
+    if recipe.model.batch_norm == "frozen" and models.lacks_statistics(built.module):
+        yield (
+            f"model.batch_norm='frozen' keeps the statistics that {built.name} starts with, and it starts with none"
+            " (mean 0 and variance 1 in every batch norm), so that it hardly learns: use --set model.batch_norm=train,"
+            " or start from weights (--weights FILE)"
+        )
+    is_own = FACTORY.fullmatch(built.name) or built.name.startswith(models.OBJECT)  # it may bring weights
+    keeps_body = not parse_train(recipe.model.train).trains_body
+    if (keeps_body or recipe.model.freeze) and not built.weights and not is_own:
+        kept = f"train={recipe.model.train}" if keeps_body else f"freeze={','.join(recipe.model.freeze)}"
+        yield (
+            f"model.{kept} keeps parts of {built.name} as they start, at random, since there are no weights: use"
+            " --train full, or start from weights (--weights FILE, or steady finetune)"
+        )
+
+
+def scaling_conflict(recipe: Recipe, built: Built) -> Iterator[str]:
+    """Describe a mean or a standard deviation of the recipe that is not the one that the weights were trained with."""
+    has_weights = recipe.model.pretrained or recipe.model.weights is not None
+    for key in ("mean", "std"):
+        chosen, trained = getattr(recipe.data, key), getattr(built.input, key)
+        if not has_weights or built.scaling_guessed or chosen is None or trained is None:
+            continue
+        if not np.allclose(chosen, trained, atol=5e-3):
+            of_recipe, of_weights = (" ".join(f"{value:g}" for value in values) for values in (chosen, trained))
+            yield (
+                f"data.{key} is {of_recipe}, and the weights of {built.weights} were trained with {of_weights}: their"
+                f" features are worse on images that are scaled otherwise; leave data.{key} out, unless you mean it"
+            )
 
 
 def scaling_remark(built: Built, input: Input, mean: str, std: str) -> str:

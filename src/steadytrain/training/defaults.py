@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from steadytrain import models
 from steadytrain.config import Precision, Recipe
@@ -33,6 +34,7 @@ def default_recipe(
     changes: Mapping[str, object] | None = None,
     /,
     *,
+    model: models.Given | None = None,
     finetune: bool = False,
     say: Say = lambda message: None,
 ) -> Recipe:
@@ -43,6 +45,10 @@ def default_recipe(
     Args:
         data: a ``.rec`` file, a folder of classes, or whatever else ``steady pack`` takes.
         changes: values of the recipe by their keys, as of :meth:`Recipe.with_`: ``{"optim.lr": 0.01}``.
+        model: the same as ``model.name`` among the changes: a name, a ``torch.nn.Module`` with an output for each
+            class, which is copied with its weights, or a function that makes one, called as a ``pkg.mod:factory`` is.
+            The recipe names it: ``pkg.mod:function`` where it can be imported; else ``object:...``, which is known in
+            this process only, so that another one resumes the run by the same call.
         finetune: start from pretrained weights.
         say: is called with each line for the user: which model was chosen, which validation data were found.
 
@@ -51,7 +57,15 @@ def default_recipe(
         ModelError: no such model, or weights that cannot be had.
         RecipeError: an unknown key, or a value beyond its limit.
     """
-    return choose_recipe(str(data), {}, changes or {}, finetune=finetune, say=say)
+    chosen = dict(changes or {})
+    if model is not None:
+        chosen["model.name"] = model
+    given: Any = chosen.get("model.name")
+    if given is not None and not isinstance(given, str):
+        chosen = {"model.pretrained": False, **chosen, "model.name": models.name_model(given)}
+        if isinstance(given, nn.Module) and models.lacks_statistics(given):
+            chosen.setdefault("model.batch_norm", "train")  # there are none to keep
+    return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)
 
 
 def finetune(
@@ -59,6 +73,7 @@ def finetune(
     changes: Mapping[str, object] | None = None,
     /,
     *,
+    model: models.Given | None = None,
     run: str | Path | None = None,
     say: Say = lambda message: None,
 ) -> Outcome:
@@ -67,6 +82,7 @@ def finetune(
     Args:
         data: as of :func:`default_recipe`.
         changes: as of :func:`default_recipe`.
+        model: as of :func:`default_recipe`.
         run: folder of the run; None: ``runs/MODEL-DATA-DIGEST``.
         say: as of :func:`default_recipe`.
 
@@ -88,7 +104,7 @@ def finetune(
     >>> tuned.status, tuned.run.recipe.optim.name, st.evaluate(tuned.run).n
     ('finished', 'adamw', 2)
     """
-    recipe = default_recipe(data, changes, finetune=True, say=say)
+    recipe = default_recipe(data, changes, model=model, finetune=True, say=say)
     return train(Run.create(default_folder(recipe) if run is None else run, recipe))
 
 
@@ -142,6 +158,14 @@ def choose_recipe(
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
     check_name(draft.optim.name)
     source = models.find(draft.model.name, allow_import="model.name" in changes)
+    if not draft.model.pretrained and draft.model.weights is None and source.kind not in ("import", "object"):
+        if draft.model.batch_norm == "frozen":
+            raise RecipeError(
+                f"model.batch_norm='frozen' keeps the statistics of the initial weights, and {draft.model.name} starts"
+                " without any: leave it out, or start from weights (--weights FILE)"
+            )
+        if finetune:
+            say(f"no weights to start from: {draft.model.name} is trained from scratch, for which steady train is made")
     require_licence(draft)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)

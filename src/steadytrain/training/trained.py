@@ -28,7 +28,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
-from steadytrain.models.registry import licence_note, pretrained_licence
+from steadytrain.models.registry import HUB, licence_note, pretrained_licence
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.compute.precision import Policy, set_products
@@ -94,7 +94,7 @@ def restore(
     place: str | Path | Run,
     *,
     which: Which = "best",
-    model: str | None = None,
+    model: models.Given | None = None,
     device: str = "auto",
     numbers: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
@@ -111,7 +111,8 @@ def restore(
             reports as its result, or the ``last``. Without validation there are only the last; while a run goes on,
             only the best so far.
         model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
-            is only ever imported when it is named here, or in your own code as the model of the run.
+            is only ever imported when it is named here, or in your own code as the model of the run. Of a run whose
+            model was a Python object: that, or a function that makes the like.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         numbers: precision, as in :class:`steadytrain.config.Precision`; None: the run's, else ``fp32``. An exported
             file has its own.
@@ -129,7 +130,10 @@ def restore(
     >>> restore(path, model="timm/test_resnet").classes[285]
     'Egyptian cat'
     """
-    names = None if classes is None else class_names(classes)
+    names, model = (
+        None if classes is None else class_names(classes),
+        None if model is None else models.name_model(model),
+    )
     if not isinstance(place, Run) and (model_name := find_pretrained(place)) is not None:
         if model is not None:
             raise ModelError(f"{place} is a model's name: drop --model {model}")
@@ -153,7 +157,9 @@ def restore(
         raise ModelError(
             f"the header of {path} is damaged ({error}): take another copy, or the weights of a checkpoint"
         ) from error
-    if model is not None and models.find(model, allow_import=True).name != spec.name:
+    if model is not None and spec.name.startswith(models.OBJECT):
+        spec = replace(spec, name=model)
+    elif model is not None and len({models.find(name, allow_import=True).name for name in (model, spec.name)}) > 1:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
     is_named = isinstance(place, Run) and not place.recipe.model.from_file and place.recipe.model.name == spec.name
     built = models.build(
@@ -231,13 +237,14 @@ def find_pretrained(place: str | Path) -> str | None:
     Raises:
         ModelError: there is no such model of timm.
 
-    >>> find_pretrained("resnet18.a1_in1k"), find_pretrained("runs/a")
+    >>> find_pretrained("hf-hub:timm/resnet18.a1_in1k"), find_pretrained("runs/a")
     ('timm/resnet18.a1_in1k', None)
     """
     name = str(place)
-    if is_mxnet(name) or Path(place).exists() or not (name.startswith("timm/") or name == os.path.basename(name)):  # noqa: PTH119
+    is_timms = name.startswith("timm/") or HUB.match(name) is not None
+    if is_mxnet(name) or Path(place).exists() or not (is_timms or name == os.path.basename(name)):  # noqa: PTH119
         return None
-    if name.startswith("timm/"):
+    if is_timms:
         return models.find(name).name
     if Path(name).suffix in (".safetensors", ".pth", ".th", ".pt", ".bin", ".ckpt", ".tar", *exported.SUFFIXES):
         return None
@@ -360,6 +367,8 @@ def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple
         notes.append(
             f"{path} names no classes: its {outputs:,} outputs are taken for ImageNet's (or give --classes FILE)"
         )
+    elif names is None:
+        notes.append(f"{path} names no classes: its {outputs:,} outputs are numbered from 0 (or give --classes FILE)")
     return replace(trained, notes=tuple(notes))
 
 
@@ -374,6 +383,9 @@ def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None) ->
         trained = replace(trained, classes=checkpoint.classes, synsets=checkpoint.synsets)
     elif names is None and trained.synsets:
         trained = replace(trained, notes=(*trained.notes, f"its {outputs:,} outputs are taken for ImageNet's classes"))
+    elif names is None:
+        note = f"no synset.txt names its {outputs:,} outputs: they are numbered from 0 (or give --classes FILE)"
+        trained = replace(trained, notes=(*trained.notes, note))
     return trained
 
 

@@ -1,0 +1,91 @@
+"""A module or a function of the user's as the model: trained, resumed, restored, and asked for where it is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import steadytrain as st
+from steadytrain.errors import ModelError
+from steadytrain.models import objects
+
+QUICK = {"budget.epochs": 1, "parallel.device": "cpu", "parallel.threads": 1}
+
+SCRIPT = """
+import os
+import steadytrain as st
+from torch import nn
+
+def main():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    changes = {"budget.epochs": 1, "parallel.device": "cpu", "every.save_steps": 1}
+    run = st.Run.create("run", st.default_recipe("digits", changes, model=net))
+    is_first = run.progress().started is None
+    for event in st.steps(run):
+        if isinstance(event, st.events.Saved) and event.step == 2 and is_first:
+            os._exit(1)  # as where it is killed
+        if isinstance(event, st.events.Started):
+            print("began at", event.step, flush=True)
+
+main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_digits: Callable[[Path, int, int], Path]) -> Path:
+    """A working directory of its own, with digits in it."""
+    monkeypatch.chdir(tmp_path)
+    write_digits(Path("digits"), 120, 10)
+    return tmp_path
+
+
+def net(classes: int = 10) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, classes))
+
+
+def test_a_module_is_trained_and_its_run_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = net()
+    recipe = st.default_recipe("digits", {**QUICK, "model.name": module})
+    assert recipe == st.default_recipe("digits", QUICK, model=module)
+    assert st.Recipe.from_json(recipe.to_json()).model.name == recipe.model.name
+    run = st.train(st.Run.create("run", recipe)).run
+    assert st.evaluate(run).n == st.evaluate("run").n > 0
+    monkeypatch.setattr(objects, "_GIVEN", {})  # as in another process
+    with pytest.raises(ModelError, match=r"was not given in this process: give it again"):
+        st.restore("run")
+    trained = st.restore("run", model=lambda num_classes: net(num_classes))
+    assert len(trained.classes) == 10
+    monkeypatch.setattr(objects, "_GIVEN", {})
+    again = st.default_recipe("digits", QUICK, model=net())  # the same code gives the same run
+    assert st.train(st.Run.create("run", again)).status == "finished"
+
+
+def test_a_module_is_fine_tuned_from_its_own_weights() -> None:
+    module = net()
+    outcome = st.finetune("digits", QUICK, model=module, run="tuned")
+    recipe = outcome.run.recipe
+    assert (recipe.model.pretrained, recipe.model.batch_norm) == (False, "train")  # it has no statistics yet
+    tuned = st.restore(outcome.run)
+    finished = st.finetune("digits", QUICK, model=tuned.module, run="tuned-again").run.recipe
+    assert finished.model.batch_norm == "frozen"
+
+
+def test_a_module_with_another_number_of_outputs_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"a classifier for 10 classes gives \[2, 10\]: give it such a last layer"):
+        st.train(st.Run.create("run", st.default_recipe("digits", QUICK, model=net(9))))
+
+
+def test_an_interrupted_run_of_a_module_goes_on_by_the_same_script() -> None:
+    Path("train.py").write_text(SCRIPT)
+    command = [sys.executable, "train.py"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == "began at 0\n"
+    resume = [sys.executable, "-m", "steadytrain", "resume", "run"]
+    resumed = subprocess.run(resume, capture_output=True, text=True, check=False)
+    assert resumed.returncode == 2
+    assert "is a Python object (Sequential), and was not given in this process" in resumed.stderr
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "began at 2\n"
