@@ -231,3 +231,13 @@ def test_weights_fetched_once_need_no_network(hub: Path) -> None:
     assert new["fc.weight"].shape[0] == 10
     assert built.licence == "apache-2.0"
     assert built.notes == ("the classifier of 1,000 classes was replaced by a fresh one for 10",)
+
+
+def test_images_that_a_network_cannot_shrink_as_it_wants_are_said_to_be_too_small() -> None:
+    def notes(size: int) -> list[str]:
+        built = models.build(Model("timm/resnet18"), num_classes=2, channels=3, size=size)
+        return [note for note in built.notes if "too small" in note]
+
+    assert notes(32) == [] and notes(17) == []
+    assert notes(16)[0].startswith("images of 16x16 pixels are too small for timm/resnet18: layer4.0.conv1 and what")
+    assert "layer3.0.conv1" in notes(5)[0] and "choose a larger --size" in notes(5)[0]

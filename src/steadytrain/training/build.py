@@ -46,6 +46,7 @@ from steadytrain.format import count
 from steadytrain.machine import cgroups, facts, process
 from steadytrain.models import Built, Input
 from steadytrain.training.compute import precision
+from steadytrain.training.compute.kernels import mend_kernels
 from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
@@ -384,17 +385,30 @@ def clock(device: torch.device, began: float) -> Clock:
 
 
 def state(
-    recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0, allow_import: bool | None = None
+    recipe: Recipe,
+    built: Built,
+    engine: Engine,
+    *,
+    num_train: int = 0,
+    allow_import: bool | None = None,
+    input: Input | None = None,
 ) -> State:
     """Build model on its device, optimizer, average, meters: at step 0.
 
     ``allow_import``: import the recipe's ``pkg.mod:factory``; None: if the user's code or command line named it.
 
     ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
+
+    ``input``: of the images that it is trained on, by which kernels are tried (:mod:`.compute.kernels`); None: not now.
     """
     device = engine.device
     policy = Policy(recipe.precision, device)
     module = policy.prepare(built.module)
+    if input is not None and input.size is not None:
+        stages = recipe.sizes(num_train, usual=input.size) if num_train else ()
+        images = max(1, recipe.batch_size // (recipe.optim.accumulate * engine.world.size))
+        shapes = [(size, size, input.channels) for size in sorted({input.size, *(stage.size for stage in stages)})]
+        policy.notes += tuple(mend_kernels(module, policy, shapes, images=images, sum_ranks=engine.sum))
     engine.shard(module)
     groups = models.parameter_groups(
         built,
