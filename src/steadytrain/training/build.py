@@ -48,6 +48,7 @@ from steadytrain.models import Built, Input
 from steadytrain.training.compute import precision
 from steadytrain.training.compute.kernels import mend_kernels
 from steadytrain.training.compute.precision import Policy
+from steadytrain.training.compute.usage import Usage, find_usage
 from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
 from steadytrain.training.memory import PassLimit
@@ -399,16 +400,30 @@ def state(
 
     ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
 
-    ``input``: of the images that it is trained on, by which kernels are tried (:mod:`.compute.kernels`); None: not now.
+    ``input``: of the images that it is trained on, by which kernels and parameters are tried (:mod:`.compute.kernels`,
+    :mod:`.compute.usage`); None: not now.
+
+    Raises:
+        RecipeError: the network may leave out parts that ranks can only compute together.
     """
     device = engine.device
     policy = Policy(recipe.precision, device)
-    module = policy.prepare(built.module)
+    module, usage = policy.prepare(built.module), Usage()
     if input is not None and input.size is not None:
         stages = recipe.sizes(num_train, usual=input.size) if num_train else ()
         images = max(1, recipe.batch_size // (recipe.optim.accumulate * engine.world.size))
         shapes = [(size, size, input.channels) for size in sorted({input.size, *(stage.size for stage in stages)})]
         policy.notes += tuple(mend_kernels(module, policy, shapes, images=images, sum_ranks=engine.sum))
+        if engine.waits_for_gradients:
+            usage = find_usage(module, policy, shapes[0])
+            engine.finds_unused = bool(engine.sum(torch.tensor(float(usage.is_partial), device=device)) > 0)
+            together = {"parallel.shard=True": engine.is_sharded}
+            together["model.batch_norm=synchronous"] = recipe.model.batch_norm == "synchronous"
+            if usage.varies and (key := next((key for key, waits in together.items() if waits), None)):
+                raise RecipeError(
+                    f"with {key} all ranks compute all parts of a network together, and {built.name} may leave out some"
+                    f" ({usage.varies}): leave {key} out"
+                )
     engine.shard(module)
     groups = models.parameter_groups(
         built,
@@ -428,6 +443,7 @@ def state(
         batches = recipe.batches(num_train)
         ema = Ema(module, None, sources, start=round(batches.step(recipe.optim.swa * batches.images)))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
+    policy.notes += tuple(usage.notes(module))
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
 
