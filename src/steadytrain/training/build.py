@@ -48,7 +48,7 @@ from steadytrain.models import Built, Input
 from steadytrain.training.compute import precision
 from steadytrain.training.compute.kernels import mend_kernels
 from steadytrain.training.compute.precision import Policy
-from steadytrain.training.compute.usage import Usage, find_usage
+from steadytrain.training.compute.usage import Usage, find_usage, refusal_of_one_image
 from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
 from steadytrain.training.memory import PassLimit
@@ -408,10 +408,10 @@ def state(
     """
     device = engine.device
     policy = Policy(recipe.precision, device)
-    module, usage = policy.prepare(built.module), Usage()
+    module, usage, shapes = policy.prepare(built.module), Usage(), list[tuple[int, int, int]]()
+    images = max(1, recipe.batch_size // (recipe.optim.accumulate * engine.world.size))  # of a micro-batch
     if input is not None and input.size is not None:
         stages = recipe.sizes(num_train, usual=input.size) if num_train else ()
-        images = max(1, recipe.batch_size // (recipe.optim.accumulate * engine.world.size))
         shapes = [(size, size, input.channels) for size in sorted({input.size, *(stage.size for stage in stages)})]
         policy.notes += tuple(mend_kernels(module, policy, shapes, images=images, sum_ranks=engine.sum))
         if engine.waits_for_gradients:
@@ -444,7 +444,27 @@ def state(
         ema = Ema(module, None, sources, start=round(batches.step(recipe.optim.swa * batches.images)))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
     policy.notes += tuple(usage.notes(module))
+    norms_wait = engine.world.size > 1 and recipe.model.batch_norm == "synchronous"
+    if images == 1 and shapes and not (norms_wait or engine.is_sharded):
+        _require_takes_one_image(recipe, built, policy, shapes[0], engine.world.size)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
+
+
+def _require_takes_one_image(
+    recipe: Recipe, built: Built, policy: Policy, shape: tuple[int, int, int], ranks: int
+) -> None:
+    """Refuse passes of a single image through a network that cannot take one in training. Raises RecipeError."""
+    reason = refusal_of_one_image(built.module, policy, shape)
+    if not reason:
+        return
+    parts = [count(ranks, "rank")] if ranks > 1 else []
+    parts += [f"optim.accumulate={recipe.optim.accumulate}"] if recipe.optim.accumulate > 1 else []
+    among = f" for {' with '.join(parts)}" if parts else ""
+    raise RecipeError(
+        f"batch_size={recipe.batch_size}{among} gives passes of one image, which {built.name} cannot take in training"
+        f" ({reason}): use --batch-size {2 * ranks * recipe.optim.accumulate} or more, larger images (--size), or"
+        " --set model.batch_norm=frozen"
+    )
 
 
 def engine(

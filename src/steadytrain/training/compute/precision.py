@@ -86,12 +86,7 @@ class Policy:
         if self._is_pure and self._dtype is not None:
             store(module, self._dtype)
         module = module.to(self.device)
-        if self.channels_last:
-            for part in module.modules():
-                for tensor in (*part._parameters.values(), *part._buffers.values()):
-                    if tensor is not None and tensor.dim() == 4:  # a volume's five have no such layout
-                        tensor.data = tensor.data.to(memory_format=torch.channels_last)
-        return module
+        return to_channels_last(module) if self.channels_last else module
 
     def master(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what the optimizer updates for a parameter of a prepared module: itself, or its fp32 master.
@@ -215,6 +210,19 @@ class Policy:
             master.copy_(saved[str(number)])
         if self._scaler is not None:
             self._scaler.load_state_dict(scale)
+
+
+def to_channels_last(module: nn.Module) -> nn.Module:
+    """Lay out a module's tensors of four dimensions as NHWC; others, such as those of volumes, have no such layout.
+
+    >>> to_channels_last(nn.Conv3d(1, 2, 3)).weight.is_contiguous()
+    True
+    """
+    for part in module.modules():
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None and tensor.dim() == 4:
+                tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    return module
 
 
 def store(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadytrain
 from steadytrain.data.sources.filenames import few
+from steadytrain.errors import first_line
 from steadytrain.format import count
 from steadytrain.models.weights import NETWORK_ERRORS
 from steadytrain.training.compute.precision import Policy
@@ -99,6 +100,27 @@ def find_usage(module: nn.Module, policy: Policy, shape: tuple[int, int, int]) -
     elif any(names != unused[0] for names in unused):
         varies = "it has left out other ones each time"
     return Usage(tuple(name for name, _ in module.named_parameters() if all(name in some for some in unused)), varies)
+
+
+def refusal_of_one_image(module: nn.Module, policy: Policy, shape: tuple[int, int, int]) -> str:
+    """Return why a prepared network, in the mode that it is in, takes no pass of a single image; empty if it takes one.
+
+    Args:
+        shape: height, width and channels of the images.
+    """
+    entered: list[str] = []
+    with ExitStack() as stack, torch.no_grad():
+        stack.enter_context(preserve_process(policy.device))
+        stack.enter_context(preserve_buffers(module))
+        for name, part in module.named_modules():
+            stack.callback(part.register_forward_pre_hook(lambda *_, name=name: entered.append(name)).remove)
+        images = policy.images(random_batch(1, shape, policy.device).images, None, None)
+        try:
+            with policy.autocast():
+                module(images)
+        except NETWORK_ERRORS as error:
+            return f"{entered[-1] or 'the network'}: {first_line(error)}"
+    return ""
 
 
 def other_generators() -> tuple[object, ...]:
