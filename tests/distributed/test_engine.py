@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
-from tests.distributed.ranks import as_group
+from tests.distributed.ranks import as_group, codes_of
 from torch import nn
 
+from steadytrain.distributed.compression import CompressionName
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.local import LocalEngine, Outer
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
+from steadytrain.errors import FailedError
 from steadytrain.launch.supervise import free_port
 
 CPU = torch.device("cpu")
@@ -211,3 +215,62 @@ def test_synchronous_norms_of_timm_keep_their_activation() -> None:
     with init_group(World(port=free_port())) as group:
         synchronous = Engine(CPU, group, synchronize_norms=True).prepare(norm)
         torch.testing.assert_close(synchronous(_photos()), expected, rtol=1e-4, atol=1e-5)
+
+
+class _Partial(nn.Module):
+    """A network with a parameter that is never used, and a layer that one rank leaves out."""
+
+    def __init__(self, skips: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.block, self.spare = nn.Linear(3, 40), nn.Linear(40, 40), nn.Parameter(torch.ones(2))
+        self.skips = skips
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = self.first(images)
+        return images if self.skips else self.block(images)
+
+
+def _update_in_part(compress: CompressionName, group: Group) -> Tensors:
+    engine = Engine(CPU, group, compress=compress, threshold=1e-3)
+    engine.finds_unused = True
+    module = _Partial(skips=group.world.rank == 1)
+    call = engine.prepare(module)
+    for _ in range(3):  # an unfinished exchange is noticed in the next one
+        module.zero_grad(set_to_none=True)
+        with engine.micro_batch(last=True):
+            engine.backward(call(torch.ones(4, 3)).square().mean(), last=True)
+        engine.finish_update(1)
+    return {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+
+
+@pytest.mark.parametrize("compress", ["none", "fp16", "2bit", "powersgd"])
+def test_ranks_agree_on_parts_that_some_of_them_leave_out(compress: CompressionName) -> None:
+    first, second = as_group(partial(_update_in_part, compress), 2)
+    assert first.keys() == second.keys() == {"first.weight", "first.bias", "block.weight", "block.bias"}
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    if compress == "none":
+        whole = [_Partial(skips=skips) for skips in (False, True)]
+        for module in whole:
+            module(torch.ones(4, 3)).square().mean().backward()
+        grad = whole[0].block.weight.grad
+        assert grad is not None
+        torch.testing.assert_close(first["block.weight"], grad / 2)
+
+
+def _update_unawares(group: Group) -> Tensors:
+    engine, module = Engine(CPU, group), _Partial(skips=group.world.rank == 1)
+    del module.spare
+    call = engine.prepare(module)
+    with engine.micro_batch(last=True):
+        try:
+            engine.backward(call(torch.ones(4, 3)).square().mean(), last=True)
+        except FailedError as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(7) from error
+    return {}
+
+
+def test_a_gradient_that_does_not_come_ends_the_ranks_and_is_named() -> None:
+    codes, said = codes_of(_update_unawares, 2, ends={0})
+    assert codes[1] == 7 and "no gradient to block.weight (of 2 parameters) on rank 1" in said

@@ -23,6 +23,7 @@ from steadytrain.export import export as exporting
 from steadytrain.export import formats
 from steadytrain.models import Input
 from steadytrain.models.exported import KEY, Description, open_exported, open_module, require_library
+from steadytrain.training import checkpoints
 
 FORMATS = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".xml": ("openvino",), ".pt2": ()}
 
@@ -274,6 +275,20 @@ def test_what_cannot_be_written_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), *words]) == 2
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_not_finite_are_named_not_the_engine(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors, about = checkpoints.read_weights(run / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 4)
+    tensors[name][0, 0, 0, :2] = float("nan")
+    checkpoints.write_weights(tmp_path / "bad.safetensors", tensors, about)
+    assert main(["export", str(tmp_path / "bad.safetensors"), "-o", str(tmp_path / "a.pt2")]) == 2
+    error = capsys.readouterr().err
+    assert f"weights holds NaN or infinite values ({name}: 2)" in error and "engine" not in error
+    assert not (tmp_path / "a.pt2").exists()
+    assert any(name in note for note in st.restore(tmp_path / "bad.safetensors").notes)
 
 
 def small_file(path: Path, metadata: dict[str, str] | None = None) -> Path:

@@ -245,3 +245,13 @@ def test_a_thousand_classes_of_other_names_do_not_get_imagenets_rows(hub: Path) 
     built = models.build(Model("timm/resnet10t", pretrained=True), classes=names, **shape)
     assert built.module.fc.weight.abs().max() < 0.06
     assert "was replaced by a fresh one for kind 0, kind 1" in built.notes[0]
+
+
+def test_images_that_a_network_cannot_shrink_as_it_wants_are_said_to_be_too_small() -> None:
+    def notes(size: int) -> list[str]:
+        built = models.build(Model("timm/resnet18"), num_classes=2, channels=3, size=size)
+        return [note for note in built.notes if "too small" in note]
+
+    assert notes(32) == [] and notes(17) == []
+    assert notes(16)[0].startswith("images of 16x16 pixels are too small for timm/resnet18: layer4.0.conv1 and what")
+    assert "layer3.0.conv1" in notes(5)[0] and "choose a larger --size" in notes(5)[0]

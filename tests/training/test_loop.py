@@ -387,3 +387,44 @@ def test_precision_is_kept_out_of_the_way_of_evaluation(recipe: Recipe, tmp_path
     assert train(run).evaluated is not None
     tensors, _ = checkpoints.read_weights(run.weights)
     assert all(t.dtype == torch.float32 for t in tensors.values() if t.is_floating_point())
+
+
+_UNSEEN = """
+import torch
+from torch import nn
+
+class Unseen(torch.autograd.Function):  # a weight that no image shows, and whose gradient nobody set
+    @staticmethod
+    def forward(ctx, weight):
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx, slope):
+        return torch.full((1,), float("nan"))
+
+class Net(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.unseen, self.head = nn.Parameter(torch.zeros(1)), nn.Linear(channels * 64, classes)
+
+    def forward(self, images):
+        return self.head(images.flatten(1)) + Unseen.apply(self.unseen)
+
+def make(num_classes, channels=3):
+    return Net(channels, num_classes)
+"""
+
+
+@pytest.mark.parametrize("numbers", ["fp32", "bf16"])
+def test_weights_that_no_image_shows_are_looked_at_before_the_best_are_kept(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: str
+) -> None:
+    (tmp_path / "unseen_net.py").write_text(_UNSEEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {"model.name": "unseen_net:make", "data.size": 8, "precision.name": numbers, "optim.ema": None}
+    run = Run.create(tmp_path / "run", recipe.with_(changes))
+    remedy = r"\(fp32, learning rate \S+\): lower" if numbers == "fp32" else r"\(bf16, .*\): compute in fp32 \(--prec"
+    with pytest.raises(DivergedError, match=rf"some weights are NaN or infinite at step 10 {remedy}"):
+        train(run)
+    assert next(event.loss for event in run.events() if isinstance(event, Evaluated)) < 10  # which says nothing
+    assert not list(run.directory.glob("*.safetensors"))

@@ -324,3 +324,72 @@ def test_parts_of_parameters_train_as_whole_ones_and_go_on_in_one_process(
         assert ours.keys() == theirs.keys()
         for name, value in ours.items():
             torch.testing.assert_close(value, theirs[name], rtol=1e-2, atol=1e-3)
+
+
+PARTIAL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, channels, at_random):
+        super().__init__()
+        self.body, self.block = nn.Conv2d(channels, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.spare, self.head = nn.Linear(8, 5), nn.Linear(8, num_classes)
+        self.at_random, self.passes = at_random, 0
+
+    def forward(self, images):
+        images = torch.relu(self.body(images))
+        if self.at_random == "drawn" and not (self.training and torch.rand(()) < 0.5):
+            images = images + self.block(images)
+        elif self.at_random == "late":
+            self.passes += self.training and images.shape[0] > 2  # not those before the run
+            if self.passes < 4:
+                images = images + self.block(images)
+        return self.head(images.mean((2, 3)))
+
+def make(num_classes, channels=3, at_random=""):
+    return Net(num_classes, channels, at_random)
+"""
+
+
+@pytest.fixture
+def partial_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a network that uses a part of its parameters."""
+    (tmp_path / "partial_net.py").write_text(PARTIAL)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_parameters_without_a_gradient_are_left_by_ranks_as_by_one_process(digits: Path, partial_net: Path) -> None:
+    words = ["--model", "partial_net:make", "--precision", "fp32", "--epochs", "1"]
+    output = trained(digits, partial_net / "two", *words, "--procs", "2")
+    assert "4 parameters get no gradient and stay as they are: block.weight, block.bias, spare.weight" in output
+    trained(digits, partial_net / "one", *words, "--set", "optim.accumulate=2")
+    assert same(partial_net / "two", partial_net / "one")
+
+
+def test_layers_that_ranks_leave_out_at_random_are_trained(digits: Path, partial_net: Path) -> None:
+    words = ["--model", "partial_net:make", "--set", "model.options.at_random=drawn", "--precision", "fp32"]
+    output = trained(digits, partial_net / "run", *words, "--procs", "2", "--epochs", "2")
+    assert "partial_net.py:14): ranks agree on them in each update" in output
+    assert "stay as they are: spare.weight, spare.bias" in output
+
+
+def test_layers_that_are_left_out_later_are_named_without_a_traceback(digits: Path, partial_net: Path) -> None:
+    words = ["--model", "partial_net:make", "--set", "model.options.at_random=late"]
+    (partial_net / "partial_net.py").write_text(PARTIAL.replace("nn.Linear(8, 5)", "nn.Identity()"))
+    child = start(digits, partial_net / "run", *words, "--procs", "2")
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 1 and "Traceback" not in output
+    assert "brought no gradient to block.weight (of 2 parameters) on rank" in output
+
+
+@pytest.mark.parametrize("key", ["parallel.shard=true", "model.batch_norm=synchronous"])
+def test_layers_left_out_at_random_are_refused_where_ranks_compute_them_together(
+    digits: Path, partial_net: Path, key: str
+) -> None:
+    words = ["--model", "partial_net:make", "--set", "model.options.at_random=drawn", "--set", key]
+    child = start(digits, partial_net / "run", *words, "--procs", "2")
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 2 and "Traceback" not in output
+    assert "partial_net:make may leave out some (it looks at a value in" in output

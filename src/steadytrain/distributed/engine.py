@@ -29,6 +29,8 @@ from steadytrain.distributed.compression import CompressionName, TwoBit, all_red
 from steadytrain.distributed.powersgd import PowerSgd
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
+from steadytrain.errors import FailedError
+from steadytrain.format import count
 
 _SYNC_BUFFERS = next(  # the newer name first
     name
@@ -53,6 +55,7 @@ class Engine:
         on_exposed: called when an update's gradients are computed and their exchange, which began meanwhile, is not
             over yet: from then on nothing hides it. May be None.
         should_stop: asked while this rank waits for something to do.
+        finds_unused: whether each update looks for parameters that it brings no gradient, on all ranks alike.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Engine:
         self.world = World() if group is None else group.world
         self.on_exposed: Callable[[], None] | None = None
         self.should_stop: Callable[[], bool] = lambda: False
+        self.finds_unused = False
         self._group = group
         self._compress: CompressionName = compress
         self._threshold = threshold
@@ -81,6 +85,7 @@ class Engine:
         self._saved: Mapping[str, Tensor] = {}
         self._saved_power: Mapping[str, Any] | None = None
         self._parallel: DistributedDataParallel | None = None
+        self._exchanged: dict[str, nn.Parameter] = {}
         self._ranks: dist.ProcessGroup | None = None  # None: all, over gloo
         self._one = torch.ones(()) if device.type == "cpu" and group is None else None
         if group is not None and device.type == "cuda":
@@ -105,7 +110,9 @@ class Engine:
             init_sync=step == 0,  # what is resumed is equal, or each rank's own
             **{_SYNC_BUFFERS: False},  # the first rank's count: see broadcast_buffers
             gradient_as_bucket_view=True,
+            find_unused_parameters=self.finds_unused,
         )
+        self._exchanged = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         if self._compress == "2bit":
             self._two_bit = TwoBit(module, threshold=self._threshold, group=self._ranks)
             if self._saved:
@@ -141,6 +148,8 @@ class Engine:
             if last and self._power is not None:
                 if self.on_exposed is not None:
                     self.on_exposed()
+                if self.finds_unused:
+                    self._fill_gradients()
                 self._power.exchange()
             return
         if last and self._parallel is not None and (exposed := self.on_exposed) is not None:
@@ -150,11 +159,37 @@ class Engine:
             loss.register_hook(lambda gradient: queue(exposed))  # type: ignore[no-untyped-call]
         if self._one is None or type(loss) is not Tensor or loss.dim() or loss.dtype != torch.float32:
             loss.backward()  # type: ignore[no-untyped-call]
+            self._require_gradients(last=last)
             return
         # What Tensor.backward ends in, without the checks before it: for a small network they take as long as the pass.
         torch.autograd.Variable._execution_engine.run_backward(
             (loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
+        self._require_gradients(last=last)
+
+    def _require_gradients(self, *, last: bool) -> None:
+        """Refuse an exchange that waits for a gradient which did not come: the other ranks would wait for ever."""
+        if self._parallel is None or not last or self.finds_unused:
+            return
+        if missing := [name for name, parameter in self._exchanged.items() if parameter.grad is None]:
+            raise FailedError(
+                f"this update brought no gradient to {missing[0]} (of {count(len(missing), 'parameter')}) on rank"
+                f" {self.world.rank}, though passes before the run did, and ranks wait for those of all parameters:"
+                " make the network compute the same parts in each pass, train with one process, or give --engine local"
+            )
+
+    @torch.no_grad()
+    def _fill_gradients(self) -> None:
+        """Give parameters that got a gradient on other ranks alone zeros on this one."""
+        has = torch.tensor([parameter.grad is not None for parameter in self._exchanged.values()], device=self.device)
+        for parameter, elsewhere in zip(self._exchanged.values(), self.sum(has.float()).tolist(), strict=True):
+            if elsewhere and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def waits_for_gradients(self) -> bool:
+        """Whether ranks wait in each update for each other's gradients of all parameters."""
+        return self._group is not None
 
     @property
     def is_sharded(self) -> bool:

@@ -65,6 +65,10 @@ class LocalEngine(Engine):
     def keeps_ranks_equal(self) -> bool:
         return self.world.size == 1
 
+    @property
+    def waits_for_gradients(self) -> bool:
+        return super().waits_for_gradients and self._first > 0
+
     def prepare(self, module: nn.Module, step: int = 0) -> nn.Module:
         self._module = module
         if step < self._first:

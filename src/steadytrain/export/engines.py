@@ -40,6 +40,7 @@ from steadytrain.models.exported import SUFFIXES, open_module
 from steadytrain.models.registry import find
 from steadytrain.models.weights import load_weights, read_weights
 from steadytrain.training import build
+from steadytrain.training.compute.precision import to_channels_last
 from steadytrain.training.data import open_records
 from steadytrain.training.trained import restore
 
@@ -445,7 +446,8 @@ class Holder:
             off = torch.backends.cudnn if self._device.type == "cuda" else torch.backends.mkldnn
             self._options.enter_context(off.flags(enabled=False))
         layout = torch.contiguous_format if engine in ("plain", "eager") else torch.channels_last
-        module = module.to(memory_format=layout)
+        is_last = layout is torch.channels_last
+        module = to_channels_last(module) if is_last else module.to(memory_format=layout)
         run: Run = module
         if engine == "compile":
             from torch._inductor import config

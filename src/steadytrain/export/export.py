@@ -39,6 +39,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.inference import EvaluationData, Files, open_evaluation_data
+from steadytrain.training.state import describe_nonfinite
 from steadytrain.training.trained import Trained, Which, restore
 
 Ints = NDArray[np.int64]
@@ -187,6 +188,11 @@ def export_model(
     else:
         device = "cuda" if kind == "engine" else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, numbers="fp32", device=device)
+    if fault := describe_nonfinite(trained.module):
+        raise ModelError(
+            f"{source} cannot be exported: {fault}; export other weights of the run (--weights last), or train it again"
+            " with --precision fp32"
+        )
     for line in trained.notes:
         say(line)
     if kind == "folder" and not trained.name.startswith("timm/"):

@@ -7,9 +7,10 @@ import inspect
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ def build(
         size = size or (file.input and file.input.size)
     built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     side = size or built.input.size or 224
-    try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
+    vain = try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
+    if vain:
+        built = replace(built, notes=(*built.notes, _too_small(built.name, side, vain)))
     if file is not None:
         return _load_file(built, file, str(model.weights), classes)
     if model.weights is None or source.kind == "mxnet":
@@ -175,11 +178,21 @@ def parameter_shapes(
     return built.name, [list(parameter.shape) for parameter in built.module.parameters() if parameter.requires_grad]
 
 
-def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:
+def _too_small(name: str, size: int, vain: list[str]) -> str:
+    return (
+        f"images of {size}x{size} pixels are too small for {name}: {vain[0]} and what follows it see a single pixel,"
+        " which they cannot halve; choose a larger --size, or a network that halves images less often"
+    )
+
+
+def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> list[str]:
     """Run two images of zeros through the network, as evaluation and as training do, and leave no trace in it.
 
     A :data:`LARGE` network, and large images, are run on the ``meta`` device: shapes without arithmetic, unless they
     depend on values.
+
+    Returns:
+        The convolutions that are to shrink maps of a single pixel.
 
     Raises:
         ModelError: images too small or of a wrong number of channels, or an output that is not [2, num_classes].
@@ -210,9 +223,18 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
                 return forward(parameters, "meta")
         return forward({}, "cpu")
 
+    vain: list[str] = []
+
+    def look(key: str, layer: nn.Module, images: tuple[Any, ...]) -> None:
+        if images and isinstance(images[0], Tensor) and images[0].shape[2:].numel() == 1 and key not in vain:
+            vain.append(key)
+
     was_training = module.training
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as hooks:
+            for key, layer in module.named_modules():
+                if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and max(layer.kernel_size) > 1:
+                    hooks.callback(layer.register_forward_pre_hook(partial(look, key)).remove)
             module.eval()
             try:
                 evaluated = forward_zeros()
@@ -226,10 +248,11 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
             try:
                 trained = forward_zeros()
             except NETWORK_ERRORS:
-                return  # two images may be too few for it where a whole batch is not
+                return vain  # two images may be too few for it where a whole batch is not
             require_logits(trained, " in training")
     finally:
         module.train(was_training)
+    return vain
 
 
 def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str]) -> Built:

@@ -47,7 +47,9 @@ from steadytrain.format import count
 from steadytrain.machine import cgroups, facts, process
 from steadytrain.models import Built, Input
 from steadytrain.training.compute import precision
+from steadytrain.training.compute.kernels import mend_kernels
 from steadytrain.training.compute.precision import Policy
+from steadytrain.training.compute.usage import Usage, find_usage, refusal_of_one_image
 from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
 from steadytrain.training.memory import PassLimit
@@ -430,17 +432,44 @@ def clock(device: torch.device, began: float) -> Clock:
 
 
 def state(
-    recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0, allow_import: bool | None = None
+    recipe: Recipe,
+    built: Built,
+    engine: Engine,
+    *,
+    num_train: int = 0,
+    allow_import: bool | None = None,
+    input: Input | None = None,
 ) -> State:
     """Build model on its device, optimizer, average, meters: at step 0.
 
     ``allow_import``: import the recipe's ``pkg.mod:factory``; None: if the user's code or command line named it.
 
     ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
+
+    ``input``: of the images that it is trained on, by which kernels and parameters are tried (:mod:`.compute.kernels`,
+    :mod:`.compute.usage`); None: not now.
+
+    Raises:
+        RecipeError: the network may leave out parts that ranks can only compute together.
     """
     device = engine.device
     policy = Policy(recipe.precision, device)
-    module = policy.prepare(built.module)
+    module, usage, shapes = policy.prepare(built.module), Usage(), list[tuple[int, int, int]]()
+    images = max(1, recipe.batch_size // (recipe.optim.accumulate * engine.world.size))  # of a micro-batch
+    if input is not None and input.size is not None:
+        stages = recipe.sizes(num_train, usual=input.size) if num_train else ()
+        shapes = [(size, size, input.channels) for size in sorted({input.size, *(stage.size for stage in stages)})]
+        policy.notes += tuple(mend_kernels(module, policy, shapes, images=images, sum_ranks=engine.sum))
+        if engine.waits_for_gradients:
+            usage = find_usage(module, policy, shapes[0])
+            engine.finds_unused = bool(engine.sum(torch.tensor(float(usage.is_partial), device=device)) > 0)
+            together = {"parallel.shard=True": engine.is_sharded}
+            together["model.batch_norm=synchronous"] = recipe.model.batch_norm == "synchronous"
+            if usage.varies and (key := next((key for key, waits in together.items() if waits), None)):
+                raise RecipeError(
+                    f"with {key} all ranks compute all parts of a network together, and {built.name} may leave out some"
+                    f" ({usage.varies}): leave {key} out"
+                )
     engine.shard(module)
     groups = models.parameter_groups(
         built,
@@ -460,7 +489,28 @@ def state(
         batches = recipe.batches(num_train)
         ema = Ema(module, None, sources, start=round(batches.step(recipe.optim.swa * batches.images)))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
+    policy.notes += tuple(usage.notes(module))
+    norms_wait = engine.world.size > 1 and recipe.model.batch_norm == "synchronous"
+    if images == 1 and shapes and not (norms_wait or engine.is_sharded):
+        _require_takes_one_image(recipe, built, policy, shapes[0], engine.world.size)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
+
+
+def _require_takes_one_image(
+    recipe: Recipe, built: Built, policy: Policy, shape: tuple[int, int, int], ranks: int
+) -> None:
+    """Refuse passes of a single image through a network that cannot take one in training. Raises RecipeError."""
+    reason = refusal_of_one_image(built.module, policy, shape)
+    if not reason:
+        return
+    parts = [count(ranks, "rank")] if ranks > 1 else []
+    parts += [f"optim.accumulate={recipe.optim.accumulate}"] if recipe.optim.accumulate > 1 else []
+    among = f" for {' with '.join(parts)}" if parts else ""
+    raise RecipeError(
+        f"batch_size={recipe.batch_size}{among} gives passes of one image, which {built.name} cannot take in training"
+        f" ({reason}): use --batch-size {2 * ranks * recipe.optim.accumulate} or more, larger images (--size), or"
+        " --set model.batch_norm=frozen"
+    )
 
 
 def engine(

@@ -343,6 +343,7 @@ def _evaluate(
         is_finite = math.isfinite(evaluation.loss)
         state.misses += 1
         if evaluation.score > state.best and is_finite:
+            session.require_finite_weights(module)  # padding hides those that see nothing else from the loss
             state.best, state.misses = evaluation.score, 0
             session.export("best.safetensors")
             if session.is_first:

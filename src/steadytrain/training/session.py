@@ -328,10 +328,10 @@ class Session:
         if not math.isfinite(loss):
             raise self.diverged(f"the loss is {loss}")
 
-    def require_finite_weights(self) -> None:
-        """Raise DivergedError for weights that are not finite."""
+    def require_finite_weights(self, module: nn.Module | None = None) -> None:
+        """Raise DivergedError for weights that are not finite, of the network or of ``module``."""
         with self.clock.within("checkpoint"):
-            engine, parameters = self.state.engine, self.state.module.parameters()
+            engine, parameters = self.state.engine, (module or self.state.module).parameters()
             finite = torch.stack([engine.own_values(parameter).isfinite().all() for parameter in parameters])
             is_finite = bool(finite.all())
         if not is_finite:
@@ -339,10 +339,12 @@ class Session:
 
     def diverged(self, what: str) -> DivergedError:
         """Make the error that says what is not finite any more."""
-        step = self.state.cursor.step
+        step, numbers = self.state.cursor.step, self.recipe.precision.name
+        first = "" if numbers == "fp32" else "compute in fp32 (--precision fp32), or "
         return DivergedError(
-            f"{what} at step {step} (learning rate {self.lr(step - 1):g}): lower the learning rate (--lr), warm up"
-            " longer (--warmup-epochs) or clip (--set optim.clip_norm=1); what was saved before is intact"
+            f"{what} at step {step} ({numbers}, learning rate {self.lr(step - 1):g}): {first}lower the learning rate"
+            " (--lr), warm up longer (--warmup-epochs) or clip (--set optim.clip_norm=1); what was saved before is"
+            " intact"
         )
 
 
@@ -431,7 +433,7 @@ def open_session(
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         start.passed("model")
         engine = build.engine(recipe, device, group, cluster, num_train=data.num_train)
-        state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import)
+        state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import, input=input)
         if saved is None:
             for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
                 notice(note)

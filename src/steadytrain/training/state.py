@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from steadytrain.config.schedules import Plateau
+from steadytrain.data.sources.filenames import few
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
 from steadytrain.training.checkpoints import join, split
@@ -218,6 +219,25 @@ def preserve_process(device: torch.device) -> Iterator[None]:
                     backend.fp32_precision = precision
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def describe_nonfinite(module: nn.Module) -> str:
+    """Describe the parameters that hold NaN or infinity; empty where none does.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> describe_nonfinite(layer)
+    ''
+    >>> layer.bias.data[1] = float("nan")
+    >>> describe_nonfinite(layer)
+    '1 of 2 weights holds NaN or infinite values (bias: 1)'
+    """
+    parameters = dict(module.named_parameters())
+    counts = {name: int((~value.detach().isfinite()).sum()) for name, value in parameters.items()}
+    bad = [f"{name}: {number:,}" for name, number in counts.items() if number]
+    if not bad:
+        return ""
+    verb = "holds" if len(bad) == 1 else "hold"
+    return f"{len(bad):,} of {len(parameters):,} weights {verb} NaN or infinite values ({few(bad)})"
 
 
 def buffers_of(*modules: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:

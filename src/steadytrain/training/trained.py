@@ -32,6 +32,7 @@ from steadytrain.models.registry import HUB, licence_note, pretrained_licence
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.compute.precision import Policy, set_products
+from steadytrain.training.state import describe_nonfinite
 
 Which = Literal["best", "last"]
 
@@ -178,6 +179,8 @@ def restore(
     policy, notes = _policy_of_run(run, numbers, build.choose_device(device))
     if run is not None and not run.weights.exists():
         notes = (*notes, f"{run.directory} has not finished: these are its best weights so far")
+    if fault := describe_nonfinite(built.module):
+        notes = (*notes, f"{fault}: what this network says is not to be trusted; train it again")
     module, chosen = policy.prepare(built.module).eval(), "" if run is None else _chosen(run, path)
     trained = Trained(
         module,

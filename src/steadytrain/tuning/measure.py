@@ -99,7 +99,7 @@ def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunP
         built, input = build.model(recipe, data, allow_import=not recipe.model.from_file)
         parts = _RunParts(recipe, world, device, machine, data, built, input, build.clock(device, time.perf_counter()))
         if trains:
-            state = build.state(recipe, built, Engine(device), num_train=data.num_train)
+            state = build.state(recipe, built, Engine(device), num_train=data.num_train, input=input)
             update = build.update(
                 recipe,
                 built,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.util
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +17,12 @@ import pytest
 import torch
 from tests.data.loader.pictures import Pictures, small_pngs
 from tests.forked import start
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.loader.dataset import ImageLoaderDataset, tensors
 from steadytrain.errors import FeedError, InputError
+from steadytrain.launch.supervise import free_port
 
 PROJECT = Path(__file__).parents[3]
 CUT = Crop(kind="pad-crop", size=16, pad=2, flip=True)
@@ -179,3 +183,75 @@ def test_two_processes_see_each_sample_once(tmp_path: Path) -> None:
     assert [load["position"] for load in loads] == [24, 24]
     for part, n in (("train", 24), ("val", 21)):
         assert sorted(torch.cat([one[part] for one in loads]).tolist()) == list(range(n))
+
+
+class DataLoaderDispatcher(DataLoader[Any]):
+    """Reads on one process and gives each process every second batch, as accelerate's does."""
+
+    def __iter__(self) -> Any:
+        yield from list(super().__iter__())[::2]
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """Gives each process every second item, as accelerate's and transformers' do."""
+
+    def __init__(self, whole: ImageLoaderDataset) -> None:
+        self.whole = whole
+
+    def __iter__(self) -> Any:
+        for number, item in enumerate(self.whole):
+            if number % 2:
+                yield item
+
+
+class OwnLoader(DataLoader[Any]):
+    """A loader of one's own that divides nothing."""
+
+
+def test_a_share_that_would_be_divided_once_more_is_refused_with_the_remedy() -> None:
+    share = dataset(24, shard=(0, 2))
+    for loader in (DataLoaderDispatcher(share, batch_size=None), IterableDatasetShard(share)):
+        with pytest.raises(InputError, match=r"process 0's share of 2 already.*never be seen: pass shard=\(0, 1\)"):
+            next(iter(loader))
+    assert len(list(OwnLoader(share, batch_size=None))) == 3
+    whole = dataset(24, shard=(0, 1))  # the divider's processes see all of it together
+    assert len(list(DataLoaderDispatcher(whole, batch_size=None))) == 3
+
+
+PREPARED = """
+import sys
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from tests.data.loader.test_dataset import dataset
+
+accelerator = Accelerator(cpu=True)
+options = {"shard": (0, 1)} if sys.argv[1] == "whole" else {}
+loader = accelerator.prepare(DataLoader(dataset(24, **options), batch_size=None))
+print("labels", [label for _, labels in loader for label in labels.tolist()])
+"""
+
+
+@pytest.mark.peer
+@pytest.mark.timeout(120)
+def test_accelerate_shows_all_images_or_is_refused() -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+
+    def outputs(words: str) -> list[str]:
+        variables = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", PREPARED, words],
+                cwd=PROJECT,
+                env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        return [rank.communicate(timeout=100)[0] for rank in ranks]
+
+    labels = [json.loads(output.rpartition("labels ")[2]) for output in outputs("whole")]
+    assert sorted(labels[0] + labels[1]) == list(range(24)) and len(labels[0]) == len(labels[1])
+    assert "accelerate's DataLoaderDispatcher divides batches among processes" in outputs("share")[0]

@@ -14,11 +14,13 @@ memory, which goes back to the loader when the last of them dies.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from steadytrain.data.loader.batch import Batch
 from steadytrain.data.loader.batch_worker import Source
@@ -28,6 +30,9 @@ from steadytrain.data.loader.image_loader import ImageLoader, at_least
 from steadytrain.errors import InputError
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
+
+_DIVIDERS = ("DataLoaderDispatcher", "IterableDatasetShard")
+"""Classes of accelerate, and of transformers, which give each process a part of what they iterate over."""
 
 
 def tensors(batch: Batch) -> Tensors:
@@ -49,7 +54,8 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
     from the beginning each time.
 
     With ``torch.distributed`` each process loads its share of the stream; together they see each sample once per epoch.
-    In evaluation, a process may have one batch fewer or a smaller one: weight means by the number of images.
+    In evaluation, a process may have one batch fewer or a smaller one: weight means by the number of images. Where
+    something else divides batches among processes (``accelerator.prepare``), it needs whole ones: ``shard=(0, 1)``.
 
     Args:
         source: encoded images and labels: ``Records``, ``Unpacked``, or another ``Source``.
@@ -63,7 +69,8 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
 
     Raises:
         InputError: a number is out of range, ``stop`` is given in training (use ``steps``), or, while iterating,
-            ``torch.distributed`` was initialised after the data set was created.
+            ``torch.distributed`` was initialised after the data set was created, or a process's share would be divided
+            once more.
         DataError: there are no images. While iterating also whatever ``ImageLoader`` raises.
     """
 
@@ -103,6 +110,12 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
     def __iter__(self) -> Iterator[Tensors]:
         if get_worker_info() is not None:
             raise _not_copied()
+        if self.shard[1] > 1 and (divider := _divider(sys._getframe().f_back)):
+            raise InputError(
+                f"{divider} divides batches among processes, and this ImageLoaderDataset is process {self.shard[0]}'s"
+                f" share of {self.shard[1]} already, so that images would never be seen: pass shard=(0, 1) to it, or"
+                " keep its loader out of accelerator.prepare"
+            )
         if self._finds_shard and _distributed() != self.shard:
             rank, processes = _distributed()
             raise InputError(
@@ -151,6 +164,19 @@ def _not_copied() -> InputError:
         "an ImageLoaderDataset runs its own threads and cannot be copied to worker processes: use"
         " DataLoader(dataset, batch_size=None, num_workers=0), or create another dataset"
     )
+
+
+def _divider(frame: FrameType | None) -> str:
+    """Return what iterates here and gives each process a part of it, from the frame that asks for a batch; or nothing.
+
+    Neither torch nor these packages let a data set know that they do.
+    """
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, DataLoader | IterableDataset) and type(caller).__name__ in _DIVIDERS:
+            return f"{type(caller).__module__.partition('.')[0]}'s {type(caller).__name__}"
+        frame = frame.f_back
+    return ""
 
 
 def _distributed() -> tuple[int, int]:

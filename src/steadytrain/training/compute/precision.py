@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_map
 
 from steadytrain.config import Precision
 from steadytrain.errors import RecipeError
@@ -68,6 +70,11 @@ class Policy:
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         self._constants: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The 16-bit numbers that are multiplied; None: fp32."""
+        return self._dtype
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of a forward pass (the loss is better computed in fp32: ``logits.float()``)."""
         if self._dtype is None:
@@ -78,9 +85,8 @@ class Policy:
         """Move a module to the device and lay it out as the policy says; before its optimizer is built."""
         if self._is_pure and self._dtype is not None:
             store(module, self._dtype)
-        if self.channels_last:
-            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
-        return module.to(self.device)
+        module = module.to(self.device)
+        return to_channels_last(module) if self.channels_last else module
 
     def master(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what the optimizer updates for a parameter of a prepared module: itself, or its fp32 master.
@@ -206,6 +212,19 @@ class Policy:
             self._scaler.load_state_dict(scale)
 
 
+def to_channels_last(module: nn.Module) -> nn.Module:
+    """Lay out a module's tensors of four dimensions as NHWC; others, such as those of volumes, have no such layout.
+
+    >>> to_channels_last(nn.Conv3d(1, 2, 3)).weight.is_contiguous()
+    True
+    """
+    for part in module.modules():
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None and tensor.dim() == 4:
+                tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    return module
+
+
 def store(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Convert all floating-point parameters and buffers of a module to ``dtype``, but for those of batch norms.
 
@@ -216,7 +235,7 @@ def store(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     (torch.bfloat16, torch.float32, torch.float32)
     """
     for part in module.modules():
-        if isinstance(part, _NormBase):
+        if isinstance(part, _NormBase) or isinstance(vars(part).get("forward"), _InFp32):
             continue
         for parameter in part.parameters(recurse=False):
             if parameter.is_floating_point():
@@ -225,6 +244,39 @@ def store(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             if buffer.is_floating_point():
                 part._buffers[name] = buffer.to(dtype)
     return module
+
+
+def compute_in_fp32(module: nn.Module, policy: Policy) -> None:
+    """Give a module of a 16-bit network a forward that computes in fp32; its own parameters in 16 bits become fp32.
+
+    Its result has 16 bits, as the rest of the network expects. To be called before the network's optimizer is built.
+    """
+    assert policy.dtype is not None
+    for tensor in (*module._parameters.values(), *module._buffers.values()):
+        if tensor is not None and tensor.dtype == policy.dtype:
+            tensor.data = tensor.data.float()
+    vars(module)["forward"] = _InFp32(module, policy.device.type, policy.dtype)
+
+
+class _InFp32:
+    """A forward in fp32. Copies of a network have copies of it."""
+
+    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        self.module, self.device_type, self.dtype = module, device_type, dtype
+        self.before = vars(module).get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.before or partial(type(self.module).forward, self.module)
+        if not torch.is_autocast_enabled(self.device_type):
+            return forward(*args, **kwargs)
+        args, kwargs = tree_map(partial(_convert, self.dtype, torch.float32), (args, kwargs))
+        with torch.autocast(self.device_type, enabled=False):
+            out = forward(*args, **kwargs)
+        return tree_map(partial(_convert, torch.float32, self.dtype), out)
+
+
+def _convert(before: torch.dtype, after: torch.dtype, leaf: object) -> object:
+    return leaf.to(after) if isinstance(leaf, Tensor) and leaf.dtype == before else leaf
 
 
 def _remark(spec: Precision, device: torch.device) -> str | None:

@@ -11,7 +11,6 @@ they were before the first, so running statistics are updated once, and what dep
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -27,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from steadytrain.config import Recipe
 from steadytrain.errors import ModelError
+from steadytrain.training.compute.usage import other_generators
 from steadytrain.training.data import random_batch
 from steadytrain.training.state import State, buffers_of, preserve_buffers, preserve_process
 from steadytrain.training.step import Update
@@ -78,9 +77,9 @@ def recompute_parts(
     name, device = recipe.model.name, state.engine.device
     with preserve_process(device), preserve_buffers(state.module):
         batch = random_batch(TRIED, update.image_shape, device, num_labels=update.objective.num_labels)
-        before = _other_generators()
+        before = other_generators()
         seen = _watch(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
-        if _other_generators() != before:
+        if other_generators() != before:
             raise ModelError(
                 f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers,"
                 " which are not drawn again as they were; draw from torch's, or leave it out"
@@ -97,12 +96,6 @@ def recompute_parts(
     recomputed = Recomputed(tuple(map(_name, parts)), most / TRIED, usual / TRIED)
     notice(f"recomputed in each backward pass: {recomputed}")
     return recomputed
-
-
-def _other_generators() -> tuple[object, ...]:
-    """The states of the random generators that are not torch's."""
-    numpy: Any = np.random.get_state(legacy=True)
-    return random.getstate(), bytes(numpy[1]), *numpy[2:]
 
 
 @dataclass(eq=False)

@@ -199,7 +199,7 @@ def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rate
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
         find_linear(built)
-        state = build.state(recipe, built, build.engine(recipe, device, None))
+        state = build.state(recipe, built, build.engine(recipe, device, None), input=input)
         update = build.update(recipe, built, input, state, num_classes=len(data.classes), num_labels=data.num_labels)
         startup = time.perf_counter() - began
         use_fastest_threads(recipe, update, state, lambda message: None)

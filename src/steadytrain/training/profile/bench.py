@@ -130,7 +130,7 @@ def set_up(
     size = size or built.input.size or 224
     default = built.input.filled(size, (0.5,) * channels, (0.25,) * channels)
     input = replace(default, size=size, channels=channels)
-    state = build.state(recipe, built, build.engine(recipe, device, group))
+    state = build.state(recipe, built, build.engine(recipe, device, group), input=input)
     notes += [*built.notes, *state.policy.notes]
     share = share_of(world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, input, state, build.clock(device, time.perf_counter()), share)

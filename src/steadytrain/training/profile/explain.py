@@ -85,7 +85,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
-        state = build.state(recipe, built, Engine(device))
+        state = build.state(recipe, built, Engine(device), input=input)
         update = build.update(recipe, built, input, state, num_labels=data.num_labels)
         recomputed = recompute_parts(recipe, update, state)
         batch = random_batch(TRIED, update.image_shape, device, num_labels=update.objective.num_labels)

@@ -103,7 +103,7 @@ def find_rate(
         build.set_up_machine(recipe, device, None, say)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
-        state = build.state(recipe, built, Engine(device), num_train=data.num_train)
+        state = build.state(recipe, built, Engine(device), num_train=data.num_train, input=input)
         input = build.training_input(recipe, input, data.num_train)
         if waiting := first_epochs(built, recipe.model.train, epochs=1.0):
             set_phase(recipe, built, waiting, 0.0)

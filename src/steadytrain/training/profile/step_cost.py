@@ -16,19 +16,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import steadytrain
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import first_line
 from steadytrain.events import StepMeasured
 from steadytrain.machine import facts
 from steadytrain.training.compute.precision import Policy
+from steadytrain.training.compute.usage import network_line
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.profile.clock import WARM_UP
 from steadytrain.training.profile.timing import Pass, Seconds, peak_flops, wait_for
@@ -49,7 +47,6 @@ up in a way which often costs several times as much."""
 SHORT_RUN_SECONDS, LEAST_RUN_SECONDS, SUSPECT_SECONDS = 0.6, 15.0, 2.0
 """Seconds that measuring may always take, on a run with so many seconds of updates; and on a suspect one."""
 
-_NOT_THE_NETWORKS = tuple(f"{Path(package.__file__).parent}/" for package in (torch, steadytrain))  # type: ignore[arg-type]
 _BY_VALUE = frozenset(
     f"aten::{name}" for name in ("nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive")
 )
@@ -296,7 +293,7 @@ class Operations(TorchDispatchMode):
         self.count += 1
         if self.counts_flops and func._overloadpacket in self._flops_of:
             self.flops += self._flops_of[func._overloadpacket](*args, **kwargs, out_val=out)
-        if _waits(func, args, out) and (place := _place(sys._getframe().f_back)):
+        if _waits(func, args, out) and (place := network_line(sys._getframe().f_back, until=__file__)):
             self.waits[place] = self.waits.get(place, 0) + 1
         return out
 
@@ -313,13 +310,3 @@ def _waits(func: Any, args: Sequence[Any], out: Any) -> bool:
     if name == "aten::index":
         return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return name in _BY_VALUE
-
-
-def _place(frame: FrameType | None) -> str | None:
-    """``file:line`` of the innermost frame that is neither torch's nor ours; None where the network has none."""
-    while frame is not None and frame.f_code.co_filename != __file__:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_NOT_THE_NETWORKS, "<")):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
