@@ -33,6 +33,23 @@ def test_an_old_command_line_means_what_it_meant(old: str, new: str) -> None:
     assert parse([*command])  # its flags are ours
 
 
+def test_a_mean_is_left_out_with_the_network_that_it_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that stand in for MXNet's were trained on images scaled otherwise."""
+    monkeypatch.chdir(tmp_path)
+    tune = "--data-train a.rec --rgb-mean 0,0,0 --pretrained-model imagenet1k-resnet-50"
+    for program, old in (
+        ("score", "--model imagenet1k-resnet-50 --data-val b.rec --rgb-mean 0,0,0"),
+        ("fine-tune", tune),
+    ):
+        read = translate(program, old.split())
+        assert "mean" not in " ".join(read.commands[0])
+        assert dict(read.rows)["--rgb-mean 0,0,0"].startswith("left out: it belongs to MXNet's network")
+    (tmp_path / "imagenet1k-resnet-50-symbol.json").touch()
+    assert "data.mean=[0,0,0]" in translate("fine-tune", tune.split()).commands[0]
+
+
 TYPED = {
     "train_imagenet": """--network resnet --num-layers 50 --data-train a.rec --data-train-idx a.idx --data-val b.rec
         --data-val-idx b.idx

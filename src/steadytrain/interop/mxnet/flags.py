@@ -11,6 +11,11 @@ from typing import Any, NoReturn
 from steadytrain.errors import InputError, did_you_mean
 
 Words = tuple[str, ...]
+CUT = (
+    "whole images are scaled and their middle is cut out; MXNet cut it out of images as they are stored, which shows"
+    " less of those packed much larger: compare on images packed with --shorter-side"
+)
+OF_OTHER_WEIGHTS = "left out: it belongs to MXNet's network, and the weights in its place say how they want images"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ from typing import Any
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 from steadytrain.interop.mxnet.flags import (
+    CUT,
+    OF_OTHER_WEIGHTS,
     Draft,
     Flags,
     Parser,
@@ -50,10 +52,19 @@ def _score(words: Sequence[str]) -> Translated:
     if not number.isdecimal() or len(number) > 9:
         raise InputError(f"--model is {draft.values['model']!r}; the epoch after the comma must be a number: PREFIX,0")
     params = f"{prefix}-{int(number):04d}.params"
-    model = params if Path(params).exists() else PUBLISHED.get(prefix, params)
-    draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"])
+    is_replaced = prefix in PUBLISHED and not Path(params).exists()
+    model = PUBLISHED[prefix] if is_replaced else params
+    why = f"{params} is not here; these weights are published today" if is_replaced else ""
+    draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"], why=why)
     draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
-    draft.add(["image_shape"], "--size", str(read_shape(draft.values["image_shape"])[1]))
+    channels, side = read_shape(draft.values["image_shape"])
+    draft.add(["image_shape"], "--size", str(side), why=CUT)
+    for flag in ("rgb_mean", "rgb_std"):
+        if is_replaced:
+            draft.drop(flag, OF_OTHER_WEIGHTS)
+        else:
+            values = draft.values[flag].split(",")[:channels]  # of grey images the first
+            draft.add([flag], f"--{flag.replace('_', '-')}", ",".join(values))
     gpus = read_gpus(draft)
     draft.add(["gpus"], "--device", f"cuda:{gpus[0]}" if gpus else "cpu", why="one GPU scores" * (len(gpus) > 1))
     if "dtype" in draft.typed:
@@ -61,8 +72,6 @@ def _score(words: Sequence[str]) -> Translated:
     add_threads(draft)
     draft.drop("load_epoch", f"the file {params}")
     draft.drop("label_name", "labels have no name here")
-    draft.drop("rgb_mean", "as the weights' card says")
-    draft.drop("rgb_std", "as the weights' card says")
     draft.drop("max_num_examples", "every image is scored")
     return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.interop.mxnet.flags import (
+    CUT,
+    OF_OTHER_WEIGHTS,
     Draft,
     Flags,
     Translated,
@@ -207,7 +209,7 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     else:
         _network(draft, shape[1])
     if shape[1] > 32:
-        draft.add(["image_shape"], "--size", str(shape[1]))
+        draft.add(["image_shape"], "--size", str(shape[1]), why=CUT if val else "")
     else:
         draft.drop("image_shape", _SMALL)
     batch, asked_workers = values["batch_size"], workers
@@ -513,6 +515,10 @@ def _transforms(values: Mapping[str, Any]) -> Iterator[tuple[list[str], str, str
 
 def _normalised(draft: Draft, script: str) -> None:
     """Mean and standard deviation, of 255 here and of 1 there."""
+    if script == "fine_tune" and not any(word.startswith("mxnet:") for word in draft.words):
+        for flag in ("rgb_mean", "rgb_std"):
+            draft.drop(flag, OF_OTHER_WEIGHTS)
+        return
     if script == "train_mnist" or not {"rgb_mean", "rgb_std"} & draft.typed:
         draft.rows.append(("--rgb-mean, --rgb-std (default)", "mean and deviation of the data, or of the weights"))
         return
