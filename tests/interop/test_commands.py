@@ -50,6 +50,22 @@ def test_a_mean_is_left_out_with_the_network_that_it_belongs_to(
     assert "data.mean=[0,0,0]" in translate("fine-tune", tune.split()).commands[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "old", "answer"),
+    [
+        ("--gpus 0,1,2 --batch-size 100", "--batch-size 100", "99 divide among 3 GPUs, 100 do not"),
+        ("--gpus 0,1 --data-nthreads 32", "--data-nthreads 32", "--threads 16: of each of the 2 ranks"),
+        ("--lr-step-epochs pow2 --lr-factor 1", "--lr-step-epochs pow2", "with --lr-factor 1 the rate never falls"),
+        ("--random-resized-crop 1", "--random-resized-crop 1", "whole images, as MXNet's areas of 1 mean"),
+        ("--min-random-scale 0.5", "--min-random-scale 0.5", "left out: images are not made smaller"),
+        ("--min-crop-size 9", "--min-crop-size 9", "MXNet's sides are pixels of images as they are stored"),
+        ("--data-val b.rec --image-shape 3,96,96", "--image-shape 3,96,96", "MXNet cut it out of images as they"),
+    ],
+)
+def test_where_a_flag_cannot_mean_the_same_the_difference_is_said(words: str, old: str, answer: str) -> None:
+    assert answer in dict(translate("train_imagenet", ["--data-train", "a.rec", *words.split()]).rows)[old]
+
+
 TYPED = {
     "train_imagenet": """--network resnet --num-layers 50 --data-train a.rec --data-train-idx a.idx --data-val b.rec
         --data-val-idx b.idx
@@ -165,6 +181,11 @@ def test_a_worker_of_several_gpus_becomes_as_many_ranks_on_those(launcher: str, 
         ),
         ("train_imagenet --data-train a.rec --load-epoch 3", "--model-prefix names a run's folder, or a prefix"),
         ("benchmark_score.py --network resnet-50", "the flags of benchmark_score.py are not read: steady bench infer"),
+        (
+            "train_imagenet.py --rec-train a.rec --model resnet50_v1d --num-gpus 4",
+            "--rec-train, --num-gpus: flags of GluonCV's train_imagenet.py are not read: steady train TRAIN.rec",
+        ),
+        ("benchmark.py --worker_count 2", "the flags of benchmark.py are not read: steady scale --model NAME"),
         ("launch -n four python train_mnist.py", "launch: argument -n/--num-workers/--nworker: invalid int value"),
     ],
 )

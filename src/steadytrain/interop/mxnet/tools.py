@@ -87,14 +87,13 @@ def im2rec_values(words: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("prefix")
     parser.add_argument("root")
     for switch in _SWITCHES:
-        spelled = dict.fromkeys((f"--{switch.replace('_', '-')}", f"--{switch}"))
-        parser.add_argument(*spelled, dest=switch, action="store_const", const="")
+        parser.add_argument(f"--{switch.replace('_', '-')}", dest=switch, action="store_const", const="")
     parser.add_argument("--shuffle")  # before 1.0
     parser.add_argument("--exts", nargs="+")
     for name, kind in (("chunks", int), ("train_ratio", float), ("test_ratio", float), ("resize", int)):
-        parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), dest=name, type=kind)
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind)
     for name in ("quality", "num_thread", "color"):
-        parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), dest=name, type=int)
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=int)
     parser.add_argument("--encoding")
     values = vars(parser.parse_args(_without_switch_values(words)))
     if values.pop("shuffle", "True") in _OFF:
@@ -350,6 +349,11 @@ def _bandwidth(words: Sequence[str]) -> Translated:
     return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
 
 
+def _tracker(place: str) -> Callable[[Sequence[str]], Translated]:
+    """Read a command line of a tracker of 2015, such as ``dmlc_ssh.py``, which is ``launch.py`` for one place."""
+    return lambda words: _launch(["--launcher", place, *words])
+
+
 ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
 """Other names of the old tools."""
 TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
@@ -359,11 +363,16 @@ TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
     "parse_log": _parse_log,
     "launch": _launch,
     "bandwidth": _bandwidth,
+    **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi", "yarn")},
 }
 """Name -> what reads its command line."""
 PROGRAMS = (*TRAINERS, *TOOLS)
 """Names of the old tools, without ``.py``."""
-_INSTEAD = {"benchmark_score": "bench infer", "diagnose": "doctor"}
+_INSTEAD = {
+    "benchmark_score": "bench infer",
+    "diagnose": "doctor",
+    "benchmark": "scale --model NAME --devices N --link LINK",
+}
 """Old tools whose flags are not read -> the command that does what they did."""
 
 
