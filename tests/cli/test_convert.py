@@ -79,6 +79,24 @@ def test_a_checkpoint_is_converted_used_and_written_back(
         assert old["classes"][0]["probability"] == pytest.approx(new["classes"][0]["probability"], abs=1e-4)
 
 
+def test_a_checkpoint_is_scored_with_the_mean_that_is_named(
+    squeezenet: Path, extracted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, image in enumerate(sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[:4]):
+        folder = tmp_path / "some" / ("tench", "goldfish")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, folder)
+    scaling = ["--rgb-mean", "100,110,120", "--rgb-std", "60"]
+    run(capsys, "convert", squeezenet, "-o", tmp_path / "scaled.safetensors", *scaling[:2], "--rgb-std", "60,60,60")
+    converted = run(capsys, "evaluate", tmp_path / "scaled.safetensors", tmp_path / "some")
+    scored = run(capsys, "evaluate", squeezenet, tmp_path / "some", *scaling)
+    assert scored["loss"] == pytest.approx(converted["loss"], rel=1e-4)
+    assert run(capsys, "evaluate", squeezenet, tmp_path / "some")["loss"] != pytest.approx(scored["loss"], rel=1e-2)
+    for words, message in ((["--rgb-mean", "1,2"], "three numbers"), (["--rgb-std", "0,1,1"], "--rgb-std is '0,1,1'")):
+        assert main(["evaluate", str(squeezenet), str(tmp_path / "some"), *words]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_what_goes_to_mxnet_is_read_back_and_kept_only_if_its_logits_are_the_models(
     some_cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from steadytrain.cli import main, parse
 from steadytrain.cli.train import recipe_for
@@ -30,6 +31,39 @@ def test_an_old_command_line_means_what_it_meant(old: str, new: str) -> None:
     for expected in re.findall(r"--\S+ [^\s-]\S*|\S+", new):
         assert expected in " ".join(command), f"{expected} in {command}"
     assert parse([*command])  # its flags are ours
+
+
+def test_a_mean_is_left_out_with_the_network_that_it_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that stand in for MXNet's were trained on images scaled otherwise."""
+    monkeypatch.chdir(tmp_path)
+    tune = "--data-train a.rec --rgb-mean 0,0,0 --pretrained-model imagenet1k-resnet-50"
+    for program, old in (
+        ("score", "--model imagenet1k-resnet-50 --data-val b.rec --rgb-mean 0,0,0"),
+        ("fine-tune", tune),
+    ):
+        read = translate(program, old.split())
+        assert "mean" not in " ".join(read.commands[0])
+        assert dict(read.rows)["--rgb-mean 0,0,0"].startswith("left out: it belongs to MXNet's network")
+    (tmp_path / "imagenet1k-resnet-50-symbol.json").touch()
+    assert "data.mean=[0,0,0]" in translate("fine-tune", tune.split()).commands[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "old", "answer"),
+    [
+        ("--gpus 0,1,2 --batch-size 100", "--batch-size 100", "99 divide among 3 GPUs, 100 do not"),
+        ("--gpus 0,1 --data-nthreads 32", "--data-nthreads 32", "--threads 16: of each of the 2 ranks"),
+        ("--lr-step-epochs pow2 --lr-factor 1", "--lr-step-epochs pow2", "with --lr-factor 1 the rate never falls"),
+        ("--random-resized-crop 1", "--random-resized-crop 1", "whole images, as MXNet's areas of 1 mean"),
+        ("--min-random-scale 0.5", "--min-random-scale 0.5", "left out: images are not made smaller"),
+        ("--min-crop-size 9", "--min-crop-size 9", "MXNet's sides are pixels of images as they are stored"),
+        ("--data-val b.rec --image-shape 3,96,96", "--image-shape 3,96,96", "MXNet cut it out of images as they"),
+    ],
+)
+def test_where_a_flag_cannot_mean_the_same_the_difference_is_said(words: str, old: str, answer: str) -> None:
+    assert answer in dict(translate("train_imagenet", ["--data-train", "a.rec", *words.split()]).rows)[old]
 
 
 TYPED = {
@@ -133,7 +167,8 @@ def test_a_worker_of_several_gpus_becomes_as_many_ranks_on_those(launcher: str, 
             "neither a run in p nor a file p-0003.params",
         ),
         ("fine-tune --data-train a.rec --pretrained-model imagenet1k-resnet-51", "Did you mean imagenet1k-resnet-50"),
-        ("im2rec --test-ratio 0.1 photos images/", "--test-ratio is 0.1"),
+        ("im2rec photos images/", "there is no list photos*.lst: write it first (steady mxnet im2rec --list"),
+        ("im2rec a.lst images/ a.rec nsplit=4 part=1", "steady pack a.lst a --root images/ --shards 4 writes all"),
         ("train_imagnet --data-train a.rec", "Did you mean train_imagenet"),
         ("train_imagenet --data-train a.rec --lr-step-epochs powx", "must be epochs, such as 30,60, or pow2"),
         ("fine-tune --data-train a.rec --benchmark 1", "measures a network by its name"),
@@ -146,6 +181,11 @@ def test_a_worker_of_several_gpus_becomes_as_many_ranks_on_those(launcher: str, 
         ),
         ("train_imagenet --data-train a.rec --load-epoch 3", "--model-prefix names a run's folder, or a prefix"),
         ("benchmark_score.py --network resnet-50", "the flags of benchmark_score.py are not read: steady bench infer"),
+        (
+            "train_imagenet.py --rec-train a.rec --model resnet50_v1d --num-gpus 4",
+            "--rec-train, --num-gpus: flags of GluonCV's train_imagenet.py are not read: steady train TRAIN.rec",
+        ),
+        ("benchmark.py --worker_count 2", "the flags of benchmark.py are not read: steady scale --model NAME"),
         ("launch -n four python train_mnist.py", "launch: argument -n/--num-workers/--nworker: invalid int value"),
     ],
 )
@@ -153,6 +193,73 @@ def test_what_the_old_tools_would_not_take_is_said_in_a_line(old: str, message: 
     program, *words = old.split(" ")
     with pytest.raises(InputError, match=re.escape(message)):
         translate(program, words)
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder ``photos`` of ten images in the current one: six of cats, four of dogs, one folder deeper."""
+    monkeypatch.chdir(tmp_path)
+    for i in range(10):
+        path = tmp_path / "photos" / ("cat" if i < 6 else "pets/dog") / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (20 * i, 90, 10)).save(path)
+    return tmp_path
+
+
+def test_a_list_named_as_a_prefix_is_packed_alone(photos: Path) -> None:
+    (photos / "a_train.lst").write_text("0\t0\tcat/0.jpg\n7\t1\tpets/dog/7.jpg\n3\t0\tcat/3.jpg\n")
+    (photos / "a_val.lst").write_text("6\t1\tpets/dog/6.jpg\n")
+    assert main(["mxnet", "im2rec.py", "a_train.lst", "photos", "--num-thread", "1"]) == 0
+    card = json.loads((photos / "a_train.json").read_text())
+    assert (card["num_images"], card["classes"], card["counts"]) == (3, ["cat", "dog"], [2, 1])
+    assert [line.split("\t")[0] for line in (photos / "a_train.idx").read_text().splitlines()] == ["0", "7", "3"]
+    assert not list(photos.glob("a_val.rec")) and not list(photos.glob("*.lst.*"))
+
+
+LISTING = ["--list", "--recursive", "--train-ratio", "0.4", "--test-ratio", "0.4"]
+
+
+def test_all_lists_of_a_prefix_are_packed_each_into_its_file(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mxnet", "im2rec.py", "photos", "photos", *LISTING]) == 0
+    assert capsys.readouterr().out.splitlines() == ["cat 0", "pets/dog 1"]
+    (photos / "photos_val.lst").write_text("0\t0\tcat/0.jpg\n9\t1\tpets/dog/9.jpg\n")  # as edited by hand
+    for _ in range(2):  # the second time replaces them
+        assert main(["mxnet", "im2rec.py", "photos", "photos", "--pass-through", "--force"]) == 0
+    sizes = {path.stem: json.loads(path.read_text())["num_images"] for path in photos.glob("*.json")}
+    assert sizes == {"photos_train": 4, "photos_val": 2, "photos_test": 4}
+
+
+LISTED = [4, 0, 5, 9, 3, 1, 6, 8, 7, 2]
+"""The order in which MXNet 1.9.1's im2rec.py lists these images (``--list --recursive``)."""
+
+
+def test_the_order_of_a_list_is_that_of_im2rec(photos: Path) -> None:
+    assert main(["mxnet", "im2rec", "--list=True", "--recursive", "1", "photos", "photos"]) == 0
+    lines = (photos / "photos.lst").read_text().splitlines()
+    names = [f"cat/{i}.jpg" if i < 6 else f"pets/dog/{i}.jpg" for i in LISTED]
+    assert lines == [f"{i}\t{i // 6}.000000\t{name}" for i, name in zip(LISTED, names, strict=True)]
+    assert main(["mxnet", "im2rec", "--list", "--no-shuffle", "--chunks", "3", "photos", "photos/cat"]) == 0
+    assert (photos / "photos_2.lst").read_text() == "4\t0.000000\t4.jpg\n5\t0.000000\t5.jpg\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--list photos photos", "--recursive goes into its folders"),
+        ("--list --recursive --train-ratio 0.9 --test-ratio 0.2 photos photos", "must lie from 0 to 1 and come to 1"),
+        ("--list --recursive photos elsewhere", "there is no folder elsewhere"),
+    ],
+)
+def test_a_list_that_cannot_be_is_refused(
+    words: str, message: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["mxnet", "im2rec", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_several_labels_are_stored_and_it_is_said(photos: Path) -> None:
+    (photos / "several.lst").write_text("0\t0\t1\tcat/0.jpg\n7\t1\t0\tpets/dog/7.jpg\n")
+    assert "all 2 labels" in dict(translate("im2rec", ["several", "photos"]).rows)["several.lst"]
 
 
 def test_a_later_epoch_goes_on_at_the_rate_that_the_schedule_had(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def convert(
     if output.suffix not in (".params", ".safetensors"):
         raise InputError(f"--output is {output}: it must end with .safetensors, or with -0000.params for MXNet")
     require_range("--size", size, 4096)
-    mean, std = _colours("--rgb-mean", rgb_mean), _colours("--rgb-std", rgb_std, above=0.0)
+    mean, std = read_colours("--rgb-mean", rgb_mean), read_colours("--rgb-std", rgb_std, above=0.0)
     if symbol is not None and place.endswith(".json"):
         place, symbol = str(symbol), Path(place)
     from steadytrain.training import convert as conversion
@@ -113,7 +113,7 @@ def convert(
     _show(document, _text(document), json=json)
 
 
-def _colours(flag: str, text: str | None, *, above: float = -1.0) -> tuple[float, ...] | None:
+def read_colours(flag: str, text: str | None, *, above: float = -1.0) -> tuple[float, ...] | None:
     """Parse three values of pixels from 0 to 255; return them as of 0 to 1. Raises InputError."""
     if text is None:
         return None

@@ -44,7 +44,7 @@ def cost(
     steady cost prices lists what instances cost, with the date of each price; words after it select.
 
     Args:
-        runs: Folders of runs, or folders that hold runs; or prices, and words to select some.
+        runs: Folders of runs, folders that hold runs, or logs of other programs; or prices, and words to select some.
         price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as
             p3.2xlarge@us-east-1:spot. [default: what the run recorded, else $STEADYTRAIN_PRICE]
         instance: The same by name; with it, spot is compared with on demand.
@@ -64,6 +64,7 @@ def cost(
         steady cost runs/a
         steady cost runs/a --price 2.40
         steady cost runs/a --instance p3.2xlarge --target 0.9 --what-if
+        steady cost train.log --instance p2.16xlarge
         steady cost prices V100
         steady cost prices --refresh aws/vms.csv
     """
@@ -96,17 +97,18 @@ def cost(
     if wait_minutes is not None and not 0 <= wait_minutes <= 1e6:
         raise InputError(f"--wait-minutes is {wait_minutes:g}; it must be 0 or more")
     from steadytrain.cost.prices import find_offer, parse_price
-    from steadytrain.reports.costs import Question, run_cost
-    from steadytrain.reports.files import find
+    from steadytrain.interop.logs import LogRun
+    from steadytrain.reports.costs import Question, log_cost, run_cost
+    from steadytrain.reports.files import find_all
 
     chosen: Price | None = None
     if price is not None:
         chosen = parse_price(price)
     elif instance is not None:
         chosen = find_offer(instance, cloud=cloud, region=region, spot=spot, before=before).price(spot=spot)
-    selection = find(runs)
-    for reason in selection.left_out:
-        note(reason)
+    selection = find_all(runs, skip_unreadable=True)
+    for line in selection.notes:
+        note(line)
     question = Question(
         price=chosen,
         instance=instance,
@@ -118,7 +120,7 @@ def cost(
         interruptions=interruptions,
         wait_minutes=wait_minutes,
     )
-    costs = [run_cost(run, question) for run in selection.runs]
+    costs = [log_cost(run, question) if isinstance(run, LogRun) else run_cost(run, question) for run in selection.runs]
     if json:
         documents = [run.to_dict() for run in costs]
         is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()

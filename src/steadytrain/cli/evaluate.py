@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
+from steadytrain.cli.convert import read_colours
 from steadytrain.cli.options import Device, Json, Labels, Root, Which, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -70,6 +72,8 @@ def evaluate(
     classes: Path | None = None,
     restrict: bool = False,
     size: Size = None,
+    rgb_mean: str | None = None,
+    rgb_std: str | None = None,
     tta: Views = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -92,6 +96,9 @@ def evaluate(
         classes: A card (.json) or a text file with the name of each output on a line; or one with a class of the data,
             a tab and a class of the model on each line.
         restrict: Choose among the data's classes only, which is easier than among all of the model's.
+        rgb_mean: Mean of the images as MXNet's tools take it, of pixels from 0 to 255, such as 123.68,116.78,103.94
+            (default: as the weights say).
+        rgb_std: Standard deviation, likewise; 1,1,1: pixels are not divided.
         batch_size: Images at a time (default: as in the run, else 128).
         precision: Number format (default: as in the run, else fp32).
         threads: Threads that load images.
@@ -115,6 +122,7 @@ def evaluate(
     from steadytrain.training.trained import read_class_file
 
     altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
+    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std}
     if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
         raise InputError(f"--calibrate fits a temperature to the weights as they are, and no more: drop {other}")
     if per_image is not None:
@@ -126,6 +134,7 @@ def evaluate(
         raise InputError("--restrict needs data with fewer classes than the model: name them after the run")
     trained = restore_weights(place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names)
     trained, seen = with_input(trained, size, tta)
+    trained = _with_scaling(trained, rgb_mean, rgb_std)
     above = _threshold(trained, threshold)
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
@@ -383,6 +392,24 @@ def with_input(trained: Trained, size: str | None, tta: str | None) -> tuple[Tra
     if tta is not None:
         trained, chosen["tta"] = with_views(trained, tta), tta
     return trained, chosen
+
+
+def _with_scaling(trained: Trained, rgb_mean: str | None, rgb_std: str | None) -> Trained:
+    """Return weights whose images are scaled as MXNet's tools were told."""
+    if rgb_mean is None and rgb_std is None:
+        return trained
+    from steadytrain.models.exported import SUFFIXES
+
+    input, scaling = trained.input, dict[str, Any]()
+    for flag, key, text, above in (("--rgb-mean", "mean", rgb_mean, -1.0), ("--rgb-std", "std", rgb_std, 0.0)):
+        if (values := read_colours(flag, text, above=above)) is None:
+            continue
+        if trained.path.suffix in SUFFIXES:
+            raise InputError(f"{flag} is {text}, and {trained.path} scales its images itself: drop it")
+        if len(values) not in (1, input.channels):
+            raise InputError(f"{flag} has {len(values)} values, and the network takes {input.channels} channels")
+        scaling[key] = values if len(values) == input.channels else values * input.channels
+    return replace(trained, input=replace(input, **scaling))
 
 
 def restore_weights(

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -17,10 +17,11 @@ from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
+from steadytrain.format import count
 from steadytrain.interop.mxnet.flags import Translated
-from steadytrain.interop.mxnet.tools import translate
+from steadytrain.interop.mxnet.tools import im2rec_values, translate
 
-OURS = ("--dry-run", "--mxnet-log", "--json")
+OURS = ("--dry-run", "--mxnet-log", "--json", "--force")
 """Flags that the old tools did not have."""
 
 
@@ -33,7 +34,8 @@ def mxnet(
 
     Each old flag is shown with what it has become, then the new command, which is run. With --dry-run nothing is run,
     and the recipe is printed. With --mxnet-log training writes the lines of MXNet's Speedometer, which old tools
-    read. --json prints what the command prints as a document; with --dry-run the command itself.
+    read. With --force im2rec replaces files. --json prints what the command prints as a document; with --dry-run the
+    command itself.
 
     Args:
         program: train_mnist, train_cifar10, train_imagenet, fine-tune, score, im2rec, rec2idx, parse_log, launch or
@@ -43,7 +45,8 @@ def mxnet(
     Examples:
         steady mxnet train_imagenet.py --network resnet --num-layers 50 --data-train train.rec --gpus 0,1 --dry-run
         steady mxnet train_cifar10 --data-train train.rec --data-val val.rec --network resnet --num-layers 20
-        steady mxnet im2rec photos photos/ --resize 256 --quality 95 --num-thread 16
+        steady mxnet im2rec --list --recursive --train-ratio 0.9 photos images/
+        steady mxnet im2rec photos images/ --resize 256 --quality 95 --num-thread 16
         steady mxnet parse_log train.log
     """
     flags = [word for word in words if word in OURS]
@@ -67,12 +70,15 @@ def mxnet(
 
 
 def _run_tool(command: Sequence[str], *, json: bool) -> None:
-    """Do what no verb of ours does: write an index as ``rec2idx.py``, print the table of ``parse_log.py``."""
+    """Do what no verb of ours does: write lists and indices as MXNet's tools, print the table of ``parse_log.py``."""
     _, tool, file, *others = command
     if tool == "rec2idx":
         from steadytrain.data.recordio.index import write_index
 
         note(f"wrote {write_index(Path(file), Path(others[0]))}")
+        return
+    if tool == "im2rec":
+        _write_lists(im2rec_values(command[2:]), json=json)
         return
     from steadytrain.interop.logs import format_epochs, read_log
 
@@ -87,6 +93,28 @@ def _run_tool(command: Sequence[str], *, json: bool) -> None:
         if run.format != "MXNet":
             raise InputError(f"{file} is a log of {run.format}, and parse_log reads MXNet's: steady report {file}")
         print(format_epochs(run, metrics, markdown=form == "markdown"))  # its tabs are what a parser splits at
+
+
+def _write_lists(values: dict[str, Any], *, json: bool) -> None:
+    """Write what ``im2rec.py --list`` writes, and print what it printed: each folder with its label."""
+    from steadytrain.data.sources.image_lists import write_image_lists
+
+    lists = write_image_lists(
+        Path(values["prefix"]),
+        Path(values["root"]),
+        recursive="recursive" in values,
+        extensions=values.get("exts", (".jpeg", ".jpg", ".png")),
+        chunks=values.get("chunks", 1),
+        train_ratio=values.get("train_ratio", 1.0),
+        test_ratio=values.get("test_ratio", 0.0),
+        shuffle="no_shuffle" not in values,
+    )
+    if json:
+        print_json({"lists": {str(path): number for path, number in lists.counts.items()}, "folders": lists.folders})
+        return
+    print_text("\n".join(f"{folder} {label}" for label, folder in enumerate(lists.folders)))
+    for path, number in lists.counts.items():
+        note(f"wrote {path}: {count(number, 'image')}")
 
 
 def _num_workers() -> int:
@@ -107,6 +135,8 @@ def _own_flags(command: tuple[str, ...], flags: list[str]) -> list[str]:
     trains = bool(_trained(command))
     if "--mxnet-log" in flags and not trains:
         raise InputError(f"--mxnet-log belongs to training; steady {command[0]} writes no such lines")
+    if "--force" in flags and command[0] != "pack":
+        raise InputError(f"--force belongs to packing; steady {command[0]} replaces no files")
     return [flag for flag in flags if flag != "--dry-run" and command[0] != "mxnet"]
 
 

@@ -59,7 +59,7 @@ def report(
         return
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
     kind = kind_of(path) if path else ""
-    sources = find_all(runs)
+    sources = find_all(runs, skip_unreadable=True)
     for line in sources.notes:
         note(line)
     reported = accounts(sources.runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,9 +28,7 @@ BUSY = 0.1
 
 
 def scale(
-    source: str | None = None,
-    /,
-    *,
+    *sources: Annotated[str, Parameter(show=True)],
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
     devices: int = 8,
     link: str | None = None,
@@ -55,18 +53,21 @@ def scale(
     force: bool = False,
     json: Json = False,
 ) -> int:
-    """Predict how fast several devices train together, and recommend how many to take.
+    """Predict how fast several devices train together, and recommend how many to take; or compare measured runs.
 
     It measures one device here: forward pass, backward pass and update, and when each gradient is ready. With data, the
     loader is measured as well; with several GPUs or --procs, the link between ranks here and their updates. From that
     it predicts 1 to N devices on the given links: images per second, efficiency, time and money, with the batch of a
     device constant (weak scaling) and with the whole batch constant (strong scaling).
 
+    Two or more runs or logs of other programs are compared instead: the speed-up over the one with the fewest devices,
+    and what it is of the ideal. RUN@8 says the number of devices where a log does not.
+
     Links: 1GbE, 10GbE, 25GbE, 40GbE, 100GbE, edr, hdr, ndr, pcie3, pcie4, nvlink1 to nvlink4, or latency and bandwidth,
     such as "0.1 ms,10 Gbit/s".
 
     Args:
-        source: Training data, or a recipe file (.toml, .json, .yaml).
+        sources: Training data, or a recipe file (.toml, .json, .yaml); or several runs or logs.
         model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
         devices: The most devices to predict.
         link: What joins the devices, or the machines where one has several (default: as measured between ranks here).
@@ -94,7 +95,15 @@ def scale(
         steady scale photos-train.rec --model timm/resnet50 --link 25GbE --price 2.50
         steady scale --measured scale.json --link "0.05 ms,1 Gbit/s" -o scale.svg
         steady scale --model resnet20 --procs 2 --json
+        steady scale one-gpu.log eight-gpus.log
     """
+    if len(sources) > 1:
+        given = {"--model": model, "--link": link, "--procs": procs, "--measured": measured, "--output": output}
+        if extra := [name for name, value in given.items() if value is not None]:
+            raise InputError(f"{extra[0]} belongs to a prediction, and {len(sources)} runs are compared: leave it out")
+        _compare(sources, json=json)
+        return 0
+    source = sources[0] if sources else None
     require_range("--devices", devices, MAX_DEVICES)
     require_range("--per-machine", per_machine, MAX_DEVICES)
     require_range("--procs", procs, 256, least=2)
@@ -156,6 +165,19 @@ def scale(
     else:
         print_text(to_text(document, shutil.get_terminal_size().columns))
     return 0
+
+
+def _compare(sources: Sequence[str], *, json: bool) -> None:
+    """Print what several devices reached together in measured runs."""
+    from steadytrain.reports.measured_scaling import compare_runs
+
+    comparison = compare_runs(sources)
+    for remark in comparison.remarks:
+        note(remark)
+    if json:
+        print_json(comparison.to_dict())
+    else:
+        print_text(comparison.to_text())
 
 
 def _recipe(source: str | None, model: str | None, changes: Mapping[str, Any], device: str) -> Recipe:

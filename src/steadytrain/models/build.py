@@ -320,14 +320,17 @@ def _make_mxnet(
         path = Path(str(model.weights))
         checkpoint = mxnet.Checkpoint(symbol, path, channels=seen.channels, size=seen.size or 224)
     else:
-        checkpoint = mxnet.open_checkpoint(source.inner, params=params)
+        named = None if layer is None else str(layer)
+        checkpoint = mxnet.open_checkpoint(
+            source.inner, params=params, also=() if size is None else (size,), layer_before_fullc=named
+        )
     network = checkpoint.network(
         num_classes=num_classes,
         channels=channels,
         size=size,
         layer_before_fullc=None if layer is None else str(layer),
     )
-    head, notes, mean, std, reason = _head(network.head), list[str](), None, None, ""
+    head, notes, mean, std, reason = _head(network.head), [*checkpoint.notes], None, None, ""
     loads = model.pretrained or params is not None
     if loads:
         path = checkpoint.require_params()

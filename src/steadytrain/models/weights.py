@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from steadytrain.config.plain import check_types
 from steadytrain.data.sources.filenames import few
 from steadytrain.errors import ModelError, first_line
-from steadytrain.interop.mxnet.files import PREFIX
+from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.models.class_names import OutputNames, imagenet_names, match_classes
 
 NETWORK_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
@@ -501,6 +501,7 @@ def read_weights(path: Path) -> WeightsFile:
         raise ModelError(f"{path} is a folder: name a file in it, such as {path / 'model.safetensors'}")
     if not path.is_file():
         raise ModelError(f"there is no weights file {path}: check --weights")
+    require_content(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if path.suffix in _PICKLES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ from steadytrain.cost.bill import (
     bill_of,
     energy,
     habits,
+    make_bill,
+    parts_of,
     shares,
     spot_rows,
     what_if,
 )
-from steadytrain.cost.prices import Offer, Price, all_offers, parse_price
+from steadytrain.cost.prices import Offer, Price, all_offers, known_price, parse_price
 from steadytrain.errors import InputError, RunError
 from steadytrain.format import NONE, clean, count, duration, epoch, money, percent, score_name, when, wrap
+from steadytrain.interop.logs import LogRun
 from steadytrain.monitor import RunHistory, read_history
 from steadytrain.reports.status import current_bill, signs, time_left
 from steadytrain.reports.summary import Reached, reached
@@ -77,7 +80,8 @@ class Question:
 class RunCost:
     """The cost of one run, and what was asked besides; ``history`` is None where its event log is lost.
 
-    ``left``: seconds that it still takes; None: unknown, or it is over.
+    ``left``: seconds that it still takes; None: unknown, or it is over. ``log``: the other program's that it was read
+    from; None for a run of ours.
     """
 
     run: Run
@@ -86,6 +90,7 @@ class RunCost:
     history: RunHistory | None
     left: float | None
     question: Question
+    log: LogRun | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cost as plain data, ready for JSON."""
@@ -168,7 +173,7 @@ class RunCost:
 
     def _bill_lines(self, width: int) -> Iterator[str]:
         bill, started = self.bill, None if self.history is None else self.history.started
-        model = "" if started is None else f"{started.model.get('name', '?')}, "
+        model = "" if started is None else f"{started.model.get('name', NONE)}, "
         yield clean(f"{self.run.directory}: {model}{self.status}")
         yield f"{bill}"
         yield f"for {duration(bill.seconds)} of wall time, {bill.device_seconds:,.0f} device-seconds"
@@ -181,11 +186,20 @@ class RunCost:
         yield ""
         rows = [["attempt", "began", "wall time", "devices", bill.currency, "ended"]]
         for number, part in enumerate(bill.parts, 1):
-            cells = [str(number), when(part.began), duration(part.seconds), str(part.devices), money(part.money)]
+            began = when(part.began) if self.log is None or math.isfinite(self.log.began) else NONE
+            cells = [
+                str(number),
+                began,
+                duration(part.seconds),
+                str(part.devices),
+                money(part.money),
+            ]
             rows.append([*cells, part.ended or "(by its checkpoint)"])
         yield aligned(rows, right=(0, 2, 3, 4))
         if (machines := max(part.machines for part in bill.parts)) > 1:
             yield f"on {machines} machines, each at that price"
+        if self.log is not None and self.log.num_workers > 1:
+            yield f"{self.log.num_workers} workers wrote the log: the price is that of one machine, which all share"
 
     def _purposes(self, history: RunHistory) -> Iterator[str]:
         """Yield the purposes of the spending, a line each."""
@@ -209,7 +223,8 @@ class RunCost:
             for label, amount, more in rows
         ]
         yield aligned(cells, right=(1,))
-        yield self._energy_line(history)
+        if self.log is None:
+            yield self._energy_line(history)
 
     def _energy_line(self, history: RunHistory) -> str:
         used = energy(history)
@@ -232,9 +247,10 @@ class RunCost:
         measured = habits(history)
         per_hour, wait = self.rates(measured)
         origin = "as in this run" if question.interruptions is None else "as given"
+        source = "measured here" if self.log is None else "assumed: the log does not say it"
         yield f"spot against on demand, for {duration(self.work(history))} of work"
         words = f"interruptions an hour: {per_hour:.3g} ({origin}); a checkpoint every {duration(measured.interval)},"
-        words += f" a restart in {duration(measured.restart)} (measured here), {duration(wait)} until there is capacity"
+        words += f" a restart in {duration(measured.restart)} ({source}), {duration(wait)} until there is capacity"
         yield from wrap(f"{words} again", width, "  ")
         cells = [["where", "spot/h", "time", "USD", "on demand", "price of"]]
         for row in rows[:MOST_ROWS]:
@@ -325,6 +341,29 @@ def run_cost(run: Run, question: Question) -> RunCost:
         f"no price is known of {run.directory}: give --price 2.40 (an hour) or --instance p3.2xlarge, train with"
         " --price, or set STEADYTRAIN_PRICE (steady cost prices lists instances)"
     )
+
+
+def log_cost(log: LogRun, question: Question) -> RunCost:
+    """Compute the cost of another program's log: of the time that it tells of, and of the epochs that are missing.
+
+    Raises:
+        InputError: no price is known, or the log says nothing of its time.
+    """
+    history = RunHistory(log.recipe)
+    for event in log.events():
+        history.take(event)
+    if not history.ledger().wall_seconds > 0:
+        raise InputError(
+            f"{log.directory} says neither how long an epoch took nor when its lines were written: no cost"
+        )
+    ended, devices = "finished" if log.is_complete else "log ends", log.num_devices
+    parts = [replace(part, devices=devices or part.devices, ended=ended) for part in parts_of(history)]
+    total = make_bill(parts, price=question.price or known_price(None), left=log.seconds_left)
+    if total is None:
+        raise InputError(f"no price is known of {log.directory}: give --price 2.40 (an hour) or --instance p3.2xlarge")
+    status = "finished" if log.is_complete else log.ending
+    run = Run(log.directory, log.recipe)
+    return RunCost(run, total, f"{log.title}, {status}", history, log.seconds_left, question, log)
 
 
 def price_table(offers: Sequence[Offer], width: int) -> str:

@@ -63,8 +63,12 @@ class Sources:
     notes: tuple[str, ...]
 
 
-def find_all(paths: Iterable[str | Path]) -> Sources:
+def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> Sources:
     """Open runs, as :func:`find` does, and read logs of other programs: files, or the files of a folder without runs.
+
+    Args:
+        paths: of them.
+        skip_unreadable: leave a path that cannot be read out with a note, as long as there are others.
 
     Raises:
         RunError: a path is neither a run nor a folder of runs, or nothing was started in a run that was named.
@@ -72,22 +76,36 @@ def find_all(paths: Iterable[str | Path]) -> Sources:
     """
     sources: dict[Path, Run | LogRun] = {}
     notes: list[str] = []
+    errors: list[DataError | RunError] = []
     for path in map(Path, paths):
-        if path.is_file() and not (path.parent / "recipe.json").exists():
-            logs = read_log(path)
-        elif _holds_files_alone(path):
-            logs, reasons = _logs_inside(path)
-            notes += reasons
-        else:
-            runs = find([path])
-            notes += runs.left_out
-            for run in runs.runs:
-                sources.setdefault(run.directory.resolve(), run)
+        try:
+            found = _find_in(path)
+        except (DataError, RunError) as error:
+            if not skip_unreadable:
+                raise
+            errors.append(error)
+            notes.append(f"left out: {error}")
             continue
-        for log in logs:
-            sources.setdefault(log.directory.resolve(), log)
-            notes.append("; ".join([f"{log.directory}: {log.title}", *log.remarks]))
+        notes += found.notes
+        for run in found.runs:
+            sources.setdefault(run.directory.resolve(), run)
+    if errors and not sources:
+        raise errors[0] if len(errors) == 1 else RunError("; ".join(map(str, errors)))
     return Sources(tuple(sources.values()), tuple(notes))
+
+
+def _find_in(path: Path) -> Sources:
+    """Open the runs, or read the logs, that one path stands for."""
+    notes: list[str] = []
+    if path.is_file() and not (path.parent / "recipe.json").exists():
+        logs = read_log(path)
+    elif _holds_files_alone(path):
+        logs, notes = _logs_inside(path)
+    else:
+        runs = find([path])
+        return Sources(runs.runs, runs.left_out)
+    notes += ["; ".join([f"{log.directory}: {log.title}", *log.remarks]) for log in logs]
+    return Sources(tuple(logs), tuple(notes))
 
 
 def _holds_files_alone(folder: Path) -> bool:

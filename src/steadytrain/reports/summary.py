@@ -166,7 +166,8 @@ class Summary:
     ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
     ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
     ``seconds_per_epoch``: of training steps alone.
-    ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its lines.
+    ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its epochs' own
+    lines, else of all its lines.
     ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
     ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
     ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
@@ -328,7 +329,8 @@ class Account:
         rows = tuple(_without_nan(replace(row, seconds=spans[row.epoch - 1].seconds)) for row in epochs(history))
         summary = summarise_history(run, history, ledger)
         seconds = [row.seconds for row in rows if row.seconds is not None]
-        rates = [line.images_per_second for line in history.logged if math.isfinite(line.images_per_second)]
+        stated = [rate for facts in log.epochs.values() if math.isfinite(rate := facts.images_per_second)]
+        rates = stated or [rate for line in history.logged if math.isfinite(rate := line.images_per_second)]
         waits = [line.wait_share for line in history.logged if math.isfinite(line.wait_share)]
         lr = log.settings.get("optim.lr")
         summary = replace(

@@ -20,7 +20,15 @@ from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import TOLERANCE, match_known
 from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.states import read_states
-from steadytrain.interop.mxnet.symbol import parse_symbol, read_symbol, record_input, symbol_json, write_symbol
+from steadytrain.interop.mxnet.symbol import (
+    contradicting_shapes,
+    parse_symbol,
+    read_symbol,
+    record_arrays,
+    record_input,
+    symbol_json,
+    write_symbol,
+)
 from steadytrain.interop.mxnet.trace import export_symbol
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
@@ -85,15 +93,16 @@ def convert_from_mxnet(
         ModelError: files that are not there, damaged, or hold what cannot be converted.
         StorageError: ``out`` cannot be written.
     """
-    checkpoint = open_checkpoint(place) if symbol is None else open_checkpoint(str(symbol), params=Path(place))
+    name, separate = (place, None) if symbol is None else (str(symbol), Path(place))
+    checkpoint = open_checkpoint(name, params=separate, size=size)
     params = swap_colours(checkpoint.symbol, checkpoint.params) if bgr else checkpoint.params
     checkpoint.require_params()
-    network = checkpoint.network(size=size)
+    network = checkpoint.network()
     state = network.state(params)
     matched = None if keep_graph else match_known(network, state)
     network.module.load_state_dict(state, strict=False)
     assumed_mean, assumed_std, reason = checkpoint.scaling
-    notes = []
+    notes = [*checkpoint.notes]
     if reason and mean is None and std is None:
         notes.append(
             f"MXNet's files do not say how images were scaled; assumed: {reason} (--rgb-mean and --rgb-std set others)"
@@ -175,7 +184,8 @@ def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, 
             module, name=trained.name, channels=channels, size=size, is_multi_label=trained.is_multi_label
         )
         symbol, params = exported.symbol, exported.params
-    symbol = record_input(symbol, channels, size, trained.input.mean, trained.input.std)
+    shapes = {name.partition(":")[2]: array.shape for name, array in params.items()}
+    symbol = record_input(record_arrays(symbol, shapes), channels, size, trained.input.mean, trained.input.std)
     files = [out, out.with_name(f"{match[1]}-symbol.json")]
     with scratch_beside(out) as scratch:
         parts = [scratch / file.name for file in files]
@@ -223,6 +233,12 @@ def _read_back(symbol_path: Path, params_path: Path, channels: int, size: int) -
     assert isinstance(named, dict)
     params = {name.partition(":")[2]: array for name, array in named.items()}
     require_arrays(symbol, params, symbol_path, params_path)
+    wrong = contradicting_shapes(symbol, {name: array.shape for name, array in params.items()})
+    if wrong:
+        raise FailedError(
+            f"{symbol_path.name} was not written: the shapes that it says of {', '.join(wrong[:4])} are not those of"
+            " their arrays, and MXNet would not bind it"
+        )
     network = build_network(symbol, params, channels=channels, size=size)
     network.module.load_state_dict(network.state(params), strict=False)
     return network.module.eval()

@@ -23,7 +23,7 @@ from steadytrain.data.sources.filenames import few
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
 from steadytrain.format import epoch, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
-from steadytrain.interop.mxnet.files import PREFIX
+from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
@@ -144,6 +144,8 @@ def restore(
     path = _weights_file(place.directory if isinstance(place, Run) else Path(place), which)
     if path.suffix in exported.SUFFIXES:
         return _restore_exported(path, model, device, numbers, names)
+    if path.is_file():
+        require_content(path)
     tensors, about = checkpoints.read_weights(path) if path.suffix == ".safetensors" else ({}, {})
     if "model" not in about:
         return _restore_foreign(path, model, _policy(numbers, build.choose_device(device)), names)

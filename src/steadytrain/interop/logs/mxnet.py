@@ -1,4 +1,5 @@
-"""Logs of MXNet's trainers of every era: ``Module.fit``'s lines and ``Speedometer``'s, of one worker or several.
+"""Logs of MXNet's trainers of every era: ``Module.fit``'s lines and ``Speedometer``'s, of one worker or several;
+those of Gluon's, GluonCV's and Horovod's scripts.
 
 Several workers write into one file, as a rule without their names, and in asynchronous training they are in different
 epochs at a time. As MXNet's own ``parse_log.py`` has it, a figure of an epoch is the mean over all lines of it.
@@ -21,20 +22,29 @@ from itertools import pairwise
 from statistics import fmean
 
 from steadytrain.errors import InputError, did_you_mean
+from steadytrain.interop.logs.figures import Figures, kind_of, parse_figures, score
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogPoint, LogRun
-from steadytrain.interop.logs.settings import add_namespace, fraction, number, stamp, whole
+from steadytrain.interop.logs.settings import add_namespace, number, stamp, whole
 
 MAX_NAMES, MAX_OTHERS = 4096, 12
 """Prefixes of lines that are taken for names of workers, and metrics that are named though they are not shown."""
 MOST_MISSING = 4
 """A worker that is more epochs ahead than this is in another run: of fewer, the lines may be missing."""
 
-_LINE = re.compile(r"(Epoch|Iter)\[(\d{1,7})\]\s*")
-_BATCH = re.compile(r"Batch ?\[(?:\d+-)?(\d{1,10})\]\s*(?:Speed: (\S+) samples/sec)?")
+_LINE = re.compile(
+    r"(?:(?:Epoch|Iter)\[(?P<epoch>\d{1,7})\]"
+    r"|\[Epoch (?P<bracketed>\d{1,7})(?: Batch (?P<batch>\d{1,10})[^\]]{0,12})?\])"
+    r"[:,]?\s*(?:Rank ?\[(?P<rank>\d{1,7})\]\s*)?"
+)
+_BATCH = re.compile(r"Batch ?\[(?:\d+-)?(\d{1,10})\]\s*")
+_SPEED = re.compile(r"\bSpeed[:=] ?(\S+) samples/s")
 _METRIC = re.compile(r"(?:(Train|Validation)-)?([A-Za-z][\w.\-]*)=(\S+)")
 _WORDS = re.compile(r"\b(loss|ppl)[ :]+([-+.\w]+)")
 _EVAL_SECONDS = re.compile(r"Eval duration = (\S+) seconds")
 _RATE = re.compile(r"(?:Update\[\d+\]: Change|Adjust) learning rate to (\S+)")
+_SECTION = re.compile(r"(?:train(?:ing)?|valid(?:ation)?|test)\s*[:=]", re.IGNORECASE)
+_OF_FIT = ("Train-", "Validation-", "Time cost=")
+"""What the lines of ``Module.fit`` about an epoch begin with."""
 _STARTS = ("start with arguments", "Start training with", "Namespace(")
 # What is no part of a worker's name in front of a line.
 _NO_NAME = re.compile(
@@ -42,7 +52,6 @@ _NO_NAME = re.compile(
     r"[^\w.-]+"
 )
 _STAMP_LENGTH = len("2018-03-07 05:23:13,528")
-_LOSSES = ("cross-entropy", "loss", "softmax-cross-entropy", "softmaxcrossentropyloss", "celoss", "nll-loss", "ce")
 
 
 @dataclass
@@ -58,7 +67,8 @@ class _Worker:
 class _Reading:
     """A run that is being read: the names of workers that wrote an epoch's time, and log lines; the metric that is
     shown as each of our figures in training and validation, and those that are not shown; the first and the newest
-    epoch, the learning rate, and each worker's newest log line.
+    epoch, the learning rate, and each worker's newest log line. Horovod's lines say ranks (``Rank[3]``): where those
+    of speed do not, they are of all ranks.
     """
 
     run: LogRun
@@ -72,12 +82,18 @@ class _Reading:
     last: dict[str, LogPoint] = field(default_factory=dict)
     overlaps: bool = False
     is_language: bool = False
+    is_ranked: bool = False
+    has_ranked_speeds: bool = False
 
-    def figure(self, part: str, metric: str) -> str:
-        """Return which of our figures a metric is; empty where it is none, or another metric is shown as that one."""
-        kind = _kind(metric)
+    def figure(self, part: str, metric: str, *, of_batch: bool = False) -> str:
+        """Return which of our figures a metric is; empty where it is none, or another metric is shown as that one.
+
+        An accuracy of log lines may have another name than that of the epoch's own line.
+        """
+        kind = kind_of(metric)
         self.is_language |= kind == "perplexity"
-        if kind in ("top1", "top5", "loss") and self.shown.setdefault((part, kind), metric) != metric:
+        place = (f"{part} batch" if of_batch and kind != "loss" else part, kind)
+        if kind in ("top1", "top5", "loss") and self.shown.setdefault(place, metric) != metric:
             kind = ""
         if not kind and len(self.others) < MAX_OTHERS:
             self.others.add(metric[:40])
@@ -99,22 +115,37 @@ class MXNetLines:
         match = _LINE.search(line)
         if match is None:
             return self._take_other(line)
-        epoch, text = int(match[2]), line[match.end() :]
+        epoch, text = int(match["epoch"] or match["bracketed"]), line[match.end() :]
         batch = _BATCH.match(text)
-        is_training = batch is not None or text.startswith(("Train-", "Time cost="))
+        if batch is None and match["batch"] is None:
+            batches = NAN
+        else:
+            batches = float(match["batch"] or (batch[1] if batch else 0))
+            text = text[batch.end() :] if batch else text
+        figures = _figures_of_epoch(text, batches, is_bracketed=match["bracketed"] is not None)
+        is_training = not math.isnan(batches) or text.startswith(("Train-", "Time cost=")) or figures is not None
         is_known = is_training or text.startswith("Validation-") or "loss" in text or _METRIC.match(text) is not None
         if epoch > MAX_EPOCH or not is_known:
             return False
         self.num_lines += 1
-        name = self._worker_name(line[: match.start()])
+        name = self._worker_name(line[: match.start()], match["rank"])
+        if figures is not None:  # behind its time a worker may write more of an epoch
+            last = self._workers.get(name)
+            is_training = last is None or not (last.is_timed and last.epoch == epoch)
         worker = self._worker_at(name, epoch, is_training)
         reading = self._readings[worker.run]
+        reading.is_ranked |= match["rank"] is not None
         run, time = reading.run, stamp(line, match.start() + 1)
         if math.isfinite(time):
             run.began = time if math.isnan(run.began) else min(run.began, time)
-        if batch is not None:
+        if figures is not None:
+            _take_figures(reading, name, run.epoch(epoch), figures, time)
+            worker.is_timed |= math.isfinite(figures.seconds)
+        elif not math.isnan(batches):
             reading.logging.add(name)
-            _take_batch(reading, name, epoch, batch, text[batch.end() :], time)
+            speed = _SPEED.search(text)
+            reading.has_ranked_speeds |= speed is not None and match["rank"] is not None
+            _take_batch(reading, name, epoch, batches, number(speed[1]) if speed else NAN, text, time)
             run.epoch(epoch).ended = time
         elif text.startswith("Time cost="):
             seconds = number(text[10:].partition(" ")[0])
@@ -137,11 +168,13 @@ class MXNetLines:
         elif reading.newest >= 0:
             self._start = line
         else:
-            add_namespace(reading.run, line)
+            _add_start(reading.run, line)
         return True
 
-    def _worker_name(self, prefix: str) -> str:
-        """Return what names the worker in front of a line; empty where nothing does."""
+    def _worker_name(self, prefix: str, rank: str | None) -> str:
+        """Return what names the worker in front of a line, and its rank; empty where nothing does."""
+        if rank is not None and len(self._workers) <= MAX_NAMES:
+            return f"{self._worker_name(prefix, None)} rank {rank}".strip()
         if not prefix or len(self._workers) > MAX_NAMES:
             return ""
         key = prefix[_STAMP_LENGTH:] if prefix[:2] == "20" and prefix[4:5] == "-" else prefix
@@ -191,7 +224,7 @@ class MXNetLines:
         worker.run, worker.epoch, worker.is_timed = worker.run + 1, -1, False
         if worker.run == len(self._readings):
             self._readings.append(_Reading(LogRun("MXNet")))
-            add_namespace(self._readings[-1].run, self._start)
+            _add_start(self._readings[-1].run, self._start)
 
     def runs(self) -> list[LogRun]:
         """Return the runs of the file, each with an epoch at least."""
@@ -201,15 +234,55 @@ class MXNetLines:
         return [reading.run for reading in readings]
 
 
-def _take_batch(reading: _Reading, name: str, epoch: int, batch: re.Match[str], metrics: str, time: float) -> None:
+def _add_start(run: LogRun, line: str) -> None:
+    """Add the arguments that a program begins with; in 2015 it named its devices: ``[gpu(0), gpu(1)]``."""
+    add_namespace(run, line)
+    if gpus := re.findall(r"\bgpu\((\d{1,4})\)", line):
+        run.settings.setdefault("gpus", ",".join(gpus))
+
+
+def _figures_of_epoch(text: str, batches: float, *, is_bracketed: bool) -> Figures | None:
+    """Return the figures of a line of Gluon's or Horovod's about a whole epoch; None for another line."""
+    if text.startswith(_OF_FIT) and not is_bracketed and math.isnan(batches):
+        return None
+    figures = parse_figures(text)
+    if not math.isnan(batches):  # Horovod's last line of an epoch names its last batch
+        return figures if "Time cost" in text else None
+    has_any = bool(figures.train or figures.val) or figures.seconds >= 0 or figures.images_per_second > 0
+    is_whole = is_bracketed or figures.images_per_second > 0 or _SECTION.match(text) is not None
+    return figures if has_any and is_whole else None
+
+
+def _take_figures(reading: _Reading, name: str, facts: LogEpoch, figures: Figures, time: float) -> None:
+    """Add the figures of an epoch's own line."""
+    if figures.seconds >= 0:
+        facts.seconds.append(figures.seconds)
+        reading.timed.add(name)
+    if figures.images_per_second > 0:
+        facts.rates.append(figures.images_per_second)
+    if math.isfinite(figures.lr):
+        facts.lr = figures.lr
+    _add_figures(reading, facts, "train", figures.train)
+    if figures.val:
+        _add_figures(reading, facts, "val", figures.val)
+        facts.evaluated = time
+    else:
+        facts.ended = time
+
+
+def _take_batch(
+    reading: _Reading, name: str, epoch: int, batches: float, speed: float, metrics: str, time: float
+) -> None:
     """Parse a line of ``Speedometer``; several lines of one batch, each with its own metric, make one point."""
     figures = [(metric, value) for _, metric, value in _METRIC.findall(metrics)] or _WORDS.findall(metrics)
     top1 = loss = NAN
     for metric, text in figures:
-        kind = reading.figure("train", metric)
-        top1 = fraction(number(text)) if kind == "top1" else top1
+        if metric == "lr":
+            reading.lr = number(text)
+            continue
+        kind = reading.figure("train", metric, of_batch=True)
+        top1 = score(metric, text) if kind == "top1" else top1
         loss = number(text) if kind == "loss" else loss
-    speed, batches = number(batch[2] or ""), float(batch[1])
     last = reading.last.get(name)
     if last is not None and (last.epoch, last.batch) == (epoch, batches):
         is_more = (math.isnan(last.top1) and not math.isnan(top1)) or (math.isnan(last.loss) and not math.isnan(loss))
@@ -228,19 +301,24 @@ def _take_metrics(reading: _Reading, facts: LogEpoch, line: str, time: float) ->
         figures, is_val = _WORDS.findall(line), True
         if (seconds := _EVAL_SECONDS.search(line)) and number(seconds[1]) >= 0:
             facts.val_seconds = number(seconds[1])
-    part, values = ("val", facts.val) if is_val else ("train", facts.train)
+    _add_figures(reading, facts, "val" if is_val else "train", figures)
+    if is_val:
+        facts.evaluated = time
+
+
+def _add_figures(reading: _Reading, facts: LogEpoch, part: str, figures: Sequence[tuple[str, str]]) -> None:
+    """Add metrics of training or validation to an epoch."""
+    values = facts.val if part == "val" else facts.train
     for metric, text in figures:
         kind, value = reading.figure(part, metric), number(text)
         if math.isfinite(value) and (kind not in ("", "perplexity") or metric in reading.others):
             values.setdefault(f"{metric}=", []).append(value)  # as the log calls it, for format_epochs
-        value = value if kind == "loss" else fraction(value)
+        value = value if kind == "loss" else score(metric, text)
         if kind in ("top1", "top5", "loss") and math.isfinite(value):
             values.setdefault(kind, []).append(value)
         elif kind in ("top1", "loss"):
-            name = "validation" if is_val else "training"
+            name = "validation" if part == "val" else "training"
             reading.run.notice(f"the {name} {metric} of epoch {facts.number + 1} is {text[:20]}")
-    if is_val:
-        facts.evaluated = time
 
 
 def _settle(reading: _Reading) -> None:
@@ -257,12 +335,13 @@ def _settle(reading: _Reading) -> None:
         groups.setdefault((point.epoch, point.batch), []).append(point)
     lr = run.settings.get("optim.lr")
     run.points = []
+    factor = 1 if reading.is_ranked and not reading.has_ranked_speeds else run.num_workers
     for (epoch, batch), points in groups.items():
         point = LogPoint(epoch, batch, lr=float(lr) if isinstance(lr, int | float) else NAN)
         for name in ("loss", "top1", "lr", "images_per_second", "time"):
             known = [value for each in points if math.isfinite(value := getattr(each, name))]
             if known:
-                setattr(point, name, fmean(known) * (run.num_workers if name == "images_per_second" else 1))
+                setattr(point, name, fmean(known) * (factor if name == "images_per_second" else 1))
         run.points.append(point)
     shown = max((point.batch for point in run.points), default=0.0)
     between = [b.batch - a.batch for a, b in pairwise(run.points) if a.epoch == b.epoch]
@@ -273,7 +352,7 @@ def _settle(reading: _Reading) -> None:
             run.steps_per_epoch, run.batch_size = max(1.0, updates), batch_size * run.num_workers
     if reading.others:
         losses = {name for (_, kind), name in reading.shown.items() if kind == "loss"}
-        is_loss = losses and any(_kind(name) == "loss" for name in reading.others)
+        is_loss = losses and any(kind_of(name) == "loss" for name in reading.others)
         which = f" (the loss that is shown is {' and '.join(sorted(losses))})" if is_loss else ""
         run.notice(f"metrics that are not shown: {', '.join(sorted(reading.others))}{which}")
     if reading.overlaps and run.num_workers > 1:
@@ -312,15 +391,3 @@ def format_epochs(run: LogRun, metrics: Sequence[str], *, markdown: bool = True)
         means = [facts.mean(part, f"{metric}=") for part in ("train", "val") for metric in metrics]
         rows.append([f"{epoch + 1:2d}", *(f"{value:f}" for value in means), f"{facts.training_seconds:.1f}"])
     return "\n".join(f"| {' | '.join(row)} |" if markdown else "\t".join(row) for row in rows)
-
-
-def _kind(name: str) -> str:
-    """Return which of our figures a metric of MXNet's is; empty for others."""
-    name = name.lower()
-    if name in ("accuracy", "acc", "top1", "top_k_accuracy_1"):
-        return "top1"
-    if name in ("top5", "top_k_accuracy_5"):
-        return "top5"
-    if name in ("ppl", "perplexity"):
-        return "perplexity"
-    return "loss" if name in _LOSSES else ""

@@ -13,6 +13,7 @@ from typing import IO, Protocol, cast
 from steadytrain.errors import DataError
 from steadytrain.format import count
 from steadytrain.interop.logs.dllogger import DLLoggerLines
+from steadytrain.interop.logs.mlperf import MLPerfLines
 from steadytrain.interop.logs.mxnet import MXNetLines
 from steadytrain.interop.logs.run import LogRun
 from steadytrain.interop.logs.settings import add_setting
@@ -26,8 +27,9 @@ MAX_TEXT = 64 << 30
 """Characters of a log: a compressed file may be a trap."""
 
 LOOKED_FOR = (
-    "lines of MXNet (Epoch[0] Train-accuracy=0.5), timm (Train: 0 [  50/1251 (  4%)]), torchvision"
-    " (Epoch: [0]  [  10/5005]) or NVIDIA's DLLogger (DLLL {...}), nor a first line that names columns of a CSV file"
+    "lines of MXNet, Gluon or Horovod (Epoch[0] Train-accuracy=0.5, [Epoch 0] validation: ...), timm"
+    " (Train: 0 [  50/1251 (  4%)]), torchvision (Epoch: [0]  [  10/5005]), MLPerf (:::MLLOG {...}) or NVIDIA's"
+    " DLLogger (DLLL {...}), nor a first line that names columns of a CSV file"
     " of Lightning, Keras or timm (epoch, loss, val_accuracy, ...)"
 )
 
@@ -46,8 +48,14 @@ class LineReader(Protocol):
 
 # Any line that a reader of lines knows holds one of these.
 _MAY_MATTER = re.compile(
-    r"Epoch\[|Iter\[|Epoch: \[|Train: \d|Test|DLLL |@1 |Namespace\(|learning rate|Start training|"
-    r"param count|Scheduled epochs|start with arguments"
+    r"Epoch\[|\[Epoch |Iter\[|Epoch: \[|Train: \d|Test|DLLL |@1 |Namespace\(|learning rate|Start training|"
+    r":::ML|param count|Scheduled epochs|start with arguments"
+)
+# A line with a figure of training, whoever wrote it.
+_FIGURE = re.compile(
+    r"\b(?:acc(?:uracy)?|top-?[15]|err(?:or)?|loss|(?:samples|images|img)/s(?:ec)?)\b[^\d\n]{0,12}[=: \t]\s*[-+]?\d|"
+    r"\d\s*(?:samples|images|img)/s",
+    re.IGNORECASE,
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -87,7 +95,8 @@ def may_be_log(path: Path) -> bool:
 
 
 def _read(file: IO[bytes]) -> list[LogRun]:
-    readers: list[LineReader] = [MXNetLines(), TorchLines(), DLLoggerLines()]
+    readers: list[LineReader] = [MXNetLines(), TorchLines(), DLLoggerLines(), MLPerfLines()]
+    unread, first_unread = 0, ""
     table: Table | JsonTable | None = None
     is_first, faults = True, list[str]()
     for line in _lines(file, faults):
@@ -98,17 +107,24 @@ def _read(file: IO[bytes]) -> list[LogRun]:
                 continue
         if table is not None:
             table.take(line)
-        elif _MAY_MATTER.search(line):
+            continue
+        has_figures = False
+        if _MAY_MATTER.search(line):
             if len(line) > MAX_FIGURES and not ("Namespace(" in line or "DLLL " in line):
                 line = line[:MAX_FIGURES]
             for reader in readers:
-                if reader.take(line) and "Namespace(" not in line:
+                has_figures |= reader.take(line)
+                if has_figures and "Namespace(" not in line:
                     break
+        if not has_figures and "Namespace(" not in line and _FIGURE.search(line, 0, MAX_FIGURES):
+            unread, first_unread = unread + 1, first_unread or line.strip()[:80]
     chosen = table if table is not None else max(readers, key=lambda reader: reader.num_lines)
     runs = [run for run in chosen.runs() if run.epochs]
     for run in runs:
         for fault in faults:
             run.notice(fault)
+    if runs and unread:
+        runs[0].notice(f"{count(unread, 'line')} with figures not understood and left out, such as: {first_unread}")
     if table is None and runs and (others := sum(reader.num_lines for reader in readers) - chosen.num_lines):
         runs[0].notice(f"{count(others, 'line')} of other programs in the same file: left out")
     return runs

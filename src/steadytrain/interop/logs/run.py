@@ -6,6 +6,7 @@ What a log leaves out is NaN here and in the events: a log of accuracies alone h
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,8 @@ class LogEpoch:
 
     ``train``, ``val`` and ``ema`` (validation of averaged weights): ``loss``, ``top1`` and ``top5`` (fractions) -> a
     value for each worker that wrote one; in MXNet's logs each metric by its own name, too (``nll-loss=``).
-    ``seconds``: of training, one for each worker. ``ended``, ``evaluated``: when training and validation were over,
+    ``seconds``: of training, one for each worker; ``rates``: images/s, as lines about the whole epoch state them,
+    each of other workers. ``ended``, ``evaluated``: when training and validation were over,
     seconds since 1970.
     """
 
@@ -41,6 +43,7 @@ class LogEpoch:
     val: dict[str, list[float]] = field(default_factory=dict)
     ema: dict[str, list[float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
     val_seconds: float = NAN
     ended: float = NAN
     evaluated: float = NAN
@@ -54,6 +57,11 @@ class LogEpoch:
         """
         values = getattr(self, part).get(name)
         return fmean(values) if values else NAN
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all workers, as the log states it of the whole epoch; NaN where it does not."""
+        return sum(self.rates) if self.rates else NAN
 
     @property
     def training_seconds(self) -> float:
@@ -134,6 +142,25 @@ class LogRun:
         if self.num_epochs:
             return last + 1 >= self.num_epochs and not self._is_partial(last)
         return not self._is_partial(last)
+
+    @property
+    def num_devices(self) -> int | None:
+        """Devices of all workers, as the program's arguments name them (``gpus='0,1'``); None where they do not."""
+        gpus, world = self.settings.get("gpus"), self.settings.get("world_size")
+        if isinstance(gpus, str) and re.fullmatch(r"\d+(,\d+)*", gpus):
+            return len(gpus.split(",")) * self.num_workers
+        return world if isinstance(world, int) and world > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds that the epochs still take that were asked for, at the mean of those before; None if not known."""
+        spans = self.spans()
+        whole = [span.evaluated - span.began for number, span in spans.items() if not self._is_partial(number)]
+        missing = (self.num_epochs or 0) - max(self.epochs) - 1 + self._is_partial(max(self.epochs))
+        if self.is_complete or not whole or missing <= 0:
+            return None
+        begun = sum(span.evaluated - span.began for number, span in spans.items() if self._is_partial(number))
+        return max(0.0, missing * fmean(whole) - begun)
 
     @property
     def ending(self) -> str:
@@ -303,7 +330,7 @@ def _logged(points: list[LogPoint], number: int, per_epoch: float, span: Span) -
 
 def _trained(facts: LogEpoch, points: list[LogPoint], step: int, n: int, span: Span) -> Event:
     """Return an epoch's training means, as logged, or else the means of its log lines."""
-    rate = _mean_of(NAN, [point.images_per_second for point in points])
+    rate = _mean_of(facts.images_per_second, [point.images_per_second for point in points])
     return EpochTrained(
         time=span.ended,
         attempt=1,

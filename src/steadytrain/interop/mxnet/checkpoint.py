@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from steadytrain.interop.mxnet.files import PREFIX, find_files, read_synsets
 from steadytrain.interop.mxnet.graph import Network, build_network, cut, infer_input
 from steadytrain.interop.mxnet.operators import LAYERS
 from steadytrain.interop.mxnet.params import Array, read_params
-from steadytrain.interop.mxnet.symbol import NORMS, Symbol, read_symbol, recorded_scaling
+from steadytrain.interop.mxnet.symbol import (
+    NORMS,
+    Node,
+    Symbol,
+    read_symbol,
+    recorded_scaling,
+    single_output,
+    with_poolings_of_2015,
+)
 
 CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -35,6 +44,7 @@ class Checkpoint:
         params: arrays by name, without ``arg:`` and ``aux:``; empty where there is no file.
         channels, size: of the images that it takes.
         classes, synsets: names of its outputs, of ``synset.txt`` beside the files; else empty.
+        notes: what was taken for granted, a line each.
     """
 
     symbol: Symbol
@@ -45,6 +55,7 @@ class Checkpoint:
     size: int = 224
     classes: tuple[str, ...] = ()
     synsets: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def network(
         self,
@@ -142,21 +153,39 @@ def _norm_on_images(symbol: Symbol) -> str | None:
     return None
 
 
-def open_checkpoint(name: str, *, params: Path | None = None) -> Checkpoint:
+def open_checkpoint(
+    name: str,
+    *,
+    params: Path | None = None,
+    size: int | None = None,
+    also: Sequence[int] = (),
+    layer_before_fullc: str | None = None,
+) -> Checkpoint:
     """Read the pair of files that a name stands for.
 
     Args:
         name: with or without ``mxnet:`` before it, as :mod:`steadytrain.interop.mxnet.files` says.
         params: take the arrays of this file instead.
+        size: side of its images, in pixels; None: what suits the arrays, of the usual ones and ``also``.
+        layer_before_fullc: what stands behind this layer is not looked at: it will be cut off.
 
     Raises:
         ModelError: no such files, or none that can be read; or the arrays do not belong to the symbol.
     """
     symbol_path, newest = find_files(name.removeprefix(PREFIX))
     params_path = params or newest
-    symbol = read_symbol(symbol_path)
+    written = read_symbol(symbol_path)
+    symbol = single_output(written)
+    notes = []
+    if len(symbol.heads) < len(written.heads):
+        kept = symbol.nodes[symbol.heads[0][0]].name
+        others = [written.nodes[node].name for node, _ in written.heads]
+        others.remove(kept)
+        notes.append(f"of its outputs {kept} is taken, and not {', '.join(others)}")
+    looked_at = symbol if layer_before_fullc is None else _before(symbol, layer_before_fullc)
     if params_path is None:
-        return Checkpoint(symbol, symbol_path, size=infer_input(symbol, {})[1])
+        fit = infer_input(looked_at, {}, size=size, also=also)
+        return Checkpoint(symbol, symbol_path, size=fit.size, notes=tuple(notes))
     arrays = read_params(params_path)
     if isinstance(arrays, list):
         if arrays:
@@ -166,10 +195,105 @@ def open_checkpoint(name: str, *, params: Path | None = None) -> Checkpoint:
             )
         arrays = {}
     arrays = {re.sub(r"^(arg|aux):", "", name): array for name, array in arrays.items()}
-    require_arrays(symbol, arrays, symbol_path, params_path)
-    channels, size = infer_input(symbol, arrays)
+    if named := _named_by_order(symbol, arrays):
+        arrays = _the_one_that_fits(looked_at, named, symbol_path, params_path, size=size, also=also)
+        notes.append(
+            f"{params_path} is of Gluon's save_parameters: its arrays are taken for the symbol's in their order, which"
+            " their kinds and shapes fit"
+        )
+    require_arrays(looked_at, arrays, symbol_path, params_path)
+    fit = infer_input(looked_at, arrays, size=size, also=also)
+    if fit.is_old:
+        notes.append("its poolings are those of 2015, which round up: only so do its arrays fit")
+        symbol = with_poolings_of_2015(symbol) or symbol
     classes, synsets = read_synsets(symbol_path.parent)
-    return Checkpoint(symbol, symbol_path, params_path, arrays, channels, size, classes, synsets)
+    channels, side = fit.channels, fit.size
+    return Checkpoint(symbol, symbol_path, params_path, arrays, channels, side, classes, synsets, tuple(notes))
+
+
+def _before(symbol: Symbol, layer: str) -> Symbol:
+    """The part of a symbol up to a layer, flattened: enough to find out what images it takes."""
+    classifier = cut(symbol, layer, 2)
+    kept = [*classifier.nodes[:-5]]  # without the new classifier
+    kept.append(Node("Flatten", "features", {}, ((len(kept) - 1, 0),)))
+    return Symbol(tuple(kept), ((len(kept) - 1, 0),), symbol.version)
+
+
+_OF_GLUON = re.compile(r"(?:\w+\.)*(weight|bias|gamma|beta|running_mean|running_var|alpha)")
+_KINDS = {
+    **dict.fromkeys(NORMS, ("gamma", "beta", "running_mean", "running_var")),
+    **dict.fromkeys(("InstanceNorm",), ("gamma", "beta")),
+    **dict.fromkeys(("LeakyReLU",), ("alpha",)),
+}
+"""Operator -> what Gluon calls its arrays, in the order of its inputs; of all others weight and bias."""
+
+
+_SUMS = ("elemwise_add", "broadcast_add", "_Plus", "_plus", "_add", "broadcast_plus")
+
+
+def _named_by_order(symbol: Symbol, arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """Name arrays of Gluon's ``save_parameters`` (``features.0.weight``) as the symbol does, one after the other.
+
+    Their names belong to Gluon's code, but their order is that of its layers, which is the symbol's as a rule: of a
+    sum Gluon's blocks register the branch first that the symbol names first (ResNet v2) or last (v1). None are returned
+    where they have other names, or are of other kinds or numbers; shapes are not compared.
+    """
+    kinds = [match and match[1] for match in map(_OF_GLUON.fullmatch, arrays)]
+    if not arrays or not all(kinds) or not any("." in name for name in arrays):
+        return []
+    candidates = list[dict[str, Array]]()
+    for is_reversed in (False, True):
+        wanted: dict[str, str] = {}
+        for number in _in_order(symbol, is_reversed=is_reversed):
+            node = symbol.nodes[number]
+            if node.op in LAYERS:
+                names = [symbol.nodes[place].name for place, _ in node.inputs[1:]]
+                wanted |= dict(zip(names, _KINDS.get(node.op, ("weight", "bias")), strict=False))
+        named = dict(zip(wanted, arrays.values(), strict=False))
+        if list(wanted.values()) == kinds and not any(list(named) == list(other) for other in candidates):
+            candidates.append(named)
+    return candidates
+
+
+def _in_order(symbol: Symbol, *, is_reversed: bool) -> list[int]:
+    """Numbers of the nodes that the heads need, inputs first; ``is_reversed``: of a sum with its last branch first."""
+    ordered, seen = list[int](), set[int]()
+    waiting = [(number, False) for number, _ in reversed(symbol.heads)]
+    while waiting:
+        number, has_inputs = waiting.pop()
+        if has_inputs:
+            ordered.append(number)
+        elif number not in seen:
+            seen.add(number)
+            node = symbol.nodes[number]
+            waiting.append((number, True))
+            places = [place for place, _ in node.inputs]
+            waiting += [(place, False) for place in (places if is_reversed and node.op in _SUMS else places[::-1])]
+    return ordered
+
+
+def _the_one_that_fits(
+    symbol: Symbol,
+    candidates: Sequence[dict[str, Array]],
+    symbol_path: Path,
+    params_path: Path,
+    *,
+    size: int | None,
+    also: Sequence[int],
+) -> dict[str, Array]:
+    """Return the arrays whose shapes suit the layers. Raises ModelError where none do, or several."""
+    fitting = list[dict[str, Array]]()
+    for arrays in candidates:
+        with contextlib.suppress(ModelError):
+            infer_input(symbol, arrays, size=size, also=also)
+            fitting.append(arrays)
+    if len(fitting) == 1:
+        return fitting[0]
+    reason = "fit it in two orders" if fitting else "do not have the shapes of its layers in their order"
+    raise ModelError(
+        f"{params_path} is of Gluon's save_parameters, whose names belong to its code, and its arrays {reason}"
+        f" ({symbol_path}): let MXNet write both files (net.load_parameters, net.hybridize, one forward, net.export)"
+    )
 
 
 def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Path, params_path: Path) -> None:
@@ -186,8 +310,9 @@ def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Pat
     if not missing:
         return
     gluon = (
-        ": these are names of Gluon's save_parameters, which belong to its code; net.export writes both files"
-        if any(re.search(r"\.\d+\.", name) for name in arrays)
+        ": these are names of Gluon's save_parameters, which belong to its code, and their order is not the symbol's:"
+        " let MXNet write both files (net.load_parameters, net.hybridize, one forward, net.export)"
+        if all(map(_OF_GLUON.fullmatch, arrays))
         else ": are they of the same network?"
     )
     some = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")

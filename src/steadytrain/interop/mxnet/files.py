@@ -24,6 +24,13 @@ ZOO = (
 _EPOCH = re.compile(r"-(\d{4,})$")
 
 
+def require_content(path: Path) -> None:
+    """Raise ModelError for a file that Git LFS has not fetched: it holds three lines that stand for the data."""
+    with path.open("rb") as stream:
+        if stream.read(23) == b"version https://git-lfs":
+            raise ModelError(f"{path} is a Git LFS pointer, not the data: fetch it with git lfs pull")
+
+
 def find_files(name: str) -> tuple[Path, Path | None]:
     """Find the symbol that a name stands for, and its newest arrays (None without any). Raises ModelError."""
     if not name:

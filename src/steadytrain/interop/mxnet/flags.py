@@ -11,6 +11,11 @@ from typing import Any, NoReturn
 from steadytrain.errors import InputError, did_you_mean
 
 Words = tuple[str, ...]
+CUT = (
+    "whole images are scaled and their middle is cut out; MXNet cut it out of images as they are stored, which shows"
+    " less of those packed much larger: compare on images packed with --shorter-side"
+)
+OF_OTHER_WEIGHTS = "left out: it belongs to MXNet's network, and the weights in its place say how they want images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +59,23 @@ class Draft:
 
 
 class Parser(argparse.ArgumentParser):
+    """A parser of old flags, with dashes or underscores and by their beginnings, whose errors are ours."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words, whose underscores in flags are dashes: each flag has one spelling, so beginnings are clear."""
+        return super().parse_known_args([_dashed(word) for word in args], namespace)
+
     def error(self, message: str) -> NoReturn:
         name, _, flags = message.partition("unrecognized arguments: ")
         near = ""
         if not name and flags.startswith("--"):
             near = did_you_mean(flags.split()[0], self._option_string_actions)
         raise InputError(f"{self.prog}: {message}.{near}")
+
+
+def _dashed(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 Flags = Mapping[str, tuple[Callable[[str], Any], Any]]
@@ -70,8 +86,7 @@ def flag_parser(program: str, *tables: Flags) -> Parser:
     """Read flags as the old scripts did, beginnings of names included; only those that were typed."""
     parser = Parser(prog=program, add_help=False, argument_default=argparse.SUPPRESS)
     for name, (kind, _) in (item for table in tables for item in table.items()):
-        spelled = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
-        parser.add_argument(*spelled, dest=name, type=kind)
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind)
     return parser
 
 
@@ -102,6 +117,9 @@ def read_precision(draft: Draft) -> str:
     return "fp32" if dtype == "float32" else "fp16" if draft.values["gpus"] else "bf16"
 
 
-def add_threads(draft: Draft) -> None:
+def add_threads(draft: Draft, ranks: int = 1) -> None:
+    """Add the threads that load images, of which a worker's ``ranks`` get an equal share each."""
     if "data_nthreads" in draft.typed:
-        draft.add(["data_nthreads"], "--threads", str(draft.values["data_nthreads"]))
+        threads = draft.values["data_nthreads"]
+        why = f"of each of the {ranks} ranks that a worker of MXNet's becomes" if ranks > 1 else ""
+        draft.add(["data_nthreads"], "--threads", str(max(1, threads // ranks)), why=why)

@@ -8,6 +8,7 @@ floating-point formats is left to the number format of training.
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import math
 import operator
@@ -23,7 +24,7 @@ from torch import Tensor, fx, nn
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.interop.mxnet.operators import DETECTION, LAYERS, MAX_SIDE, MAX_VALUES, OPERATORS, OUTPUTS, Value
 from steadytrain.interop.mxnet.params import Array
-from steadytrain.interop.mxnet.symbol import NORMS, SHAPE, Attributes, Node, Symbol
+from steadytrain.interop.mxnet.symbol import NORMS, SHAPE, Attributes, Node, Symbol, with_poolings_of_2015
 
 SIZES = (224, 227, 299, 32, 28, 64, 96, 112, 128, 160, 192, 256, 320, 331, 384, 448, 512)
 """Sides of images, in pixels, that are tried where nothing says what a network was trained for."""
@@ -115,8 +116,9 @@ def build_network(
     if len(symbol.heads) != 1:
         names = ", ".join(symbol.nodes[number].name for number, _ in symbol.heads)
         raise ModelError(
-            f"the symbol returns {len(symbol.heads)} values ({names}), and a classifier returns one: cut it after a"
-            " layer (--layer-before-fullc NAME), or export one of them alone"
+            f"the symbol returns {len(symbol.heads)} values ({names}), and a classifier returns one: save the one that"
+            " is meant alone (in MXNet: symbol.get_internals()['NAME_output'].save), or fine-tune from a layer (steady"
+            " finetune --layer-before-fullc NAME)"
         )
     end = symbol.heads[0]
     while logits and symbol.nodes[end[0]].op in OUTPUTS and symbol.nodes[end[0]].inputs:
@@ -137,29 +139,67 @@ def build_network(
     value = construction.run(end)
     if logits and value.example.ndim > 2 and all(side == 1 for side in value.example.shape[2:]):
         value = construction.call(torch.flatten, value, 1)
+    if logits and value.example.ndim != 2:
+        sides = " x ".join(map(str, value.example.shape[1:]))
+        last = symbol.nodes[end[0]]
+        raise ModelError(
+            f"{last.name} ({last.op}) gives {sides} values for images of {size}x{size} pixels, a map of answers, and a"
+            " classifier gives one for an image: name the size that it takes, if it is another (--size), or a layer"
+            " behind which a classifier begins (steady finetune --layer-before-fullc NAME)"
+        )
     return construction.finish(value)
 
 
-def infer_input(symbol: Symbol, params: Mapping[str, Array]) -> tuple[int, int]:
-    """Find out the channels and the side (in pixels) of the images that a network takes, from its arrays' shapes.
+@dataclass(frozen=True)
+class Fit:
+    """A symbol with the channels and the side (in pixels) of the images that it takes; ``is_old``: its poolings are
+    those of 2015 (:func:`~steadytrain.interop.mxnet.symbol.with_poolings_of_2015`)."""
+
+    symbol: Symbol
+    channels: int
+    size: int
+    is_old: bool = False
+
+
+def infer_input(
+    symbol: Symbol, params: Mapping[str, Array], *, size: int | None = None, also: Sequence[int] = ()
+) -> Fit:
+    """Find out the images that a network takes, from its arrays' shapes.
+
+    Args:
+        symbol: of a classifier.
+        params: its arrays by name.
+        size: the side that somebody said; None: it is looked for.
+        also: sides that are tried behind the usual ones.
 
     Raises:
         ModelError: no side in :data:`SIZES` suits them, or as :func:`build_network`.
     """
     require_operators(symbol)
     failed: ModelError | None = None
+    old = with_poolings_of_2015(symbol)
     for channels in _channels(symbol, params):
-        for size in _sizes(symbol):
-            try:
-                network = build_network(symbol, params, channels=channels, size=size)
-            except _SizeError as error:
-                failed = failed or error
-                continue
-            if network.last_side >= SMALL_MAP and size == SIZES[0]:
-                return channels, SMALL
-            return channels, size
+        for side in (size,) if size else (*_sizes(symbol), *also):
+            for form in (symbol, old):
+                if form is None:
+                    continue
+                try:
+                    network = build_network(form, params, channels=channels, size=side)
+                except _SizeError as error:
+                    failed = failed or error
+                    continue
+                if network.last_side >= SMALL_MAP and side == SIZES[0] and not size:
+                    with contextlib.suppress(_SizeError):  # one with a dense layer on its features
+                        build_network(form, params, channels=channels, size=SMALL)
+                        side = SMALL
+                return Fit(form, channels, side, form is old)
     assert failed is not None
-    raise ModelError(f"the arrays fit the symbol at no usual size of images ({failed}): are they of another network?")
+    if size:
+        raise failed
+    raise ModelError(
+        f"the arrays fit the symbol at no usual size of images ({failed}): are they of another network, or of an"
+        " unusual size (steady convert FILE.params -o OUT.safetensors --size N)?"
+    )
 
 
 def cut(symbol: Symbol, layer: str, num_classes: int) -> Symbol:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import ModelError
+from steadytrain.interop.mxnet.files import require_content
 from steadytrain.run import replacing
 
 Array: TypeAlias = NDArray[Any]
@@ -51,6 +52,7 @@ def read_params(path: Path) -> Arrays:
     (2, 3)
     """
     try:
+        require_content(path)
         with path.open("rb") as stream:
             return _Reader(stream, os.fstat(stream.fileno()).st_size, str(path)).list()
     except OSError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.errors import ModelError, storage_errors
+from steadytrain.interop.mxnet.files import require_content
 
 _MAX_BYTES = 64 << 20
 _VERSION = 10901
@@ -23,6 +24,7 @@ _VERSION = 10901
 NORMS = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
 SHAPE = "__shape__"
 """The attribute of a variable that holds its shape."""
+_DTYPE = "__dtype__"
 _MEAN, _STD = "__steadytrain_mean__", "__steadytrain_std__"
 _STATISTICS = ("moving_mean", "moving_var")
 
@@ -72,6 +74,7 @@ def read_symbol(path: Path) -> Symbol:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has more than {_MAX_BYTES >> 20} MiB: no symbol is so large; name another file")
+        require_content(path)
         return parse_symbol(path.read_text(encoding="utf-8"), where=str(path))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
@@ -154,6 +157,48 @@ def _with_statistics(symbol: Symbol) -> Symbol:
     return Symbol(tuple(nodes), tuple((places[number], output) for number, output in symbol.heads), symbol.version)
 
 
+_SCORES = {
+    *(
+        "SoftmaxOutput",
+        "Softmax",
+        "softmax",
+        "SoftmaxActivation",
+        "log_softmax",
+        "LogisticRegressionOutput",
+        "SVMOutput",
+    )
+}
+
+
+def single_output(symbol: Symbol) -> Symbol:
+    """Keep of several outputs the only one that is a classifier's: others are features, or losses beside it.
+
+    >>> nodes = (Node("null", "data"), Node("SoftmaxOutput", "softmax", {}, ((0, 0),)))
+    >>> single_output(Symbol(nodes, ((0, 0), (1, 0)))).heads
+    ((1, 0),)
+    """
+    scores = [head for head in symbol.heads if symbol.nodes[head[0]].op in _SCORES]
+    return replace(symbol, heads=tuple(scores)) if len(scores) == 1 < len(symbol.heads) else symbol
+
+
+def with_poolings_of_2015(symbol: Symbol) -> Symbol | None:
+    """Return a symbol of before 0.9 whose poolings round up where they do not say how; None for any other.
+
+    Until the parameter ``pooling_convention`` came in 2016, windows that lie in part beyond the picture counted.
+    """
+    at = [
+        number
+        for number, node in enumerate(symbol.nodes)
+        if node.op in ("Pooling", "Pooling_v1") and "pooling_convention" not in node.attrs
+    ]
+    if symbol.version or not at:
+        return None
+    for number in at:
+        node = symbol.nodes[number]
+        symbol = symbol.with_node(number, replace(node, attrs={**node.attrs, "pooling_convention": "full"}))
+    return symbol
+
+
 def record_input(
     symbol: Symbol, channels: int, size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Symbol:
@@ -172,6 +217,50 @@ def record_input(
             attrs |= {key: str(tuple(values)) for key, values in scaling.items() if values}
             return symbol.with_node(number, replace(node, attrs=attrs))
     return symbol
+
+
+def record_arrays(symbol: Symbol, shapes: Mapping[str, Sequence[int]]) -> Symbol:
+    """Let variables that say a shape and a number format (Gluon's do) say those of their float32 arrays.
+
+    MXNet refuses to bind a symbol whose ``__shape__`` contradicts its layers, as that of a replaced classifier does.
+
+    Args:
+        symbol: of a network.
+        shapes: of its arrays, by name; other variables but ``data`` (labels) lose what they say.
+
+    >>> symbol = Symbol((Node("null", "fc_weight", {"__shape__": "(10, 0)", "__dtype__": "2"}),), ((0, 0),))
+    >>> record_arrays(symbol, {"fc_weight": (3, 16)}).nodes[0].attrs
+    {'__shape__': '(3, 16)', '__dtype__': '0'}
+    """
+    nodes = []
+    for node in symbol.nodes:
+        attrs = dict(node.attrs)
+        if node.is_variable and node.name in shapes:
+            attrs |= {SHAPE: str(tuple(shapes[node.name]))} if SHAPE in attrs else {}
+            attrs |= {_DTYPE: "0"} if _DTYPE in attrs else {}
+        elif node.is_variable and node.name != "data":
+            attrs = {key: value for key, value in attrs.items() if key not in (SHAPE, _DTYPE)}
+        elif node.is_variable and _DTYPE in attrs:
+            attrs[_DTYPE] = "0"
+        nodes.append(node if attrs == node.attrs else replace(node, attrs=attrs))
+    return replace(symbol, nodes=tuple(nodes))
+
+
+def contradicting_shapes(symbol: Symbol, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the variables that say another shape than their arrays have: MXNet binds no such symbol.
+
+    >>> symbol = Symbol((Node("null", "fc_weight", {"__shape__": "(10, 0)"}),), ((0, 0),))
+    >>> contradicting_shapes(symbol, {"fc_weight": (3, 16)}), contradicting_shapes(symbol, {"fc_weight": (10, 16)})
+    (['fc_weight'], [])
+    """
+    wrong = []
+    for node in symbol.nodes:
+        if node.is_variable and SHAPE in node.attrs and node.name in shapes:
+            stated = [int(side) for side in re.findall(r"-?\d{1,12}", node.attrs[SHAPE])]
+            actual = shapes[node.name]
+            fits = len(stated) == len(actual) and all(a in (0, -1, b) for a, b in zip(stated, actual, strict=True))
+            wrong += [] if fits or not stated else [node.name]
+    return wrong
 
 
 def recorded_scaling(symbol: Symbol, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -15,10 +15,13 @@ import argparse
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 from steadytrain.interop.mxnet.flags import (
+    CUT,
+    OF_OTHER_WEIGHTS,
     Draft,
     Flags,
     Parser,
@@ -49,10 +52,19 @@ def _score(words: Sequence[str]) -> Translated:
     if not number.isdecimal() or len(number) > 9:
         raise InputError(f"--model is {draft.values['model']!r}; the epoch after the comma must be a number: PREFIX,0")
     params = f"{prefix}-{int(number):04d}.params"
-    model = params if Path(params).exists() else PUBLISHED.get(prefix, params)
-    draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"])
+    is_replaced = prefix in PUBLISHED and not Path(params).exists()
+    model = PUBLISHED[prefix] if is_replaced else params
+    why = f"{params} is not here; these weights are published today" if is_replaced else ""
+    draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"], why=why)
     draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
-    draft.add(["image_shape"], "--size", str(read_shape(draft.values["image_shape"])[1]))
+    channels, side = read_shape(draft.values["image_shape"])
+    draft.add(["image_shape"], "--size", str(side), why=CUT)
+    for flag in ("rgb_mean", "rgb_std"):
+        if is_replaced:
+            draft.drop(flag, OF_OTHER_WEIGHTS)
+        else:
+            values = draft.values[flag].split(",")[:channels]  # of grey images the first
+            draft.add([flag], f"--{flag.replace('_', '-')}", ",".join(values))
     gpus = read_gpus(draft)
     draft.add(["gpus"], "--device", f"cuda:{gpus[0]}" if gpus else "cpu", why="one GPU scores" * (len(gpus) > 1))
     if "dtype" in draft.typed:
@@ -60,10 +72,53 @@ def _score(words: Sequence[str]) -> Translated:
     add_threads(draft)
     draft.drop("load_epoch", f"the file {params}")
     draft.drop("label_name", "labels have no name here")
-    draft.drop("rgb_mean", "as the weights' card says")
-    draft.drop("rgb_std", "as the weights' card says")
     draft.drop("max_num_examples", "every image is scored")
     return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
+
+
+_SWITCHES = ("list", "recursive", "no_shuffle", "pass_through", "center_crop", "pack_label")
+_OF_LISTS = ("recursive", "no_shuffle", "shuffle", "exts", "chunks", "train_ratio", "test_ratio")
+"""Flags of im2rec that belong to ``--list``, and say nothing where lists are packed."""
+
+
+def im2rec_values(words: Sequence[str]) -> dict[str, Any]:
+    """Parse a command line of ``im2rec.py``: prefix, root, and the flags that were typed."""
+    parser = Parser(prog="im2rec", add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("prefix")
+    parser.add_argument("root")
+    for switch in _SWITCHES:
+        parser.add_argument(f"--{switch.replace('_', '-')}", dest=switch, action="store_const", const="")
+    parser.add_argument("--shuffle")  # before 1.0
+    parser.add_argument("--exts", nargs="+")
+    for name, kind in (("chunks", int), ("train_ratio", float), ("test_ratio", float), ("resize", int)):
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind)
+    for name in ("quality", "num_thread", "color"):
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=int)
+    parser.add_argument("--encoding")
+    values = vars(parser.parse_args(_without_switch_values(words)))
+    if values.pop("shuffle", "True") in _OFF:
+        values["no_shuffle"] = ""
+    return values
+
+
+_ON, _OFF = ("True", "true", "1"), ("False", "false", "0")
+
+
+def _without_switch_values(words: Sequence[str]) -> list[str]:
+    """Spell switches as today: before 1.0 they had a value (``--list True``, ``--recursive=1``)."""
+    arguments: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, _, value = word.partition("=")
+        if not flag.startswith("--") or flag.lstrip("-").replace("-", "_") not in _SWITCHES:
+            arguments.append(word)
+            continue
+        if not value and rest and rest[0] in (*_ON, *_OFF):
+            value = rest.pop(0)
+        if value not in _OFF:
+            arguments.append(flag if value in (*_ON, "") else word)
+    return arguments
 
 
 def _im2rec(words: Sequence[str]) -> Translated:
@@ -71,43 +126,51 @@ def _im2rec(words: Sequence[str]) -> Translated:
         len(words) == 3 and words[0].endswith(".lst") and words[2].endswith(".rec")
     ):
         return _im2rec_binary(words)
-    parser = Parser(prog="im2rec", add_help=False, argument_default=argparse.SUPPRESS)
-    parser.add_argument("prefix")
-    parser.add_argument("root")
-    switches = ("list", "recursive", "no_shuffle", "pass_through", "center_crop", "pack_label")
-    for switch in switches:
-        spelled = dict.fromkeys((f"--{switch.replace('_', '-')}", f"--{switch}"))
-        parser.add_argument(*spelled, dest=switch, action="store_const", const="")
-    parser.add_argument("--exts", nargs="+")
-    for name, kind in (("chunks", int), ("train_ratio", float), ("test_ratio", float), ("resize", int)):
-        parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), dest=name, type=kind)
-    for name in ("quality", "num_thread", "color"):
-        parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), dest=name, type=int)
-    parser.add_argument("--encoding")
-    arguments = list(words)
-    for i in range(len(arguments) - 1, 0, -1):  # before 1.0 the switches had a value
-        if arguments[i] in ("True", "1") and arguments[i - 1].lstrip("-").replace("-", "_") in switches:
-            del arguments[i]
-    values = vars(parser.parse_args(arguments))
+    values = im2rec_values(words)
     draft = Draft(values, frozenset(values))
     prefix, root = values["prefix"], values["root"]
-    ratio, test = values.get("train_ratio", 1.0), values.get("test_ratio", 0.0)
-    if test:
-        raise InputError(
-            f"--test-ratio is {test:g}: hold out validation data (--train-ratio), and pack test images separately"
-        )
-    split = ("--val-fraction", f"{1 - ratio:g}") if ratio < 1 else ()
     if "list" in values:
-        draft.rows.append(
-            ("--list", "no list is needed; the images are packed at once, and PREFIX.lst is written as well")
+        draft.rows.append(("--list", "the lists that im2rec.py writes, line for line; the same command without packs"))
+        for flag in sorted(draft.typed - {"list", "prefix", "root", *_OF_LISTS}):
+            draft.drop(flag, "belongs to packing, the same command without --list")
+        return Translated(commands=(("mxnet", "im2rec", *words),), rows=tuple(draft.rows))
+    lists = _lists_of(prefix)
+    if not lists:
+        raise InputError(
+            f"there is no list {prefix}*.lst: write it first (steady mxnet im2rec --list --recursive"
+            f" {shlex.quote(prefix)} {shlex.quote(root)}), or pack the folder without one: steady pack"
+            f" {shlex.quote(root)} {shlex.quote(prefix)}"
         )
-    lists = [] if "list" in values else sorted(Path(prefix).parent.glob(f"{Path(prefix).name}*.lst"))
+    for flag in _OF_LISTS:
+        draft.drop(flag, "belongs to --list; each list is packed as it is")
+    if "pack_label" not in values:
+        draft.rows += [row for path in lists for row in _several_labels(path)]
     flags = list(_packing(draft))
-    if lists:
-        commands = [("pack", str(path), str(path.with_suffix("")), "--root", root, *flags) for path in lists]
-    else:
-        commands = [("pack", root, prefix, *split, *flags)]
-    return Translated(commands=tuple(commands), rows=tuple(draft.rows))
+    return Translated(
+        commands=tuple(("pack", str(path), str(path.with_suffix("")), "--root", root, *flags) for path in lists),
+        rows=tuple(draft.rows),
+    )
+
+
+def _lists_of(prefix: str) -> list[Path]:
+    """Return the lists that a prefix means: names that begin with it (a whole name is one), or those of a folder."""
+    path = Path(prefix)
+    inside = sorted(file for file in path.iterdir() if file.suffix == ".lst") if path.is_dir() else []
+    if inside or not path.parent.is_dir():
+        return inside
+    names = sorted(file for file in path.parent.iterdir() if file.name.startswith(path.name))
+    return [file for file in names if file.suffix == ".lst" and file.is_file()]
+
+
+def _several_labels(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the row of a list with several labels in its first line, of which im2rec stored one unless asked."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+            num_labels = file.readline().count("\t") - 1
+    except OSError:
+        return  # packing says it
+    if num_labels > 1:
+        yield str(path), f"all {num_labels} labels of a line are stored; MXNet stored the first one unless it was asked"
 
 
 def _packing(draft: Draft) -> Iterator[str]:
@@ -123,26 +186,25 @@ def _packing(draft: Draft) -> Iterator[str]:
         yield from became("resize", "--shorter-side", str(values["resize"]), why="smaller images stay as they are")
     if "quality" in values and values.get("encoding", ".jpg") != ".png":
         yield from became("quality", "--quality", str(values["quality"]))
+    elif "quality" in values:
+        yield from became("quality", why="PNG is lossless")
     if values.get("num_thread", 0) > 0:
         yield from became("num_thread", "--workers", str(values["num_thread"]))
     if "encoding" in values:
         yield from became("encoding", "--encoding", {".png": "png"}.get(values["encoding"], "jpg"))
-    if values.get("chunks", 1) > 1:
-        yield from became("chunks", "--shards", str(values["chunks"]))
     if values.get("color", 1) == 0:
         yield from became("color", "--grey")
+    elif "color" in values:
+        yield from became("color", why="images keep their channels; those with alpha are read as colour later")
     if "pass_through" in values:
         yield from became("pass_through", "--encoding", "pass")
     if "center_crop" in values:
         yield from became("center_crop", why="whole images are kept; training and evaluation cut squares out")
-    for flag, why in (
-        ("recursive", "folders are classes"),
-        ("no_shuffle", "the order in the file does not matter: training shuffles all of it"),
-        ("exts", "files are known by what is in them"),
-        ("pack_label", "several labels are stored where the list has several"),
-    ):
-        if flag in values:
-            yield from became(flag, why=why)
+    if "pack_label" in values:
+        yield from became("pack_label", why="several labels are stored where the list has several")
+    for flag in ("resize", "num_thread"):
+        if values.get(flag, 1) <= 0:
+            yield from became(flag, why="as without it")
 
 
 def _im2rec_binary(words: Sequence[str]) -> Translated:
@@ -151,6 +213,11 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
     if len(places) != 3:
         raise InputError("im2rec takes a list, a folder and a file: im2rec image.lst root/ out.rec resize=256")
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    if pairs.get("nsplit", "1") != "1":
+        raise InputError(
+            f"nsplit is {pairs['nsplit']}, which packs a part of the list: steady pack {places[0]}"
+            f" {Path(places[2]).with_suffix('')} --root {places[1]} --shards {pairs['nsplit']} writes all parts at once"
+        )
     names = {
         "resize": "resize",
         "quality": "quality",
@@ -174,8 +241,10 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
         if key not in known:
             raise InputError(f"im2rec has no {key}=.{did_you_mean(key, [*names, *known])}")
         if key != "unchanged":
-            draft.rows.append((f"{key}={pairs[key]}", "nothing to say: labels as in the list, one file, a good filter"))
+            draft.rows.append((f"{key}={pairs[key]}", "changes nothing here: labels and files are the list's"))
     listed, root, out = places
+    if pairs.get("label_width", "1") == "1":
+        draft.rows += _several_labels(Path(listed))
     argv = ("pack", listed, str(Path(out).with_suffix("")), "--root", root, *_packing(draft))
     return Translated(commands=(argv,), rows=tuple(draft.rows))
 
@@ -280,6 +349,11 @@ def _bandwidth(words: Sequence[str]) -> Translated:
     return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
 
 
+def _tracker(place: str) -> Callable[[Sequence[str]], Translated]:
+    """Read a command line of a tracker of 2015, such as ``dmlc_ssh.py``, which is ``launch.py`` for one place."""
+    return lambda words: _launch(["--launcher", place, *words])
+
+
 ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
 """Other names of the old tools."""
 TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
@@ -289,11 +363,16 @@ TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
     "parse_log": _parse_log,
     "launch": _launch,
     "bandwidth": _bandwidth,
+    **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi", "yarn")},
 }
 """Name -> what reads its command line."""
 PROGRAMS = (*TRAINERS, *TOOLS)
 """Names of the old tools, without ``.py``."""
-_INSTEAD = {"benchmark_score": "bench infer", "diagnose": "doctor"}
+_INSTEAD = {
+    "benchmark_score": "bench infer",
+    "diagnose": "doctor",
+    "benchmark": "scale --model NAME --devices N --link LINK",
+}
 """Old tools whose flags are not read -> the command that does what they did."""
 
 

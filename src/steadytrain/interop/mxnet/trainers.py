@@ -12,6 +12,8 @@ from typing import Any
 
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.interop.mxnet.flags import (
+    CUT,
+    OF_OTHER_WEIGHTS,
     Draft,
     Flags,
     Translated,
@@ -120,7 +122,27 @@ TRAINERS: dict[str, dict[str, Any]] = {
 """Script -> where its defaults differ from those of all."""
 
 
+_GLUONCV = {
+    *("--rec-train", "--rec-val", "--use-rec", "--data-dir", "--num-gpus", "--num-workers", "-j", "--lr-mode"),
+    *("--lr-decay", "--lr-decay-epoch", "--lr-decay-period", "--warmup-lr", "--input-size", "--crop-ratio"),
+    *("--use-pretrained", "--mixup", "--label-smoothing", "--no-wd", "--last-gamma", "--mode", "--save-dir"),
+}
+"""Flags of GluonCV's script of the same name that MXNet's ``train_imagenet.py`` lacks."""
+
+
+def _refuse_gluoncv(words: Sequence[str]) -> None:
+    """Name the command instead of GluonCV's, of whose flags some begin like MXNet's but mean something else."""
+    given = [name for word in words if (name := word.partition("=")[0].replace("_", "-")) in _GLUONCV]
+    if given:
+        raise InputError(
+            f"{', '.join(dict.fromkeys(given))}: flags of GluonCV's train_imagenet.py are not read: steady train"
+            " TRAIN.rec --val VAL.rec --model timm/resnet50d --batch-size (of all GPUs together) --epochs N --lr 0.1"
+            " --schedule cosine --procs GPUS does what it did; steady models lists networks"
+        )
+
+
 def translate_trainer(script: str, words: Sequence[str], workers: int) -> Translated:
+    _refuse_gluoncv(words)
     tuned: Flags = {"pretrained_model": (str, None), "layer_before_fullc": (str, "flatten0")}
     tables = (_FIT, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
     typed = vars(
@@ -207,13 +229,17 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     else:
         _network(draft, shape[1])
     if shape[1] > 32:
-        draft.add(["image_shape"], "--size", str(shape[1]))
+        draft.add(["image_shape"], "--size", str(shape[1]), why=CUT if val else "")
     else:
         draft.drop("image_shape", _SMALL)
     batch, asked_workers = values["batch_size"], workers
     is_async = values["kv_store"].startswith("dist_async") and workers > 1 and find_spec("ray") is not None
     workers = workers if values["kv_store"].startswith("dist") and not is_async else 1  # that share a batch
     meaning = f"{batch} of each of {workers} workers" if workers > 1 else ""
+    ranks = max(1, len(read_gpus(draft)))
+    if odd := batch % ranks:
+        batch = max(ranks, batch - odd)
+        meaning = f"{batch * workers} divide among {ranks * workers} GPUs, {values['batch_size'] * workers} do not"
     draft.add(["batch_size"], "--batch-size", str(batch * workers), why=meaning)
     if workers < asked_workers and not is_async:
         draft.rows.append((f"{asked_workers} workers, --kv-store {values['kv_store']}", _NOT_ALONE))
@@ -224,7 +250,7 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     _devices(draft, is_async=is_async, is_alone=asked_workers == 1)
     _augmentation(draft, script)
     _normalised(draft, script)
-    add_threads(draft)
+    add_threads(draft, ranks)
     draft.add(["disp_batches"], "--set", f"every.log_steps={values['disp_batches']}")
     for flag, why in _SAYS_NOTHING.items():
         draft.drop(flag, why)
@@ -313,19 +339,21 @@ def _rate(draft: Draft, passed: int) -> None:
     values, steps = draft.values, draft.values["lr_step_epochs"]
     lr, factor = values["lr"], values["lr_factor"]
     exact = ("--set", "optim.base_batch_size=none", "--warmup-epochs", "0")
-    if steps and "pow" in steps:
+    if steps and "pow" in steps and factor < 1:
         power = re.sub("pow[- ]*", "", steps)
         if re.fullmatch(r"\d+(\.\d*)?|\.\d+", power) is None:
             raise InputError(f"--lr-step-epochs is {steps!r}; it must be epochs, such as 30,60, or pow2")
         draft.add(["lr"], "--lr", f"{lr:g}", *exact, why="as it is, from the first update")
         draft.add(["lr_step_epochs"], "--schedule", "mxnet/poly", "--set", f"optim.power={power}")
         return
+    steps = "" if factor >= 1 else steps or ""
     try:
-        epochs = [float(part) for part in (steps or "").split(",") if part.strip()]
+        epochs = [float(part) for part in steps.split(",") if part.strip()]
     except ValueError:
         raise InputError(f"--lr-step-epochs is {steps!r}; it must be epochs, such as 30,60, or pow2") from None
-    if factor >= 1 or not epochs:
+    if not epochs:
         draft.add(["lr"], "--lr", f"{lr:g}", *exact, "--schedule", "constant", why="it never falls")
+        draft.drop("lr_step_epochs", f"with --lr-factor {factor:g} the rate never falls")
         return
     over, left = [e for e in epochs if e <= passed], [e - passed for e in epochs if e > passed]
     why = f"after {len(over)} of {len(epochs)} steps" if over else "as it is, from the first update"
@@ -444,7 +472,9 @@ def _augmentation(draft: Draft, script: str) -> None:
     values, usual = draft.values, {name: value for name, (_, value) in _AUGMENT.items()}
     changed = {name for name in draft.typed & usual.keys() if values[name] != usual[name]}
     if values["use_imagenet_data_augmentation"]:  # as it was meant
-        values = {**values, "random_resized_crop": 1, **dict.fromkeys(("brightness", "contrast", "saturation"), 0.4)}
+        meant = {"random_resized_crop": 1, **dict.fromkeys(("brightness", "contrast", "saturation"), 0.4)}
+        meant |= {"min_random_area": 0.08, "min_random_aspect_ratio": 3 / 4, "max_random_aspect_ratio": 4 / 3}
+        values = {**values, **{name: value for name, value in meant.items() if name not in draft.typed}}
         changed |= {"random_resized_crop", "brightness"}
         draft.drop("use_imagenet_data_augmentation", "as it was meant; in MXNet 1.9.1 it changed nothing")
     is_padded = script == "train_cifar10" or values["pad_size"] > 0
@@ -455,13 +485,15 @@ def _augmentation(draft: Draft, script: str) -> None:
         draft.rows.append(("no augmentation flags", NO_AUGMENTATION))
     if "random_mirror" in draft.typed:
         draft.add(["random_mirror"], "--set", f"data.flip={'true' if values['random_mirror'] else 'false'}")
-    sized = {"random_resized_crop", "min_random_area", "max_random_area", "min_random_scale", "max_random_scale"}
+    if "min_random_scale" in changed:
+        draft.drop("min_random_scale", "left out: images are not made smaller than what is cut out of them")
+    sized = {"random_resized_crop", "min_random_area", "max_random_area", "max_random_scale"}
     sized |= {"max_random_aspect_ratio", "min_random_aspect_ratio", "min_crop_size", "max_crop_size"}
     if changed & sized:
         flags = sorted(changed & sized & draft.typed)
         words = ("--set", "data.augment=resized-crop", *_areas(values, changed))
         draft.words += words
-        draft.rows += [(draft.old(flags), shlex.join(words))] if flags else []
+        draft.rows += [(draft.old(flags), f"{shlex.join(words)}{_area_difference(values, changed)}")] if flags else []
         draft.drop("random_crop", "is part of it")
     elif is_padded:
         draft.drop("random_crop", "a place in the padded image is drawn")
@@ -477,16 +509,33 @@ def _augmentation(draft: Draft, script: str) -> None:
     draft.drop("pca_noise", "no PCA noise; --transforms color changes brightness, contrast, saturation and hue")
 
 
+_CROP_SIZES = {"min_crop_size", "max_crop_size"}
+
+
 def _areas(values: Mapping[str, Any], changed: set[str]) -> Iterator[str]:
-    low, high = values["min_random_area"], values["max_random_area"]
-    if {"min_random_scale", "max_random_scale"} & changed:  # of the sides
-        low, high = min(1.0, values["min_random_scale"]) ** 2, 1.0
-    if low < 1:
-        yield from ("--set", f"data.area=[{low:g},{min(high, 1):g}]")
-    if most := values["max_random_aspect_ratio"]:
-        least = values["min_random_aspect_ratio"]
+    low, high = values["min_random_area"], min(values["max_random_area"], 1.0)
+    if "max_random_scale" in changed:  # an image that is made larger shows less of itself
+        low, high = 1 / max(1.0, values["max_random_scale"]) ** 2, 1.0
+    if not changed & _CROP_SIZES and (low < 1 or values["random_resized_crop"]):
+        yield from ("--set", f"data.area=[{low:.4g},{high:g}]")
+    most, least = values["max_random_aspect_ratio"], values["min_random_aspect_ratio"]
+    if most:
         ratios = (1 - most, 1 + most) if least is None else (least, most)
-        yield from ("--set", f"data.ratio=[{ratios[0]:g},{ratios[1]:g}]")
+        yield from ("--set", f"data.ratio=[{ratios[0]:.6g},{ratios[1]:.6g}]")
+    elif values["random_resized_crop"] or changed & _CROP_SIZES:
+        yield from ("--set", "data.ratio=[1,1]")
+
+
+def _area_difference(values: Mapping[str, Any], changed: set[str]) -> str:
+    """Say what crops are not MXNet's."""
+    if changed & _CROP_SIZES:
+        return (
+            ": squares of 8 to 100 % of an image's area; MXNet's sides are pixels of images as they are stored:"
+            " --set data.area=[LEAST,MOST] says their share"
+        )
+    if values["random_resized_crop"] and values["min_random_area"] >= 1:
+        return ": whole images, as MXNet's areas of 1 mean; --min-random-area 0.08 is what is usual"
+    return ""
 
 
 _HSL = {"h": 180, "s": 255, "l": 255}
@@ -513,6 +562,10 @@ def _transforms(values: Mapping[str, Any]) -> Iterator[tuple[list[str], str, str
 
 def _normalised(draft: Draft, script: str) -> None:
     """Mean and standard deviation, of 255 here and of 1 there."""
+    if script == "fine_tune" and not any(word.startswith("mxnet:") for word in draft.words):
+        for flag in ("rgb_mean", "rgb_std"):
+            draft.drop(flag, OF_OTHER_WEIGHTS)
+        return
     if script == "train_mnist" or not {"rgb_mean", "rgb_std"} & draft.typed:
         draft.rows.append(("--rgb-mean, --rgb-std (default)", "mean and deviation of the data, or of the weights"))
         return

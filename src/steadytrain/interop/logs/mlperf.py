@@ -1,0 +1,139 @@
+"""Logs of MLPerf's training benchmarks: ``:::MLPv0.5.0 resnet TIME (file) KEY: VALUE``, since 0.7 ``:::MLLOG {...}``.
+
+>>> reader = MLPerfLines()
+>>> for line in (":::MLPv0.5.0 resnet 100.5 (train.py:49) train_epoch: 0",
+...              ':::MLPv0.5.0 resnet 220.5 (train.py:49) eval_accuracy: {"epoch": 0, "value": 0.25}'):
+...     _ = reader.take(line)
+>>> [run] = reader.runs()
+>>> run.epochs[0].mean("val", "top1"), run.epochs[0].training_seconds
+(0.25, 120.0)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogRun
+from steadytrain.interop.logs.settings import add_setting, fraction, whole
+
+FORMAT = "MLPerf"
+_TEXT = re.compile(
+    r":::MLP?v?[\d.]+ (?P<benchmark>\S+) (?P<time>\d+(?:\.\d*)?) \([^)]*\) (?P<key>\w+)(?:: (?P<value>.*))?"
+)
+_STARTS, _STOPS = ("train_epoch", "epoch_start"), ("eval_start", "epoch_stop", "train_epoch_stop")
+_IMAGES = ("train_samples", "preproc_num_train_examples", "input_size")
+_BATCH = ("global_batch_size", "input_batch_size")
+_SETTINGS = {"opt_base_learning_rate": "lr", "opt_learning_rate": "lr", "seed": "seed", "run_set_random_seed": "seed"}
+
+
+class MLPerfLines:
+    """Parser of MLPerf's lines into runs."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self._runs = [LogRun(FORMAT)]
+        self._began: dict[int, float] = {}  # when each epoch of the newest run began
+        self._epoch = -1
+
+    def take(self, line: str) -> bool:
+        """Parse a line; return False if it is none of MLPerf's."""
+        _, mark, text = line.partition(":::ML")
+        if not mark:
+            return False
+        if text.startswith("LOG "):
+            document = _document(text[4:])
+            if not isinstance(document, dict) or not isinstance(key := document.get("key"), str):
+                return False
+            metadata = document.get("metadata")
+            milliseconds = _number(document.get("time_ms"))
+            number = _first(metadata, ("epoch_num", "epoch"))
+            self._take(key, document.get("value"), milliseconds / 1000, number)
+        elif match := _TEXT.match(mark + text):
+            add_setting(self._runs[-1], "model", match["benchmark"])
+            value = _document(match["value"] or "null")
+            self._take(match["key"], value, float(match["time"]), _first(value, ("epoch_num", "epoch")))
+        else:
+            return False
+        self.num_lines += 1
+        return True
+
+    def _take(self, key: str, value: Any, time: float, number: float) -> None:
+        if isinstance(value, dict) and "value" in value:  # 0.6 has metadata beside it
+            number = _first(value.get("metadata"), ("epoch_num", "epoch")) if math.isnan(number) else number
+            value = value["value"]
+        run = self._runs[-1]
+        if key == "run_start" and run.epochs:
+            run = LogRun(FORMAT)
+            self._runs.append(run)
+            self._began, self._epoch = {}, -1
+        if key == "run_start":
+            run.began = time
+        if key in _STARTS:
+            number = _number(value) if math.isnan(number) else number
+            if 0 <= number <= MAX_EPOCH:
+                self._epoch = int(number)
+                self._began.setdefault(self._epoch, time)
+                run.began = time if math.isnan(run.began) else run.began
+            return
+        epoch = int(number) if 0 <= number <= MAX_EPOCH else self._epoch
+        if key in _STOPS and epoch >= 0:
+            self._end(run.epoch(epoch), time)
+        elif key == "eval_accuracy" and epoch >= 0:
+            facts = run.epoch(epoch)
+            self._end(facts, time)
+            facts.evaluated = time
+            if math.isfinite(top1 := fraction(_number(value))):
+                facts.val["top1"] = [top1]
+        elif key == "submission_benchmark":
+            add_setting(run, "model", value)
+        elif key in _SETTINGS:
+            add_setting(run, _SETTINGS[key], value)
+        elif key in _IMAGES or key in _BATCH:
+            run.settings.setdefault(key, value if isinstance(value, int | float) else None)
+
+    def _end(self, facts: LogEpoch, time: float) -> None:
+        """Note when the training of an epoch was over, by the first line that says so."""
+        began = self._began.get(facts.number, NAN)
+        if not facts.seconds and time >= began:
+            facts.seconds, facts.ended = [time - began], time
+
+    def runs(self) -> list[LogRun]:
+        """Return the runs of the file, each with an epoch at least; their epochs count from 0."""
+        runs = [run for run in self._runs if run.epochs]
+        for run in runs:
+            if 0 not in run.epochs and 0 not in self._began:  # benchmarks that count from 1
+                run.epochs = {number - 1: facts for number, facts in run.epochs.items()}
+                for number, facts in run.epochs.items():
+                    facts.number = number
+            images, batch = _whole_of(run, _IMAGES), _whole_of(run, _BATCH)
+            if images and batch:
+                run.steps_per_epoch, run.batch_size = images / batch, batch
+            benchmark = str(run.settings.get("model.name", "resnet"))
+            if not benchmark.startswith(("resnet", "image")):
+                run.notice(f"the accuracy of MLPerf's {benchmark} is shown as top-1, which it may not be")
+        return runs
+
+
+def _whole_of(run: LogRun, keys: tuple[str, ...]) -> int | None:
+    return next((number for key in keys if (number := whole(run.settings.get(key)))), None)
+
+
+def _document(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _number(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and -1e15 <= value <= 1e15 else NAN  # type: ignore[operator, arg-type]
+
+
+def _first(values: object, names: tuple[str, ...]) -> float:
+    """Return the first of some numbers that a JSON object has; NaN where there is none."""
+    found = (_number(values.get(name)) for name in names) if isinstance(values, dict) else ()
+    return next((value for value in found if math.isfinite(value)), NAN)

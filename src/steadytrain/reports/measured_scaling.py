@@ -1,0 +1,118 @@
+"""How well several devices worked together in runs that were measured: speed-up and efficiency."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from steadytrain.cost.bill import parts_of
+from steadytrain.errors import InputError
+from steadytrain.format import NONE, count, percent, rate
+from steadytrain.interop.logs import LogRun
+from steadytrain.reports.files import find_all, names
+from steadytrain.reports.summary import Account
+from steadytrain.reports.tables import aligned
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A run's rate with its devices; ``speedup``: over one device of the first; ``efficiency``: that per device."""
+
+    name: str
+    model: str
+    devices: int
+    batch_size: int | None
+    images_per_second: float
+    speedup: float
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs by their number of devices, and what is worth knowing about the comparison."""
+
+    runs: tuple[MeasuredRun, ...]
+    remarks: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, ready for JSON."""
+        return {"format": "steadytrain-scaling", "version": 1, "runs": [asdict(run) for run in self.runs]}
+
+    def to_text(self) -> str:
+        """Format a line for each run."""
+        rows = [["run", "devices", "batch", "images/s", "speed-up", "efficiency"]]
+        for run in self.runs:
+            batch = NONE if run.batch_size is None else f"{run.batch_size:,}"
+            speedup = f"{run.speedup:.3g} of {run.devices}"
+            figures = [str(run.devices), batch, rate(run.images_per_second), speedup, percent(run.efficiency, 0)]
+            rows.append([run.name, *figures])
+        return aligned(rows, right=(1, 2, 3, 4, 5))
+
+
+def compare_runs(places: Sequence[str]) -> Comparison:
+    """Compare the rates of runs and logs, each a path, with ``@8`` behind it where it does not say its devices.
+
+    Raises:
+        InputError: a run has no rate, or does not say how many devices it had; all have as many.
+        RunError, DataError: one cannot be read.
+    """
+    found: list[tuple[Account, int]] = []
+    for place in places:
+        path, devices = place, None
+        if not Path(place).exists() and (match := re.fullmatch(r"(.+)@(\d{1,6})", place)):
+            path, devices = match[1], int(match[2])
+        runs = find_all([path]).runs
+        for run, name in zip(runs, names(runs), strict=True):
+            account = Account.of_log(run, name) if isinstance(run, LogRun) else Account.of(run, name)
+            found.append((account, _devices(run, account, devices, path)))
+    found.sort(key=lambda each: each[1])
+    if found[0][1] == found[-1][1]:
+        raise InputError(f"all runs have {count(found[0][1], 'device')}: name runs with different numbers of them")
+    rows: list[MeasuredRun] = []
+    for account, devices in found:
+        summary = account.summary
+        if summary.images_per_second is None:
+            raise InputError(f"{summary.directory} says nothing of images/s: there is nothing to compare")
+        of_one = rows[0].images_per_second / rows[0].devices if rows else summary.images_per_second / devices
+        speedup = summary.images_per_second / of_one
+        rows.append(
+            MeasuredRun(
+                name=summary.name,
+                model=summary.model,
+                devices=devices,
+                batch_size=summary.batch_size,
+                images_per_second=summary.images_per_second,
+                speedup=speedup,
+                efficiency=speedup / devices,
+            )
+        )
+    return Comparison(tuple(rows), tuple(_remarks(rows)))
+
+
+def _devices(run: object, account: Account, given: int | None, path: str) -> int:
+    if given is not None:
+        if given < 1:
+            raise InputError(f"{path}@{given}: the devices must be 1 or more")
+        return given
+    known = run.num_devices if isinstance(run, LogRun) else parts_of(account.history)[-1].devices
+    if known is None:
+        raise InputError(f"{path} does not say how many devices it is of: write it behind the name, such as {path}@8")
+    return known
+
+
+def _remarks(rows: Sequence[MeasuredRun]) -> list[str]:
+    remarks = []
+    models = dict.fromkeys(row.model for row in rows)
+    if len(models) > 1:
+        remarks.append(f"the runs are of different models: {', '.join(models)}")
+    shares = {row.batch_size / row.devices for row in rows if row.batch_size}
+    if len(shares) > 1:
+        remarks.append(
+            f"a device had batches of {min(shares):g} to {max(shares):g} images: small ones are slower by themselves"
+        )
+    if rows[0].devices > 1:
+        remarks.append(f"the speed-up is over one device as {rows[0].name} has it, which is of {rows[0].devices}")
+    return remarks
