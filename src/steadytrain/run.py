@@ -49,6 +49,7 @@ from steadytrain.events import (
     Unreadable,
     read,
 )
+from steadytrain.format import count, percent
 
 try:
     import fcntl
@@ -89,6 +90,28 @@ def replace_file(path: Path, text: str) -> None:
             return
     with replacing(target, name=path) as part:
         part.write_bytes(data)
+
+
+def _runs_within(folder: Path) -> str:
+    """Name the runs in a folder that is none itself, the newest first; nothing where it has none."""
+    try:
+        recipes = sorted(folder.glob("*/recipe.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return ""
+    if not recipes:
+        return ""
+    names = ", ".join(f"{path.parent}{_best_of(path.parent)}" for path in recipes[:6])
+    more = f" and {len(recipes) - 6} more" if len(recipes) > 6 else ""
+    return f". It holds {count(len(recipes), 'run')}: {names}{more}; name one (steady report {folder} compares them)"
+
+
+def _best_of(folder: Path) -> str:
+    """Format a run's best accuracy for a list; nothing where it has none."""
+    try:
+        best = Run.open(folder).progress().best
+    except (RunError, OSError):
+        return ""
+    return "" if best is None else f" ({percent(best.top1, 1)})"
 
 
 @dataclass
@@ -228,7 +251,7 @@ class Run:
         try:
             text = (path / "recipe.json").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"{path} is not a run: it has no recipe.json") from None
+            raise RunError(f"{path} is not a run: it has no recipe.json{_runs_within(path)}") from None
         except OSError as error:
             raise RunError(f"cannot read {path / 'recipe.json'}: {error.strerror}") from error
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ import torch
 from tests.forked import start
 
 from steadytrain.cli import main
+from steadytrain.format import percent
+from steadytrain.run import Run
 
 QUICK = ["--model", "digits", "--epochs", "1", "--batch-size", "32", "--device", "cpu", "--set", "data.pad=1"]
 
@@ -233,6 +236,97 @@ def test_what_is_wrong_without_the_data_is_found_before_they_are_packed(
     _refused(output, 2, part)
     assert "packing" not in output.error
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--epochs", "0"], "budget.epochs is 0.0"),
+        (["--set", "optm.lr=1"], "Did you mean optim.lr?"),
+        (["--optimizer", "lamp"], "optim.name is 'lamp'"),
+        (["--optimizer", "lamb"], "Did you mean timm/lamb, with --lr?"),
+        (["--device", "gpu"], "parallel.device is 'gpu'; it must be auto, cpu, cuda or cuda:<number>"),
+        (["--price", "x"], "no price of an instance 'x' is known"),
+        (["--labels", "no.csv"], "--labels is no.csv: there is no such file"),
+        (["--schedule", "cosin"], "Did you mean cosine?"),
+    ],
+)
+def test_flags_are_checked_before_any_file_is_looked_at(
+    steady: Callable[..., Said], tmp_path: Path, words: list[str], part: str
+) -> None:
+    (tmp_path / "photos").mkdir()  # nothing could be read in it
+    for verb in ("train", "finetune"):
+        output = steady(verb, tmp_path / "photos", *words)
+        _refused(output, 2, part)
+        assert "reading" not in output.error
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("train a --lr 0,1", "--lr is '0,1'; it must be a number: 0.1, with a point"),
+        ("train a --batch-size 64MB", "--batch-size is '64MB'; it must be a whole number or auto, such as 64"),
+        ("train a --batch-size 1,024", "--batch-size is '1,024'; it must be a whole number or auto, such as 1024"),
+        ("train a --size 224x224", "--size is '224x224'; it must be a whole number: the side of the square, 224"),
+        ("train a --epochs ten", "--epochs is 'ten'; it must be a number"),
+        ("serve a --port http", "--port is 'http'; it must be a whole number"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_without_names_of_types(
+    steady: Callable[..., Said], words: str, line: str
+) -> None:
+    _refused(steady(*words.split()), 2, line)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("train photos lr=0.1", ["flags begin with dashes: --lr 0.1"]),
+        ("train photos epochs=3", ["--epochs 3"]),
+        ("train photos momentum=0.8", ["--set optim.momentum=0.8"]),
+        ("train photos label=class", ["the folders name the classes"]),
+        ("train data=photos model=resnet20", ["steady train photos"]),
+        ("train model=resnet20 data=photos", ["--model resnet20"]),
+        ("train photos --grad-accum 2", ["--set optim.accumulate"]),
+        ("predict run --source cat.jpg", ["steady predict RUN IMAGE"]),
+        ("export run --format onnx", ["-o model.onnx"]),
+        ("help", ["steady --help"]),
+        ("ls", ["steady report RUNS"]),
+        ("compare a b", ["steady report RUN RUN --compare"]),
+        ("tensorboard", ["steady watch RUN"]),
+        ("delete run", ["rm -r RUN"]),
+    ],
+)
+def test_words_of_other_tools_are_answered_with_ours(steady: Callable[..., Said], words: str, parts: list[str]) -> None:
+    _refused(steady(*words.split()), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    "words", ["--lr-base 0.2", "--lr0 0.2", "--seed-everything 3", "--batch 4", "--random-state 3"]
+)
+def test_words_that_are_exactly_ours_are_taken(steady: Callable[..., Said], words: str) -> None:
+    _refused(steady("train", ".", *words.split(), "--epochs", "0"), 2, "budget.epochs is 0.0")
+
+
+def test_numbers_of_a_list_need_no_brackets(steady: Callable[..., Said]) -> None:
+    _refused(steady("train", ".", "--set", "data.mean=0.5,0.5"), 2, "data.mean is (0.5, 0.5)")
+    _refused(steady("train", ".", "--set", "optim.betas=(0.9,2)"), 2, "optim.betas is (0.9, 2.0)")
+
+
+def test_a_folder_of_runs_in_place_of_a_run_lists_them(steady: Callable[..., Said], digits: Path) -> None:
+    assert steady("train", digits, *QUICK, "--run", "all/first").code == 0
+    shutil.copytree("all/first", "all/second")
+    best = Run.open("all/first").progress().best
+    assert best is not None
+    score = f"({percent(best.top1, 1)})"
+    for words in (
+        ["evaluate", "all"],
+        ["predict", "all", "x.jpg"],
+        ["resume", "all"],
+        ["export", "all", "-o", "x.onnx"],
+    ):
+        _refused(steady(*words), 2, "It holds 2 runs: ", f"all/first {score}", f"all/second {score}; name one")
 
 
 def test_of_a_flag_given_twice_the_last_one_counts(steady: Callable[..., Said], digits: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_dry_run_shows_the_files_and_commands_and_writes_nothing(
 
 def test_a_dry_run_writes_the_files_where_it_is_told_to(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["launch", "--on", "kubernetes", "--set", "image=me/x:1", "--set", "name=cats", "-o", "out", "--dry-run"]
-    assert main([*words, "--", "train", "/data/a.rec"]) == 0
+    assert main([*words, "--", "bandwidth"]) == 0
     output = capsys.readouterr()
     written = (work / "out" / "cats.yaml").read_text()
     assert written.strip() in output.out and output.err == "written: out/cats.yaml\n"
@@ -92,16 +92,104 @@ def test_asynchronous_ranks_get_a_password_that_no_plan_shows(
 
 def test_where_pods_cannot_get_a_password_unseen_a_secret_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["launch", "--on", "kubernetes", "--nodes", "2", "--set", "image=me/x:1", "--dry-run"]
-    asynchronous = ["--", "train", "/data/a.rec", "--engine", "async"]
+    asynchronous = ["--", "train", "s3://b/a.rec", "--run", "s3://b/runs/a", "--engine", "async"]
     assert main([*words, *asynchronous]) == 2
     assert "--set kubernetes.secret=NAME" in capsys.readouterr().err
     assert main([*words, "--set", "kubernetes.secret=ray", *asynchronous]) == 0
     assert "key: RAY_AUTH_TOKEN" in capsys.readouterr().out
 
 
+POD = ("--on", "k8s", "--set", "image=me/x:1", "--dry-run")
+CLAIM = ("--set", "kubernetes.claim=photos")
+MACHINES = ("--on", "skypilot", "--set", "image=me/x:1", "--dry-run")
+BUCKET = ("--set", "sky.mounts./data=s3://photos")
+MOUNT, COPY = ("--set", "kubernetes.mount=/mnt"), ("--set", "sky.workdir=.")
+
+
+@pytest.mark.parametrize(
+    ("place", "command", "wrong", "remedy"),
+    [
+        ([*POD, *CLAIM], "train cats --run runs/a", "cats and runs/a are", "/data/cats and --run /data/runs/a"),
+        ([*POD, *CLAIM], "train /data/cats", "runs is", "--run /data/runs/a"),
+        ([*POD, *CLAIM], "train /data/../cats --run /data/a", "/data/../cats is", "/data/cats"),
+        ([*POD, *CLAIM], "finetune /data/c --val /v --run /data/a", "/v is", "/data/v"),
+        ([*POD, *CLAIM], "finetune /data/c --weights w.pth --run /data/a", "w.pth is", "/data/w.pth"),
+        ([*POD, *CLAIM], "resume runs/a", "runs/a is", "/data/a"),
+        ([*POD, *CLAIM], "pack cats /data/cats.rec", "cats is", "/data/cats"),
+        (POD, "train /data/cats --run /data/a", "/data/cats and /data/a are", "kubernetes.claim=NAME"),
+        ([*POD, *CLAIM, *MOUNT], "train /mnt/c --run /data/a", "/data/a is", "--run /mnt/runs/a"),
+        (MACHINES, "train cats --run runs/a", "cats and runs/a are", "sky.mounts./data=s3://NAME"),
+        ([*MACHINES, *BUCKET], "train cats --run /data/a", "cats is", "/data/cats"),
+        ([*MACHINES, *BUCKET, *COPY], "train c --run r", "r is", "--run /data/runs/r"),
+        ([*MACHINES, *BUCKET, *COPY], "train ../c --run /data/r", "../c is", "/data/c"),
+        (["--on", "yarn", "--dry-run"], "train cats --run /nfs/a", "cats: a relative path", "folder=/PATH"),
+    ],
+)
+def test_data_and_runs_that_machines_do_not_share_are_refused_in_one_line(
+    place: list[str], command: str, wrong: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *place, "--", *command.split()]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"steady: {wrong}") and remedy in output.err and output.err.count("\n") == 1
+    assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*POD, *CLAIM, "--", "train", "/data/cats", "--run", "/data/a"],
+        [*POD, "--", "train", "s3://photos/cats", "--run", "s3://photos/runs/a"],
+        [*POD, *CLAIM, "--set", "folder=/data/me", "--", "train", "cats"],
+        [*POD, *CLAIM, "--set", 'mounted=["/opt"]', "--", "train", "/opt/cats", "--run", "/data/a"],
+        [*MACHINES, *BUCKET, *COPY, "--", "train", "cats", "--run", "/data/a"],
+        [*POD, "--", "python", "mine.py", "cats"],
+    ],
+)
+def test_data_and_runs_on_what_machines_share_are_launched(words: list[str]) -> None:
+    assert main(["launch", *words]) == 0
+
+
+def test_data_of_a_recipe_file_must_be_shared_as_well(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work / "cats.toml").write_text('[data]\ntrain = "photos"\n')
+    assert main(["launch", *POD, *CLAIM, "--", "train", "--recipe", "cats.toml", "--run", "/data/a"]) == 2
+    assert capsys.readouterr().err.startswith("steady: cats.toml and photos are not below /data")
+
+
+def test_slurm_is_asked_for_cores_and_what_is_not_asked_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", "--on", "slurm", "--procs", "4", "--dry-run"]
+    assert main([*words, "--set", "gpus=4", "--", "train", "a.rec"]) == 0
+    shown = capsys.readouterr().out
+    assert "#SBATCH --cpus-per-task=4\n" in shown and "srun --kill-on-bad-exit=1 --cpus-per-task=4 " in shown
+    assert "# note: each rank asks for 4 cores" in shown and "gpus is not set" not in shown
+    assert main([*words, "--", "train", "a.rec"]) == 0
+    shown = capsys.readouterr().out
+    assert "cpus-per-task" not in shown and "--set cpus=N asks for N" in shown and "gpus is not set" in shown
+    assert main([*words, "--set", 'slurm.options=["--gres=gpu:4", "--cpus-per-gpu=8"]', "--", "train", "a.rec"]) == 0
+    shown = capsys.readouterr().out
+    assert "cpus is not set" not in shown and "gpus is not set" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ((*POD, *CLAIM, "--set", "gpus=2", "--procs", "2", "--", "train", "/data/c", "--run", "/data/a"), "cpu: '8'"),
+        (("--on", "yarn", "--dry-run", "--procs", "3", "--", "train", "/c", "--run", "/a"), '"cpus": 3'),
+        (("--on", "yarn", "--dry-run", "--procs", "3", "--", "train", "/c", "--run", "/a"), '"memory": "12288"'),
+        ((*POD, *CLAIM, "--set", "gpus=4", "--", "train", "/data/c", "--run", "/data/a"), "1 of the 4 GPUs"),
+    ],
+)
+def test_ranks_of_other_schedulers_are_not_starved(
+    words: tuple[str, ...], asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *words]) == 0
+    assert asked in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--on", "kubernets", "--", "train", "a.rec"], "unknown launcher 'kubernets'"),
+        (["--on", "kubernets", "--", "train", "a.rec"], "Did you mean kubernetes?"),
         (["--", "trian", "a.rec"], "Did you mean train?"),
         (["--nodes", "two", "--", "train", "a.rec"], "--nodes 2:4"),
         (["--nodes", "4:2", "--hosts", "hosts", "--", "train", "a.rec"], "put the smaller number first"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import http.client
 import http.server
 import io
@@ -24,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_plus
 
 import numpy as np
 import pytest
@@ -39,7 +41,8 @@ from steadytrain.errors import InputError
 from steadytrain.export import containers
 from steadytrain.export.batching import PixelRoom
 from steadytrain.export.fetch import FetchError, fetch, is_allowed, parse_prefix
-from steadytrain.export.serve import LONG_TEXT, Settings, describe
+from steadytrain.export.payload import LONG_TEXT
+from steadytrain.export.serve import Service, Settings, describe
 from steadytrain.training import Trained, predict, restore
 
 if TYPE_CHECKING:
@@ -272,6 +275,156 @@ def test_forms_and_json_give_each_image_its_answer_or_its_error(
     assert reply.body["images"][2] == {"image": "images[2]", "classes": [], "error": "it is not base64"}
 
 
+def test_the_first_commands_that_people_type_work(server: Server, images: dict[str, Path]) -> None:
+    jpeg = images["large.jpg"].read_bytes()
+    expected = ask(server, "/predict?top=2", jpeg).body["images"][0]["classes"]
+    text = base64.b64encode(jpeg)
+    escaped = quote_plus(text.decode()).encode()
+    sent: list[tuple[str, bytes, str, str]] = [
+        ("POST", jpeg, "/predict?top=2", "application/x-www-form-urlencoded"),  # curl --data-binary
+        ("PUT", jpeg, "/predict?top=2", ""),  # curl -T
+        ("PUT", jpeg, "/predict/large.jpg?top=2", ""),  # curl -T to an address with a slash at its end
+        ("POST", jpeg, "/predict?top_k=2", "application/json"),  # a client's default
+        ("POST", jpeg, "/predictions/any?top=2", "text/plain"),  # TorchServe
+        ("POST", jpeg, "/invocations?top=2", "binary/octet-stream"),  # SageMaker
+        ("POST", b"image=%s&top=2" % text, "/predict", "application/x-www-form-urlencoded"),  # curl -d, a bare plus
+        ("POST", b"top=2&image=%s" % escaped, "/predict", "application/x-www-form-urlencoded"),
+        ("POST", text, "/predict?top=2", "text/plain"),
+        ("POST", b"data:image/jpeg;base64," + base64.encodebytes(jpeg), "/predict?top=2", "text/plain"),
+        ("POST", b'{"image": "%s", "top": 2}' % text, "/predict", ""),
+    ]
+    for method, body, path, kind in sent:
+        reply = ask(server, path, body, kind=kind, method=method)
+        assert reply.status == 200 and reply.body["images"][0]["classes"] == expected, (method, path, kind)
+
+
+def test_a_field_of_a_form_may_hold_base64(server: Server, images: dict[str, Path]) -> None:
+    png = images["clear.png"].read_bytes()
+    expected = ask(server, "/predict?top=1", png).body["images"][0]["classes"]
+    body, kind = form(image=base64.encodebytes(png).decode(), top="1")
+    assert ask(server, "/predict", body, kind=kind).body["images"] == [
+        {"image": "image", "classes": expected, "error": None}
+    ]
+
+
+def _spelled(data: bytes) -> dict[str, str]:
+    """Base64 as the libraries of several languages write it."""
+    plain = base64.b64encode(data).decode()
+    return {
+        "plain": plain,
+        "lines": base64.encodebytes(data).decode(),
+        "CRLF": "\r\n".join(plain[start : start + 64] for start in range(0, len(plain), 64)),
+        "of addresses": base64.urlsafe_b64encode(data).decode(),
+        "unpadded": base64.urlsafe_b64encode(data).decode().rstrip("="),
+        "data:": f"data:image/png;charset=binary;base64,{plain}",
+    }
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_base64_is_taken_as_libraries_write_it(
+    server: Server, images: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    picture = Image.open(images["large.jpg"]).resize((30, 20) if name == "small" else (300, 200))
+    picture.save(tmp_path / "picture.png")
+    data = (tmp_path / "picture.png").read_bytes()
+    assert (len(data) < LONG_TEXT / 2) == (name == "small")
+    expected = ask(server, "/predict?top=1", data).body["images"][0]["classes"]
+    for spelling, text in _spelled(data).items():
+        keys: list[dict[str, Any]] = [{"image": text}, {"images": text}, {"images": [text]}, {"inputs": text}]
+        keys += [{"instances": [{"b64": text}]}, {"instances": [{"image_bytes": {"b64": text}}]}, {"data": text}]
+        for document in keys:
+            for body in (json.dumps(document | {"top": 1}), "\ufeff" + json.dumps(document | {"top": 1}, indent=1)):
+                reply = ask(server, "/predict", body.encode(), kind="application/json")
+                assert reply.status == 200, (spelling, document.keys(), reply)
+                assert reply.body["images"][0]["classes"] == expected
+    reply = ask(server, "/predict", json.dumps({"image": data[:40].hex() + "!"}).encode(), kind="application/json")
+    assert (reply.status, reply.body["error"]) == (422, "it is not base64")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate"])
+def test_bodies_may_be_compressed(server: Server, images: dict[str, Path], encoding: str) -> None:
+    jpeg = images["large.jpg"].read_bytes()
+    expected = ask(server, "/predict", jpeg).body
+    pack = zlib.compress if encoding == "deflate" else gzip.compress
+    assert ask(server, "/predict", pack(jpeg), content_encoding=encoding).body == expected
+    if encoding != "deflate":
+        assert ask(server, "/predict", pack(jpeg[:999]) + pack(jpeg[999:]), content_encoding=encoding).body == expected
+
+
+def _answer(service: Service, method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
+    """Status and headers of an answer of an application whose model is not loaded."""
+    sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": sent,
+        "query_string": b"",
+        "http_version": "1.1",
+    }
+    start: dict[str, Any] = {}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        start.update(message if message["type"] == "http.response.start" else {})
+
+    async def answer() -> None:
+        await service.app(scope, receive, send)
+
+    asyncio.run(answer())
+    return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}
+
+
+def test_pages_of_an_allowed_origin_may_use_the_server(trained: Trained) -> None:
+    shop, other = "http://shop.example", "http://evil.example"
+    asks = {"access_control_request_method": "POST", "access_control_request_headers": "content-type,authorization"}
+    settings = Settings(threads=1, token=TOKEN, allow_origins=(shop,))
+    service = Service(lambda: trained, settings, hosts=None)
+    status, headers = _answer(service, "OPTIONS", "/predict", origin=shop, **asks)
+    assert status == 200 and headers["access-control-allow-origin"] == shop
+    assert (
+        "POST" in headers["access-control-allow-methods"] and "authorization" in headers["access-control-allow-headers"]
+    )
+    status, headers = _answer(service, "OPTIONS", "/predict", origin=other, **asks)
+    assert status == 400 and "access-control-allow-origin" not in headers
+    assert _answer(service, "GET", "/ready", origin=shop)[1]["access-control-allow-origin"] == shop
+    assert "access-control-allow-origin" not in _answer(service, "GET", "/ready", origin=other)[1]
+    plain = Service(lambda: trained, Settings(threads=1, token=TOKEN), hosts=None)
+    status, headers = _answer(plain, "OPTIONS", "/predict", origin=shop, **asks)
+    assert status == 405 and "access-control-allow-origin" not in headers
+    for wrong in ("shop.example", "http://shop.example/page", "null", ""):
+        with pytest.raises(InputError, match="--allow-origin is"):
+            Settings(threads=1, allow_origins=(wrong,))
+
+
+def test_the_interface_is_described_for_programs_and_people(server: Server, images: dict[str, Path]) -> None:
+    document = ask(server, "/openapi.json", authorization="").body
+    assert document["openapi"].startswith("3.1") and document["paths"]["/predict"]["post"]["security"] == [
+        {"token": []}
+    ]
+
+    def resolve(reference: str) -> Any:
+        value = document
+        for key in reference.removeprefix("#/").split("/"):
+            value = value[key]
+        return value
+
+    references = re.findall(r'"\$ref": "([^"]+)"', json.dumps(document))
+    assert references and all(resolve(reference) for reference in references)
+    schemas = document["components"]["schemas"]
+    answer = ask(server, "/predict", images["small.jpg"].read_bytes()).body
+    assert set(schemas["Answer"]["required"]) == answer.keys()
+    assert set(schemas["Image"]["required"]) == answer["images"][0].keys()
+    assert set(schemas["Model"]["required"]) <= ask(server, "/model").body.keys()
+    for path, methods in document["paths"].items():
+        assert ask(server, path).status == (405 if "get" not in methods else 200), path
+    page = ask(server, "/docs", authorization="").body
+    assert all(path in page for path in document["paths"]) and "curl -T cat.jpg" in page
+    assert not re.findall(r"(?:src|href)=.(?:https?:)?//", page) and "<script" not in page
+
+
 def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[str, Path]) -> None:
     alone = ask(server, "/predict", images["large.jpg"].read_bytes()).body["images"][0]["classes"]
     names = ["1.jpg", "moved", "out", "huge"]
@@ -317,27 +470,30 @@ def test_what_a_client_does_wrong_is_a_status_and_one_line(server: Server, image
     jpeg = images["large.jpg"].read_bytes()
     many, kind = form(*[("a.jpg", jpeg[:100])] * (MAX_IMAGES + 1))
     unnamed, _ = form(("a.jpg", jpeg))
-    text, _ = form(image="photo.jpg")
+    text, _ = form(top="3")
     json_kind = "application/json"
     cases: list[tuple[Reply, int, str]] = [
         (ask(server, "/predict", jpeg, authorization="Bearer wrong"), 401, "needs a token"),
         (ask(server, "/predict", jpeg, authorization=""), 401, "Authorization: Bearer TOKEN"),
         (ask(server, "/nothing"), 404, "no such page"),
         (ask(server, "/predict"), 405, "GET is not allowed"),
-        (ask(server, "/predict", jpeg, method="PUT"), 405, "PUT is not allowed"),
-        (ask(server, "/predict", jpeg, kind="application/x-www-form-urlencoded"), 415, "send image/jpeg"),
+        (ask(server, "/", jpeg), 405, "POST is not allowed here: images go to POST /predict, as curl -T cat.jpg"),
+        (ask(server, "/cat.jpg", jpeg, method="PUT"), 404, "images go to POST /predict"),
+        (ask(server, "/predict", jpeg[2:], kind="application/x-www-form-urlencoded"), 422, "curl -d changes"),
+        (ask(server, "/predict", method="OPTIONS", origin="http://shop.example"), 405, "--allow-origin"),
+        (ask(server, "/predict", jpeg, content_encoding="br"), 415, "send the body plain, or as gzip"),
+        (ask(server, "/predict", jpeg, content_encoding="gzip"), 400, "the body is not gzip"),
+        (ask(server, "/predict", gzip.compress(jpeg)[:-20], content_encoding="gzip"), 400, "cut short"),
+        (ask(server, "/predict", gzip.compress(bytes(9 * MAX_BYTES)), content_encoding="gzip"), 413, "more than"),
         (ask(server, "/predict", b""), 400, "the body is empty"),
         (ask(server, "/predict", b"{", kind=json_kind), 400, "not JSON"),
         (ask(server, "/predict", b"[" * 50_000, kind=json_kind), 400, "not JSON"),
         (ask(server, "/predict", b"[]", kind=json_kind), 400, "must be a JSON object"),
-        (ask(server, "/predict", b'{"images": "x"}', kind=json_kind), 400, "images must be a list of strings"),
+        (ask(server, "/predict", b'{"images": [1]}', kind=json_kind), 400, "images must be a list of strings"),
+        (ask(server, "/predict", b'{"instances": [[[0.1]]]}', kind=json_kind), 400, "an image's file in base64"),
         (ask(server, "/predict", b'{"top": 3}', kind=json_kind), 400, "no image"),
-        (
-            ask(server, "/predict", b'{"image": "aGk="}', kind=json_kind),
-            400,
-            "its keys: 'image'. Please send \"images\"",
-        ),
-        (ask(server, "/predict", text, kind=kind), 400, "its keys: 'image'. Please send files, as curl -F images=@"),
+        (ask(server, "/predict", b'{"top": 1}', kind=json_kind), 400, "its keys: 'top'. Please send \"image\": BASE64"),
+        (ask(server, "/predict", text, kind=kind), 400, "its keys: 'top'. Please send files, as curl -F image=@"),
         (ask(server, "/predict", unnamed, kind="multipart/form-data"), 400, "boundary"),
         (ask(server, "/predict", b"nonsense", kind="multipart/form-data; boundary=x"), 400, "cannot be read"),
         (ask(server, "/predict", many[:900], kind=kind), 400, "its end is missing"),

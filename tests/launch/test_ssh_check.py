@@ -14,7 +14,8 @@ import pytest
 
 from steadytrain import __version__
 from steadytrain.errors import InputError
-from steadytrain.launch import Job
+from steadytrain.launch import Job, render
+from steadytrain.launch.job import Ssh
 from steadytrain.launch.ssh import Answer, check_program, judge, require_same_torch
 
 JOB = Job(words=("train", "a.rec"), python="/opt/python", port=29500)
@@ -51,6 +52,7 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
         (_answer(steadytrain="0.9"), "steadytrain is 0.9 there and 1.0 here"),
         (_answer(torch=None, torch_error="ImportError: libcuda"), "cannot load torch (ImportError: libcuda)"),
         (_answer(folder=False), "--sync FOLDER copies it"),
+        (_answer(missing=["/photos"]), "/photos does not exist there: copy it there, --sync FOLDER copies"),
         (_answer(address=None), "--set address=10.0.0.1"),
         (_answer(address="127.0.1.1"), "which other machines cannot reach"),
         (_answer(busy=True), "port 29500 is in use"),
@@ -60,6 +62,22 @@ def test_what_is_wrong_is_named_with_the_remedy(answer: Answer, message: str) ->
     with pytest.raises(InputError) as caught:
         judge(JOB, answer, "1.0", several=True)
     assert str(caught.value).startswith("gpu1: ") and message in str(caught.value)
+
+
+def test_a_machine_without_the_data_is_found_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    job = Job(words=("train", "photos"), hosts=("gpu1",), folder=str(tmp_path), inputs=("photos", "more", "/no/val"))
+    program = render("ssh", job).stages[0].commands[0].stdin
+    done = subprocess.run([sys.executable, "-"], input=program, text=True, capture_output=True, check=True, cwd="/")
+    facts = json.loads(done.stdout.partition("steadytrain check ")[2])
+    assert facts["missing"] == [str(tmp_path / "more"), "/no/val"]
+
+
+def test_paths_of_several_files_and_copied_ones_are_left_to_the_command(tmp_path: Path) -> None:
+    job = Job(words=("train", "a"), hosts=("gpu1",), inputs=("a", "/s/x-{0..9}.tar", "/s/a.rec"), ssh=Ssh(sync="cats"))
+    assert "'paths': ['/s/a.rec']" in render("ssh", job).stages[0].commands[0].stdin
+    with pytest.raises(InputError, match=r"\.\./photos lies outside of the working directory"):
+        render("ssh", replace(job, inputs=("../photos",)))
 
 
 def test_machines_with_different_torches_do_not_train_together() -> None:

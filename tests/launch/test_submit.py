@@ -212,10 +212,10 @@ def test_a_scheduler_gets_the_file(work: Path) -> None:
 
 def test_a_scheduler_that_refuses_is_quoted(work: Path) -> None:
     path = _stand_in(work, "kubectl", "echo forbidden >&2; exit 1")
-    done = _launch("--on", "kubernetes", "--set", "image=a", "--", "train", "a.rec", PATH=path)
+    done = _launch("--on", "kubernetes", "--set", "image=a", "--", "bandwidth", PATH=path)
     assert done.returncode == 1 and "kubectl rejected the job (exit code 1): forbidden" in done.stderr
 
 
 def test_a_scheduler_that_is_not_there(work: Path) -> None:
-    done = _launch("--on", "yarn", "--", "train", "a.rec", PATH="/nowhere")
+    done = _launch("--on", "yarn", "--", "bandwidth", PATH="/nowhere")
     assert done.returncode == 2 and "yarn is not installed here" in done.stderr

@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-import re
 import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.errors import InputError, SteadyError, did_you_mean, storage_error
+from steadytrain.cli.worded_errors import assignment_hint, examples, worded_errors
+from steadytrain.errors import InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.process import share_cores
 
@@ -272,55 +272,26 @@ def _own_words(words: Sequence[str]) -> list[str]:
     from steadytrain.cli.console import note
     from steadytrain.cli.options import translate
 
+    if len(words) > 1 and (hint := assignment_hint(words[0], words[1], (), True)):
+        raise InputError(f"{words[1]} is in the manner of another tool{hint}")
     words, notes = read_augmentation(words)
     for line in notes:
         note(line)
     return translate(words)
 
 
-@contextmanager
-def _worded_errors(verb: str) -> Iterator[None]:
+def _worded_errors(verb: str) -> AbstractContextManager[None]:
     """Turn the parser's errors into InputError, with what a user should type instead."""
-    from cyclopts import CycloptsError
-    from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-    try:
-        yield
-    except UnknownOptionError as error:
-        word = error.token.keyword or error.token.value
-        arguments = error.argument_collection
-        names = [
-            name for argument in arguments for name in argument.names if name in argument.names[:1] or "--no-" in name
-        ]
-        raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, names)}") from None
-    except UnknownCommandError:
-        near = did_you_mean(SAME_VERBS.get(verb, verb), VERBS) or f" There are: {', '.join(VERBS)}."
-        raise InputError(f'Unknown command "{verb}".{near}') from None
-    except UnusedCliTokensError as error:
-        tokens = " ".join(error.unused_tokens or ())
-        raise InputError(f"one argument too many: {tokens} (quote a path that has spaces)") from None
-    except CycloptsError as error:
-        raise InputError(str(error)) from None
+    def function_of(verb: str) -> Callable[..., object]:
+        function = app()[verb].default_command
+        assert function is not None
+        return function
 
+    def names_of(verb: str) -> list[str]:
+        return [name for argument in app()[verb].assemble_argument_collection() for name in argument.names]
 
-def _flag_hint(verb: str, word: str, names: Sequence[str]) -> str:
-    """Return what an unknown flag is called here, what there is instead, or which known one is near."""
-    from steadytrain.cli.options import flag_of
-    from steadytrain.config.synonyms import advice, synonym
-
-    if (key := synonym(word)) and (flag := flag_of(key)) in names:
-        return f" Did you mean {flag}?"
-    about = advice(word) if verb in RECIPE_VERBS else ""
-    plain = [name.lstrip("-") for name in names if name.startswith("--")]
-    near = did_you_mean(word.lstrip("-"), plain, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
-    return about or near or f" steady {verb} --help shows all."
-
-
-def examples(docstring: str) -> tuple[str, list[str]]:
-    """Return the text of a verb's docstring, and the commands under its heading Examples."""
-    text, *sections = re.split(r"^(\w+):\n", docstring, flags=re.MULTILINE)
-    lines = dict(zip(sections[::2], sections[1::2], strict=True)).get("Examples", "").splitlines()
-    return text.strip(), [line.strip() for line in lines if line.strip()]
+    return worded_errors(verb, tuple(VERBS), SAME_VERBS, function_of, names_of, verb in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:

@@ -22,6 +22,9 @@ from steadytrain.errors import InputError
 if TYPE_CHECKING:
     from steadytrain.launch import Job
 
+_RUNS = "runs"
+"""The folder in which runs lie by default."""
+
 
 def launch(
     *command: Annotated[str, Parameter(name="COMMAND", allow_leading_hyphen=True)],
@@ -65,7 +68,7 @@ def launch(
         steady launch --procs 2 -- train cats.rec --run runs/a
         steady launch --hosts hosts --sync cats -- train cats.rec --run runs/a
         steady launch --on slurm --nodes 4 --procs 8 --set minutes=240 -- train cats.rec --run runs/a
-        steady launch --on kubernetes --nodes 4 --set image=me/steady:1 --dry-run -- train /data/cats.rec --run /data/a
+        steady launch --on kubernetes --set image=me/x:1 --set kubernetes.claim=c -- train /data/a.rec --run /data/r
     """
     from steadytrain.launch import render
     from steadytrain.launch.plan import plan_text
@@ -86,10 +89,12 @@ def launch(
     values |= dict(parse_setting(text, example="slurm.partition=gpu") for text in set)
     place, described = job_for(command, on, job, values)
     _require_understood(described.words)  # before anything is written or submitted
-    described = _with_password(place, described)
+    described = _with_password(place, _with_paths(described))
     plan = render(place, described)
     folder = output or Path("launch") / described.name
     about = {"on": place, "name": described.name, "ranks": described.size}
+    if place == "slurm" or (place == "mpi" and described.hosts):
+        warn_of_local_folders(described)
     if dry_run:
         written = write_files(plan, folder) if output else []
         if json:
@@ -106,8 +111,6 @@ def launch(
             f"--json with --on {place}: standard output belongs to rank 0; put --json after the two dashes, or use "
             "--dry-run"
         )
-    if place == "slurm":
-        warn_of_local_folder(described.words)
     if not is_submitted:
         for remark in plan.notes:
             note(remark)
@@ -159,19 +162,49 @@ def _set_password(job: Job) -> None:
             os.environ.setdefault(PASSWORD, make_password())
 
 
-def warn_of_local_folder(words: tuple[str, ...]) -> None:
-    """Say so where a run's folder would lie on a disk of this machine, which the machines of a job do not see."""
-    if words[0] not in TRAINING_VERBS:
-        return
-    arguments = parse(words)
-    options = arguments.get("options", TrainingOptions())
-    folder = arguments.get("run") or options.run
-    place = places(Path("/"), os.environ)["here"]
-    if (folder is None or not Path(folder).is_absolute()) and place.network is False:
-        named = "--run is not set" if folder is None else f"the run folder {folder} is relative"
+def _with_paths(job: Job) -> Job:
+    """Add the paths that a verb of ours reads and writes to a job, unless it names its own."""
+    from steadytrain.launch.job import is_python
+    from steadytrain.launch.shared import is_path
+
+    if is_python(job.words[0]) or job.inputs or job.outputs:
+        return job
+    arguments = parse(job.words)
+    options = arguments.get("options")
+    inputs, outputs = [], []
+    if job.words[0] == "pack":
+        *inputs, output = arguments["places"]
+        outputs = [output]
+    elif job.words[0] == "resume":
+        outputs = [arguments["run"]]
+    elif job.words[0] in TRAINING_VERBS:
+        options = options or TrainingOptions()
+        file = options.recipe if options.recipe is not None and not options.recipe.exists() else None
+        keys = ("data.train", "data.val", "data.root", "data.labels", "data.classes", "model.weights")
+        inputs = [arguments.get("data"), options.recipe, *([] if file else map(options.value, keys))]
+        outputs = [options.run or _RUNS]
+    return replace(
+        job,
+        inputs=tuple(str(path) for path in inputs if path and is_path(str(path))),
+        outputs=tuple(path for path in outputs if is_path(path)),
+    )
+
+
+def warn_of_local_folders(job: Job) -> None:
+    """Say which paths of a job lie on a disk of this machine, which its other machines do not see."""
+    paths = dict.fromkeys((*job.inputs, *job.outputs))
+    for path, place in places(Path("/"), os.environ, *paths).items():
+        if path not in paths or place.network is not False:
+            continue
+        is_output = path in job.outputs
+        if not (Path(path).exists() or (is_output and (Path(path).parent.exists() or not Path(path).is_absolute()))):
+            continue  # what is not here at all may well be there
+        is_default = is_output and path == _RUNS and not any(word.startswith("--run") for word in job.words)
+        named = f"--run is not set, and {Path(path).absolute()}" if is_default else path
+        remedy = "set --run to" if is_output and job.words[0] != "pack" else "move it to"
         note(
-            f"warning: {named}, and {place.path} is on {place.kind}, a disk of this machine: unless the job's machines"
-            " share it, set --run to a folder on shared storage"
+            f"warning: {named} is on {place.kind}, a disk of this machine: unless the job's machines share it,"
+            f" {remedy} a folder on shared storage"
         )
 
 
@@ -187,11 +220,11 @@ def read_hosts_file(path: Path) -> tuple[str, ...]:
 
 def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values: dict[str, Any]) -> tuple[str, Job]:
     """Return the launcher and the job: defaults for the place, under the file's values, flags, and ``--set``."""
-    from steadytrain.launch import Job
+    from steadytrain.launch import Job, launcher_name
 
     table = read_table(file, "a job file") if file else {}
     in_file = table.pop("on", None)
-    place = on or in_file or ("ssh" if "hosts" in table or "hosts" in values else "local")
+    place = on or (in_file and launcher_name(in_file)) or ("ssh" if "hosts" in table or "hosts" in values else "local")
     if command or "words" not in table:
         table["words"] = command
     for key, value in values.items():

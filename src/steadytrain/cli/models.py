@@ -57,6 +57,7 @@ def models(
         from steadytrain.models.counts import counts
         from steadytrain.models.registry import catalogue
 
+        pattern = None if pattern in ("list", "ls", "all") else pattern  # as other tools have it
         entries = catalogue(pattern or "", tags=weights)
     with progress_once_known("counting", unit="models") as advance:
         counted = counts(entries, most=None if all else MAX_COUNTED, progress=advance)

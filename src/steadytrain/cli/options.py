@@ -9,10 +9,10 @@ import json as json_module
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
@@ -397,8 +397,10 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     (('optim.lr', 0.1), ('optim.name', 'adamw'), ('data.flip', False))
     >>> parse_setting("optim.ema=none"), parse_setting("data.augment=none")  # nothing; the word, where it is a choice
     (('optim.ema', None), ('data.augment', 'none'))
-    >>> parse_setting("model.freeze=conv_stem,blocks.0")  # a list of words needs neither brackets nor quotes
+    >>> parse_setting("model.freeze=conv_stem,blocks.0")  # a list needs neither brackets nor quotes
     ('model.freeze', ['conv_stem', 'blocks.0'])
+    >>> parse_setting("data.mean=0.5,0.5,0.5")
+    ('data.mean', [0.5, 0.5, 0.5])
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -412,6 +414,10 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     hint = get_type_hints(owner).get(name) if is_dataclass(owner) else None
     if hint == tuple[str, ...]:
         return key, list(split_transforms(value)) if name == "transforms" else value.split(",")
+    kinds = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple]
+    if kinds and re.fullmatch(r"[\d.eE+,\s()-]+", value):  # 0.5,0.5,0.5
+        with suppress(ValueError):
+            return key, [json_module.loads(part) for part in value.strip(" ()").split(",") if part.strip()]
     words = get_args(hint)
     return key, None if value in ("none", "None") and value not in words else value
 

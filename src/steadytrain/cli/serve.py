@@ -44,6 +44,7 @@ def serve(
     token: str | None = None,
     allow_url: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     allow_private: bool = False,
+    allow_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     json_log: bool = False,
     weights: Which = "best",
     model: ModelName = None,
@@ -75,6 +76,8 @@ def serve(
         token: Clients have to send Authorization: Bearer TOKEN (default: the variable STEADYTRAIN_TOKEN, if it is set).
         allow_url: Fetch images that requests name by address, below this one; may be given several times.
         allow_private: Fetch them also from addresses inside a network.
+        allow_origin: Let web pages of this origin use the server (CORS), such as http://localhost:3000; * for all; may
+            be given several times.
         json_log: Write a line of JSON for each request on standard error.
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
         precision: Number format (default: as in the run, else fp32).
@@ -108,6 +111,7 @@ def serve(
         token=os.environ.get("STEADYTRAIN_TOKEN") or None if token is None else token,
         allow_urls=allow_url,
         allow_private=allow_private,
+        allow_origins=tuple(origin.rstrip("/").lower() for origin in allow_origin),
         json_log=json_log,
     )
     pretrained = find_pretrained(place)
@@ -153,8 +157,8 @@ def _flags(settings: Settings, more: Mapping[str, object]) -> list[str]:
         flag = f"--{name.replace('_', '-')}"
         if name in ("threads", "token") or value == usual[name]:
             continue
-        if name == "allow_urls":
-            words += [word for url in settings.allow_urls for word in ("--allow-url", url)]
+        if name in ("allow_urls", "allow_origins"):
+            words += [word for item in value for word in (flag[:-1], item)]
         else:
             words += [flag] if value is True else [flag, str(value)]
     return words

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folder
+from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
 from steadytrain.cli.options import FLAGS, TrainingOptions, parse_setting, read_table, require_range
 from steadytrain.cli.train import TrainingData, recipe_for
 from steadytrain.config.factories import FACTORY
@@ -96,7 +96,8 @@ def sweep(
     if place is not None and place[0] == "slurm":
         if spec.search is not None:
             raise InputError("a search waits for its runs, and an array is only submitted: use --hosts, or drop --on")
-        warn_of_local_folder(("resume", str(folder)))
+        inputs = () if data is None or "://" in data else (data,)
+        warn_of_local_folders(replace(place[1], inputs=inputs, outputs=(str(folder),)))
     shared = replace(options, recipe=recipe, run=None)
     if place is not None:  # the job says how many ranks there are
         shared = replace(shared, procs=None, set=(*shared.set, "parallel.procs=none"))

@@ -18,10 +18,12 @@ from steadytrain.cli.console import Console, Stream, note, print_text, progress_
 from steadytrain.cli.explain import head_lines, print_explained
 from steadytrain.cli.options import TrainingOptions, read_table, require_range
 from steadytrain.config import Model, Parallel, Recipe
+from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
+from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
-from steadytrain.errors import InputError, RankLostError, RunError, SteadyError, did_you_mean
+from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, did_you_mean
 from steadytrain.events import Ended, Evaluated, Noticed, Started
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
@@ -461,7 +463,9 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
     if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     require_there(train)
-    for flag, key in (("--val", "data.val"), ("--weights", "model.weights")):
+    _require_possible(options, finetune=finetune)
+    files = {"--val": "data.val", "--weights": "model.weights", "--classes": "data.classes", "--labels": "data.labels"}
+    for flag, key in files.items():
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
             folder = Path(file).parent
@@ -483,6 +487,19 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
             say=note,
             progress=advance,
         )
+
+
+def _require_possible(options: TrainingOptions, *, finetune: bool) -> None:
+    """Refuse values that no data make possible, before any are read. Raises InputError."""
+    for small in (False, True):  # what suits neither the defaults of photographs nor those of small images
+        try:
+            recipe = options.recipe_over(usual_recipe("data", finetune=finetune, small=small))
+        except RecipeError:
+            if small:
+                raise
+        else:
+            known_price(recipe.parallel.price)
+            return
 
 
 def _size_words(data: Path) -> str:

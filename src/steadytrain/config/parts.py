@@ -29,6 +29,12 @@ OPTIMIZERS = (
 )
 """Names of the optimizers that are built in; those of timm are ``timm/NAME``, the user's own ``pkg.mod:factory``."""
 
+TIMM_OPTIMIZERS = (
+    *("adabelief", "adafactor", "adahessian", "adamp", "adan", "adopt", "lamb", "lambc", "laprop", "lars", "lion"),
+    *("madgrad", "mars", "momentum", "nadamw", "nesterov", "novograd", "radamw", "rmsproptf", "sgdp", "sgdw"),
+)
+"""Those of timm that are asked for by their bare names."""
+
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 Layout = Literal["channels-last", "channels-first"]
@@ -266,7 +272,9 @@ class Optim:
             object.__setattr__(self, "nesterov", self.name != "sgd")
         is_other = self.name.startswith("timm/") or FACTORY.fullmatch(self.name)
         if self.name not in OPTIMIZERS and not is_other:
-            near = did_you_mean(self.name, OPTIMIZERS)
+            name = re.sub(r"[-_ ]", "", self.name.lower())
+            near = f" Did you mean timm/{name}, with --lr?" if name in TIMM_OPTIMIZERS else ""
+            near = near or did_you_mean(name, OPTIMIZERS)
             known = ", ".join(OPTIMIZERS)
             raise RecipeError(
                 f"optim.name is {self.name!r}; it must be one of {known}, timm/NAME or pkg.mod:factory.{near}"
@@ -470,6 +478,8 @@ class Parallel:
         if isinstance(self.price, int | float) and not isinstance(self.price, bool):  # price = 2.40 in a recipe file
             object.__setattr__(self, "price", f"{self.price:g}")
         check_types(self, "parallel")
+        is_device = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4}(,[0-9]{1,4})*)?", self.device)
+        require(bool(is_device), "parallel.device", self.device, "auto, cpu, cuda or cuda:<number>")
         procs = self.procs
         require(not isinstance(procs, int) or 1 <= procs <= 256, "parallel.procs", procs, "1 to 256, or auto")
         require(0 <= self.restarts <= 1000, "parallel.restarts", self.restarts, "0 to 1000")

@@ -311,10 +311,11 @@ _NETWORK_FUSE = re.compile(
 _Mount = tuple[str, str, str]  # where, which file system, and the device's number
 
 
-def places(root: Path, environment: Mapping[str, str]) -> dict[str, Place]:
+def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str, Place]:
     """Collect the facts about the folders that training uses, by what they are for.
 
-    ``here``, ``cache``, ``weights`` (where the hub's client keeps them), ``temporary``, ``shm``.
+    ``here``, ``cache``, ``weights`` (where the hub's client keeps them), ``temporary``, ``shm``; ``others`` are paths,
+    which are called by themselves.
     """
     hub, home, user = environment.get("HF_HUB_CACHE"), environment.get("HF_HOME"), facts.user_cache(environment)
     try:
@@ -327,6 +328,7 @@ def places(root: Path, environment: Mapping[str, str]) -> dict[str, Place]:
         "weights": Path(hub) if hub else Path(home) / "hub" if home else user and user / "huggingface/hub",
         "temporary": Path(tempfile.gettempdir()),
         "shm": root / "dev/shm" if (root / "dev/shm").is_dir() else None,
+        **{path: Path(path) for path in others},
     }
     mounts: list[_Mount] = []  # in the order in which they came: of two on one place the later one counts
     for line in (read(root / "proc/self/mountinfo") or "").splitlines():

@@ -11,7 +11,6 @@ connection is closed: closed at once, it would be reset, and the client might ne
 from __future__ import annotations
 
 import asyncio
-import binascii
 import contextlib
 import functools
 import hashlib
@@ -22,7 +21,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
@@ -31,15 +30,30 @@ from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.errors import InputError, did_you_mean
+from steadytrain.errors import InputError
 from steadytrain.export.batching import Answer, Batcher, BusyError, PassError, TooManyPixelsError
 from steadytrain.export.fetch import FetchError, fetch, parse_prefix
+from steadytrain.export.openapi import description_of_api, page_of_api
+from steadytrain.export.payload import (
+    HOW,
+    KEYS,
+    Posted,
+    inflated,
+    read_body,
+    read_form,
+    refusal,
+    require_options,
+    too_large,
+    too_many_images,
+    valid,
+)
 from steadytrain.models.registry import licence_note
 from steadytrain.reports.charts import TEMPLATES
 from steadytrain.reports.live import guarded
@@ -48,16 +62,20 @@ from steadytrain.training import Trained
 
 MAX_HELD_BYTES = 256 * 2**20
 """Of all requests at hand, unless one request may have more: what is beyond gets 429."""
-LONG_TEXT = 4096
-"""Characters of base64 from which an image is taken out of a JSON body before the rest of it is parsed."""
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 """How long, and how much of, a request is read that was answered before its end."""
 FETCHES = 8  # addresses that are read at the same time, for all requests
 DROPPED = 499  # as nginx has it: the client went away
-OPEN_PATHS = ("/", "/page.css", "/serve.css", "/serve.js", "/health", "/ready")
+PAGE_FILES = ("/", "/docs", "/page.css", "/serve.css", "/serve.js")
+OPEN_PATHS = (*PAGE_FILES, "/openapi.json", "/health", "/ping", "/ready")
 """Paths that need no token: the page without anything of the model, and health probes."""
 ROUTES = (*OPEN_PATHS, "/predict", "/model", "/metrics")
-KEYS = ("images", "urls", "top", "threshold")
+PREDICT_PATHS = (
+    *("/predict", "/predict/", "/predict/{name}", "/invocations"),
+    *("/predictions/{name}", "/v1/models/{name}:predict"),
+)
+"""Ours; curl -T adds the file's name after a slash; then those of SageMaker, TorchServe and TensorFlow Serving."""
+_PREDICT = re.compile("|".join(re.sub(r"\{name\}", "[^/]+", path) for path in PREDICT_PATHS))
 STAGES = ("queue", "decode", "network")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -79,6 +97,7 @@ class Settings:
         token: that clients send as ``Authorization: Bearer TOKEN``; None: everybody is answered.
         allow_urls: prefixes of addresses that images may be fetched from.
         allow_private: also where they are inside a network.
+        allow_origins: origins of web pages that may use the server (CORS); ``*``: of all.
         json_log: write a line of JSON for each request on standard error.
 
     Raises:
@@ -97,6 +116,7 @@ class Settings:
     token: str | None = None
     allow_urls: tuple[str, ...] = ()
     allow_private: bool = False
+    allow_origins: tuple[str, ...] = ()
     json_log: bool = False
 
     def __post_init__(self) -> None:
@@ -122,6 +142,14 @@ class Settings:
             raise InputError("--token is empty, or has other than printable ASCII characters: choose another one")
         for prefix in self.allow_urls:
             parse_prefix(prefix)
+        for origin in self.allow_origins:
+            if origin != "*" and not re.fullmatch(
+                r"[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:\d+)?|https?://\[[0-9a-f:]+\](:\d+)?", origin
+            ):
+                raise InputError(
+                    f"--allow-origin is {origin!r}; it must be a page's scheme, host and port without a path, such as"
+                    " http://localhost:3000, or * for all pages"
+                )
 
 
 class Meters:
@@ -150,16 +178,6 @@ class Meters:
     def observe(self, what: str, value: float) -> None:
         """Record a measurement of the batcher: of a ``batch`` its images, of one of :data:`STAGES` its seconds."""
         (self._batch if what == "batch" else self._stages[what]).observe(value)
-
-
-@dataclass(frozen=True)
-class Posted:
-    """An image of a request: its bytes, or where they are, or why there are none."""
-
-    name: str
-    data: bytes = b""
-    url: str = ""
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -216,15 +234,21 @@ class Body:
         self._size += size
         service.held_bytes += size
         if self._size > limit:
-            raise _too_large(f"more than {limit:,} bytes")
+            raise too_large(f"more than {limit:,} bytes")
         if service.held_bytes > max(MAX_HELD_BYTES, limit):
-            raise _refusal(429, "the server holds as many bytes of requests as it may: try again", retry_after=1)
+            raise refusal(429, "the server holds as many bytes of requests as it may: try again", retry_after=1)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body. Raises HTTPException, ClientDisconnect."""
-        limit, declared = self._service.settings.max_bytes, self._request.headers.get("content-length", "")
+        limit, headers = self._service.settings.max_bytes, self._request.headers
+        declared, encoding = headers.get("content-length", ""), headers.get("content-encoding", "identity")
         if declared.isdecimal() and int(declared) > limit:
-            raise _too_large(f"{int(declared):,} bytes, more than {limit:,}")
+            raise too_large(f"{int(declared):,} bytes, more than {limit:,}")
+        if encoding.strip().lower() not in ("", "identity"):
+            async for piece in inflated(self._request.stream(), encoding, self.count):
+                yield piece
+                await asyncio.sleep(0)  # others are answered meanwhile
+            return
         async for chunk in self._request.stream():
             self.count(len(chunk))
             yield chunk
@@ -232,21 +256,6 @@ class Body:
     async def read(self) -> bytes:
         """Return all of it."""
         return b"".join([chunk async for chunk in self.chunks()])
-
-
-def _refusal(status: int, message: str, *, retry_after: int | None = None, is_early: bool = True) -> HTTPException:
-    """Format a refusal; ``is_early``: the request has not been read to its end."""
-    headers = {"connection": "close"} if is_early else {}
-    headers |= {} if retry_after is None else {"retry-after": str(retry_after)}
-    return HTTPException(status, message, headers)
-
-
-def _too_large(what: str, *, is_early: bool = True) -> HTTPException:
-    return _refusal(413, f"the request has {what}: send fewer or smaller images at a time", is_early=is_early)
-
-
-def _too_many_images(count: int, most: int) -> HTTPException:
-    return _too_large(f"{count:,} images, more than {most:,}", is_early=False)
 
 
 class Service:
@@ -277,16 +286,22 @@ class Service:
         self._fetches = asyncio.Semaphore(FETCHES)
         self._routed = Starlette(
             routes=[
-                Route("/predict", self._predict, methods=["POST"]),
-                *(Route(path, self._page_file) for path in OPEN_PATHS[:4]),
-                Route("/health", self._health),
+                *(Route(path, self._predict, methods=["POST", "PUT"]) for path in PREDICT_PATHS),
+                *(Route(path, self._page_file) for path in PAGE_FILES),
+                Route("/openapi.json", self._openapi),
+                *(Route(path, self._health) for path in ("/health", "/ping")),
                 Route("/ready", self._ready),
                 Route("/model", self._model),
                 Route("/metrics", self._metrics),
             ],
             exception_handlers={HTTPException: _answer_refusal},
         )
-        self.app = guarded(self._account, hosts=hosts)
+        origins = settings.allow_origins
+        methods, shown = ("GET", "POST", "PUT"), ("retry-after",)
+        shared = CORSMiddleware(
+            self._account, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=shown
+        )
+        self.app = guarded(shared if origins else self._account, hosts=hosts)
 
     def _describe(self, trained: Trained) -> Trained:
         self.description = describe(trained)
@@ -311,10 +326,11 @@ class Service:
             status = message.get("status", status)
             await send(message)
 
-        route = scope["path"] if scope["path"] in ROUTES else "other"
+        path = scope["path"]
+        route = path if path in ROUTES else "/predict" if _PREDICT.fullmatch(path) else "other"
         self.in_flight += 1
         try:
-            if scope["path"] in OPEN_PATHS or self._has_token(scope):
+            if path in OPEN_PATHS or scope["method"] == "OPTIONS" or self._has_token(scope):
                 await self._routed(scope, receive, send_and_note)
             else:
                 body = {"error": "this server needs a token: send the header Authorization: Bearer TOKEN"}
@@ -327,7 +343,7 @@ class Service:
                 self.meters.total.observe(seconds)
             if self.settings.json_log:
                 client = (scope.get("client") or ("",))[0]
-                line = {"time": time.time(), "client": client, "method": scope["method"], "path": scope["path"]}
+                line = {"time": time.time(), "client": client, "method": scope["method"], "path": path}
                 line |= {"status": status, "seconds": round(seconds, 6), "images": scope.get("num_images")}
                 print(json.dumps(line), file=sys.stderr, flush=True)
 
@@ -345,6 +361,9 @@ class Service:
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "alive"})
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(description_of_api(has_token=self.settings.token is not None))
 
     async def _ready(self, request: Request) -> Response:
         state: Literal["ready", "starting", "stopping"] = "ready" if self.batcher.is_ready else "starting"
@@ -368,7 +387,7 @@ class Service:
                         async with asyncio.timeout(limit):
                             posted, options = await self._read(request, body)
                     except TimeoutError:
-                        raise _refusal(408, f"the request was not complete after {limit:g} s: send it faster") from None
+                        raise refusal(408, f"the request was not complete after {limit:g} s: send it faster") from None
                     top, threshold = self._options({**request.query_params, **options})
                     results = await self._fetch_all(posted, body)
                     del posted  # each image is dropped once it is decoded
@@ -379,75 +398,76 @@ class Service:
         for index, future in waiting.items():
             results[index] = _outcome(results[index].name, future)
         request.scope["num_images"] = len(results)
+        kind = content_type(request)
+        if kind == "application/x-www-form-urlencoded" and len(results) == 1 and results[0].error:
+            results[0] = replace(
+                results[0], error=f"{results[0].error}; curl -d changes a file's bytes, {HOW} does not"
+            )
         return self._answer(results, top, threshold)
 
     def _require_ready(self, *, is_early: bool = True) -> None:
         if self.draining_since is not None:
-            raise _refusal(503, "the server is stopping: ask another one", retry_after=1, is_early=is_early)
+            raise refusal(503, "the server is stopping: ask another one", retry_after=1, is_early=is_early)
         if not self.batcher.is_ready:
-            raise _refusal(503, "the model is being loaded: try again", retry_after=2, is_early=is_early)
+            raise refusal(503, "the model is being loaded: try again", retry_after=2, is_early=is_early)
 
     # -- from a request to its images ----------------------------------------------------------------------------------
 
     async def _read(self, request: Request, body: Body) -> tuple[list[Posted], Mapping[str, Any]]:
         """Read a request's images and options. Raises HTTPException, ClientDisconnect."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind, most = content_type(request), self.settings.max_images
         options: Mapping[str, Any] = {}
-        if kind == "application/json":
-            most = self.settings.max_images
-            posted, options = await asyncio.to_thread(read_json, await body.read(), max_images=most)
-        elif kind == "multipart/form-data":
+        if kind == "multipart/form-data":
             posted, options = await self._read_form(request, body)
-        elif kind in ("", "application/octet-stream") or kind.startswith("image/"):
-            posted = [Posted("body", await body.read())]
-            if not posted[0].data:
-                raise _refusal(400, "the body is empty: send an image", is_early=False)
+            form = "form"
         else:
-            raise _refusal(
-                415,
-                f"content-type is {kind}: send image/jpeg (or another image), application/octet-stream,"
-                " multipart/form-data or application/json",
-            )
-        most = self.settings.max_images
+            content = await body.read()
+            if not content:
+                raise refusal(400, f"the body is empty: send an image, as {HOW} does", is_early=False)
+            posted, options, form = await asyncio.to_thread(read_body, content, kind, max_images=most)
         if not posted:
             names = ", ".join(repr(name[:40]) for name in sorted(options)[:8]) or "none"
-            wanted = 'send "images": [BASE64, ...], or "urls"' if kind == "application/json" else "send files"
-            how = "" if kind == "application/json" else ", as curl -F images=@photo.jpg does"
-            raise _refusal(400, f"the request has no image; its keys: {names}. Please {wanted}{how}", is_early=False)
+            wanted = (
+                'send "image": BASE64, or "url"' if form == "json" else "send files, as curl -F image=@cat.jpg does"
+            )
+            raise refusal(400, f"the request has no image; its keys: {names}. Please {wanted}", is_early=False)
         if len(posted) > most:
-            raise _too_many_images(len(posted), most)
+            raise too_many_images(len(posted), most)
         return posted, options
 
     async def _read_form(self, request: Request, body: Body) -> tuple[list[Posted], Mapping[str, Any]]:
         most = self.settings.max_images
         stream: Any = body.chunks()
         try:
-            parser = _InMemory(request.headers, stream, max_files=most, max_fields=len(KEYS))
+            limit = self.settings.max_bytes
+            parser = _InMemory(
+                request.headers, stream, max_files=most, max_fields=most + len(KEYS), max_part_size=limit
+            )
             form = await parser.parse()
         except MultiPartException as error:
             if "Too many files" in error.message:
-                raise _too_large(f"more than {most:,} images") from None
-            raise _refusal(400, f"the form cannot be read: {error.message}") from None
+                raise too_large(f"more than {most:,} images") from None
+            boundary = "; leave the header content-type to your client" if "boundary" in error.message.lower() else ""
+            raise refusal(400, f"the form cannot be read: {error.message}{boundary}") from None
         if not parser.is_whole:
-            raise _refusal(400, "the form cannot be read: its end is missing", is_early=False)
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        posted = [Posted(_valid(file.filename or ""), await file.read()) for file in files]
+            raise refusal(400, "the form cannot be read: its end is missing", is_early=False)
+        items = form.multi_items()
+        files = [value for _, value in items if isinstance(value, UploadFile)]
+        posted = [Posted(valid(file.filename or ""), await file.read()) for file in files]
         await form.close()
-        return posted, {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        texts = [(name, value.encode("utf-8", "replace")) for name, value in items if isinstance(value, str)]
+        more, options = read_form(texts, max_images=most)
+        return posted + more, options
 
     def _options(self, options: Mapping[str, Any]) -> tuple[int, float]:
         """Return how many classes to answer at most, and the threshold of labels. Raises HTTPException."""
         trained = self.batcher.trained
         assert trained is not None
-        for name in options:
-            if name not in KEYS[2:]:
-                short = name[:40]  # a name may be as long as a request
-                near = did_you_mean(short, KEYS)
-                raise _refusal(400, f"{short!r} is unknown; there are {', '.join(KEYS)}.{near}", is_early=False)
+        options = require_options(options)
         top = _number(options, "top", "a whole number from 1", int, lambda value: value >= 1)
         threshold = _number(options, "threshold", "a probability from 0 to 1", float, lambda value: 0 <= value < 1)
         if threshold is not None and not trained.is_multi_label:
-            raise _refusal(400, "the model names one class for each image: leave out the threshold", is_early=False)
+            raise refusal(400, "the model names one class for each image: leave out the threshold", is_early=False)
         usual = len(trained.classes) if trained.is_multi_label else 5
         return min(top or usual, len(trained.classes)), 0.5 if threshold is None else threshold
 
@@ -455,7 +475,7 @@ class Service:
         """Fetch the images that a request names by address; what has none is a Result already."""
         settings = self.settings
         if not settings.allow_urls and any(image.url for image in posted):
-            raise _refusal(403, "this server fetches no addresses (--allow-url): send the image itself", is_early=False)
+            raise refusal(403, "this server fetches no addresses (--allow-url): send the image itself", is_early=False)
 
         async def get(image: Posted) -> Result | Posted:
             if image.error:
@@ -482,7 +502,7 @@ class Service:
                 return list(await asyncio.gather(*tasks))
         except TimeoutError:
             message = f"the addresses were not read within {settings.timeout_seconds:g} s: send fewer at a time"
-            raise _refusal(503, message, retry_after=1, is_early=False) from None
+            raise refusal(503, message, retry_after=1, is_early=False) from None
         finally:
             for task in tasks:  # after a refusal some go on, and would count bytes that nobody takes off again
                 task.cancel()
@@ -494,7 +514,7 @@ class Service:
             futures = self.batcher.submit([results[index].data for index in indices])  # type: ignore[union-attr]
         except BusyError as error:
             message = f"the queue is full ({self.settings.max_queue:,} images): {error}"
-            raise _refusal(429, message, retry_after=error.retry_after, is_early=False) from None
+            raise refusal(429, message, retry_after=error.retry_after, is_early=False) from None
         for index in indices:
             results[index] = Result(results[index].name)
         return dict(zip(indices, futures, strict=True))
@@ -519,7 +539,7 @@ class Service:
                 return
             if gone.done():
                 raise ClientDisconnect
-            raise _refusal(503, f"no answer after {limit:g} s: the server is too busy", retry_after=1, is_early=False)
+            raise refusal(503, f"no answer after {limit:g} s: the server is too busy", retry_after=1, is_early=False)
         finally:
             gone.cancel()
             all_done.cancel()
@@ -542,16 +562,35 @@ class Service:
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
-    message = {404: "there is no such page", 405: f"{request.method} is not allowed here"}.get(error.status_code)
+    message = {404: _no_page(request), 405: _not_allowed(request)}.get(error.status_code)
     kind = Early if "connection" in headers or (message and request.method not in ("GET", "HEAD")) else JSONResponse
     return kind({"error": message or error.detail}, error.status_code, headers)
+
+
+def _no_page(request: Request) -> str:
+    """Say what there is instead of an unknown path."""
+    if request.method in ("POST", "PUT"):
+        return f"there is no such page: images go to POST /predict, as {HOW} sends them"
+    return "there is no such page: /docs lists them"
+
+
+def _not_allowed(request: Request) -> str:
+    """Say what to send instead of a method that a path does not take."""
+    if request.method == "OPTIONS" and "origin" in request.headers:
+        return "pages of other origins are refused: steady serve --allow-origin ORIGIN allows one"
+    return f"{request.method} is not allowed here: images go to POST /predict, as {HOW} sends them"
+
+
+def content_type(request: Request) -> str:
+    """Return the content type that a request names, in lower case and without parameters; empty if there is none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _outcome(name: str, future: asyncio.Future[Answer]) -> Result:
     """Return what became of an image. Raises HTTPException where the network failed."""
     error = future.exception()
     if isinstance(error, PassError):
-        raise _refusal(500, str(error), is_early=False)
+        raise refusal(500, str(error), is_early=False)
     if isinstance(error, BadImageError):
         return Result(name, error=str(error), status=413 if isinstance(error, TooManyPixelsError) else 422)
     answer = future.result()
@@ -568,74 +607,6 @@ def ranked(trained: Trained, answer: Answer, top: int, threshold: float) -> list
     return [{"class": trained.classes[k], "probability": p[k]} for k in outputs]
 
 
-def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, Any]]:
-    """Read ``{"images": [base64, ...], "urls": [...], "top": 5, "threshold": 0.5}``.
-
-    Long base64 is decoded where it stands, and only what is left is parsed, a few kB for each image at most: parsed as
-    a whole, a body could become thirty times as large in memory.
-
-    Raises:
-        HTTPException: it is something else, or too long.
-
-    >>> read_json(b'{"images": ["aGVsbG8="], "top": 3}', max_images=1)
-    ([Posted(name='images[0]', data=b'hello', url='', error='')], {'top': 3})
-    """
-    long_texts, shortened, end = dict[str, tuple[int, int]](), bytearray(), 0
-    for match in _LONG_BASE64.finditer(body):
-        shortened += body[end : match.start()] + b'"\\u0000%d"' % len(long_texts)
-        long_texts[f"\0{len(long_texts)}"] = match.span(1)
-        end = match.end()
-    limit = (max_images + 16) * LONG_TEXT
-    if len(shortened) + len(body) - end > limit:
-        raise _too_large(f"more than {limit:,} bytes of JSON beside the images' base64", is_early=False)
-    shortened += body[end:]
-    try:
-        document = json.loads(shortened)
-    except (ValueError, RecursionError) as error:
-        raise _refusal(400, f"the body is not JSON: {error}", is_early=False) from None
-    if not isinstance(document, dict):
-        raise _refusal(400, 'the body must be a JSON object: {"images": [BASE64, ...]}', is_early=False)
-    images, urls = document.pop("images", []), document.pop("urls", [])
-    for name, values in (("images", images), ("urls", urls)):
-        if not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
-            raise _refusal(400, f"{name} must be a list of strings", is_early=False)
-    if len(images) + len(urls) > max_images:
-        raise _too_many_images(len(images) + len(urls), max_images)
-    posted = []
-    for index, text in enumerate(images):
-        try:
-            if text in long_texts:
-                data = _read_base64(body, *long_texts.pop(text))
-            else:
-                content = text.partition(",")[2] if text.startswith("data:") else text
-                data = binascii.a2b_base64(content, strict_mode=True)
-            posted.append(Posted(f"images[{index}]", data))
-        except ValueError:
-            posted.append(Posted(f"images[{index}]", error="it is not base64"))
-    return [*posted, *(Posted(url, url=url) for url in map(_valid, urls))], document
-
-
-# Within a string of JSON; some writers escape the signs of base64.
-_LONG_BASE64 = re.compile(rb'"(?:data:[\w/\\.+;=-]{0,100},)?([A-Za-z0-9+/=\\]{%d,})"' % LONG_TEXT)
-_ESCAPES = {rb"\/": b"/", rb"\u002b": b"+", rb"\u002B": b"+", rb"\u002f": b"/", rb"\u002F": b"/"}
-_ESCAPES |= {rb"\u003d": b"=", rb"\u003D": b"="}
-
-
-def _read_base64(body: bytes, start: int, end: int) -> bytes:
-    """Decode a part of a JSON text without a copy, unless signs are escaped. Raises ValueError."""
-    if body.find(b"\\", start, end) < 0:
-        return binascii.a2b_base64(memoryview(body)[start:end], strict_mode=True)
-    text = body[start:end]
-    for escaped, sign in _ESCAPES.items():
-        text = text.replace(escaped, sign)
-    return binascii.a2b_base64(text, strict_mode=True)
-
-
-def _valid(text: str) -> str:
-    """Replace what no answer can hold: halves of characters, which JSON and some encodings of forms can spell."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def _number(
     options: Mapping[str, Any], name: str, what: str, kind: Callable[[str], Any], is_allowed: Callable[[Any], bool]
 ) -> Any:
@@ -648,7 +619,7 @@ def _number(
             return value
     except ValueError:
         pass
-    raise _refusal(400, f"{name} is {str(options[name])[:40]!r}; it must be {what}", is_early=False)
+    raise refusal(400, f"{name} is {str(options[name])[:40]!r}; it must be {what}", is_early=False)
 
 
 def describe(trained: Trained) -> dict[str, Any]:
@@ -687,6 +658,7 @@ def _digest(trained: Trained) -> str:
 def _page_files() -> dict[str, tuple[bytes, str]]:
     return {
         "/": (render("serve.html.j2", {}).encode(), "text/html"),
+        "/docs": (render("serve_docs.html.j2", {}, **page_of_api()).encode(), "text/html"),
         "/page.css": ((TEMPLATES / "page.css").read_bytes(), "text/css"),
         "/serve.css": ((TEMPLATES / "serve.css").read_bytes(), "text/css"),
         "/serve.js": ((TEMPLATES / "serve.js").read_bytes(), "text/javascript"),

@@ -110,6 +110,8 @@ def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple
 
 
 VERBS = ("train", "finetune", "resume", "bandwidth", "pack")
+CORES_PER_GPU = 4
+"""To decode images for a GPU, where nothing says how many: nearly every machine with GPUs has as many for each."""
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 
@@ -247,6 +249,9 @@ class Job:
         minutes: the longest time that the job may run.
         cpus, memory_gb, gpus: to request for each machine from a scheduler.
         image: of the container.
+        inputs: paths that the command reads and machines must find; ``steady launch`` takes them from the command.
+        outputs: paths that it writes, which must not be lost with a machine; as ``inputs``.
+        mounted: folders that the machines see without this job's doing, such as those of the image.
     """
 
     words: tuple[str, ...]
@@ -270,6 +275,9 @@ class Job:
     memory_gb: int | None = None
     gpus: int | None = None
     image: str | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    mounted: tuple[str, ...] = ()
     ssh: Ssh = field(default_factory=Ssh)
     mpi: Mpi = field(default_factory=Mpi)
     slurm: Slurm = field(default_factory=Slurm)
@@ -355,6 +363,11 @@ class Job:
             return sum(machine.procs for machine in self.machines)
         nodes, procs = self.shape
         return nodes * procs
+
+    @property
+    def cores(self) -> int | None:
+        """Cores to ask a scheduler for on each machine; None: leave it to the scheduler."""
+        return self.cpus or (CORES_PER_GPU * self.gpus if self.gpus else None)
 
     @property
     def program(self) -> tuple[str, ...]:

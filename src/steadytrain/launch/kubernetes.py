@@ -19,6 +19,7 @@ import yaml
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage, node_command, rank_command
+from steadytrain.launch.shared import require_shared
 
 TAKES = frozenset(
     {"folder", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "kubernetes"}
@@ -44,6 +45,14 @@ def render(job: Job) -> Plan:
             f"--env {secret[0]} has no value, and pods cannot read variables of this machine: put it into a"
             " Secret and use --set kubernetes.secret=NAME"
         )
+    kubernetes = job.kubernetes
+    require_shared(
+        job,
+        [kubernetes.mount] if kubernetes.claim else [],
+        machines="pods",
+        remedy=f"mount one (--set kubernetes.claim=NAME, seen at {kubernetes.mount})",
+        folder=None if kubernetes.kind == "trainjob" else job.folder,
+    )
     text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in _manifests(job))
     namespace = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
     submit = Command(argv=("kubectl", "create", *namespace, "-f", f"@{job.name}.yaml"))
@@ -218,7 +227,7 @@ def _variables(job: Job) -> list[dict[str, Any]]:
 
 def _resources(job: Job) -> dict[str, Any]:
     memory = {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
-    requests = ({"cpu": str(job.cpus)} if job.cpus else {}) | memory
+    requests = ({"cpu": str(job.cores)} if job.cores else {}) | memory
     limits = ({"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}) | memory
     amounts = {"requests": requests, "limits": limits}
     return {name: amount for name, amount in amounts.items() if amount}

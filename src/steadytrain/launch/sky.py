@@ -14,6 +14,7 @@ import yaml
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage, node_command
+from steadytrain.launch.shared import require_shared
 
 TAKES = frozenset({"folder", "port", "restarts", "grace_seconds", "cpus", "memory_gb", "gpus", "image", "sky"})
 _NUMBER, _ADDRESS = "$SKYPILOT_NODE_RANK", "$address"
@@ -44,6 +45,14 @@ def render(job: Job) -> Plan:
         raise InputError(
             f"gpus is {job.gpus}, and SkyPilot asks for their name, too: --set sky.accelerators=H100:{job.gpus}"
         )
+    require_shared(
+        job,
+        job.sky.mounts,
+        machines="machines",
+        remedy="mount a bucket (--set 'sky.mounts./data=s3://NAME')",
+        folder=job.folder,
+        copied=job.sky.workdir is not None,
+    )
     file = File(name=f"{job.name}.sky.yaml", text=yaml.dump(_task(job), Dumper=_Dumper, sort_keys=False))
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     secrets = [word for name in secret_names for word in ("--secret", name)]

@@ -12,6 +12,7 @@ import shlex
 from dataclasses import replace
 
 from steadytrain.errors import InputError
+from steadytrain.format import count
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage, rank_command
 
@@ -59,13 +60,13 @@ def render(job: Job) -> Plan:
     submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))
     number = "NUMBER_TASK" if job.tasks else "NUMBER"
     log = f"{job.name}-{number}.log in {job.folder or 'the working directory'}"
-    notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER makes it save and stop")
+    notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER makes it save and stop", *_note_on_cores(job))
     return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
 
 
 def _script(job: Job) -> str:
     nodes, procs = job.shape
-    cpus_per_rank = max(1, job.cpus // procs) if job.cpus else None
+    cpus_per_rank = _cores_per_rank(job)
     options = {
         "job-name": job.name,
         "array": f"0-{len(job.tasks) - 1}" + f"%{job.at_once}" * bool(job.at_once) if job.tasks else None,
@@ -102,6 +103,26 @@ def _script(job: Job) -> str:
         name=job.name,
     )
     return f"#!/bin/bash\n{directives}\n{body}"
+
+
+def _cores_per_rank(job: Job) -> int | None:
+    """Return the cores to ask for each rank; None leaves it to the options of the user's own, or to Slurm."""
+    if job.cores is None or (job.cpus is None and _asks_for_cores(job)):
+        return None
+    return max(1, job.cores // job.shape[1])
+
+
+def _asks_for_cores(job: Job) -> bool:
+    return any(option.startswith(("-c", "--cpus-per-")) for option in job.slurm.options)
+
+
+def _note_on_cores(job: Job) -> tuple[str, ...]:
+    """Say how many cores the ranks get where the user has not: Slurm's own default is one for each."""
+    if job.cpus is not None or _asks_for_cores(job):
+        return ()
+    if (cores := _cores_per_rank(job)) is not None:
+        return (f"each rank asks for {count(cores, 'core')} to decode images: --set cpus=N is for all of a machine",)
+    return ("cpus is not set: by Slurm's own default a rank gets one core; --set cpus=N asks for N on each machine",)
 
 
 def _choose_task(job: Job) -> str:

@@ -8,8 +8,9 @@ stand between, and meet at the first machine.
 from __future__ import annotations
 
 import json
+import posixpath
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from textwrap import dedent
@@ -29,6 +30,11 @@ def render(job: Job) -> Plan:
     """Render the stages check, copy and run, with a command for each machine."""
     if not job.hosts:
         raise InputError("--on ssh needs the list of machines: --hosts FILE, one name per line")
+    if job.ssh.sync and (outside := [path for path in job.inputs if posixpath.normpath(path).startswith("..")]):
+        raise InputError(
+            f"{' and '.join(outside)} lies outside of the working directory, which is all that --sync copies: give a"
+            " path that the machines have, or start from a folder above"
+        )
     machines = job.machines
     if job.least and job.least > len(machines):
         raise InputError(f"--nodes needs at least {job.least} hosts, and {len(machines)} are listed")
@@ -84,9 +90,17 @@ def _check(job: Job, machine: Machine) -> Command:
         make=job.ssh.sync is not None,
         address=_address(job),
         port=job.meeting_port if first else None,
+        paths=_needed(job),
     )
     remote = f"exec {shlex.quote(job.python)} -"
     return Command(argv=_ssh(job, machine.host, remote), label=machine.host.name, stdin=program)
+
+
+def _needed(job: Job) -> list[str]:
+    """Return what a machine must have before anything is copied; names of many files are left to the command."""
+    plain = [path for path in job.inputs if not set(path) & set("{}*?,")]
+    there = [path for path in plain if posixpath.isabs(path) or job.ssh.sync is None]
+    return [posixpath.join(remote_folder(job), path) for path in there]
 
 
 def _run(job: Job, machine: Machine) -> Command:
@@ -133,6 +147,7 @@ _CHECK = dedent("""
     if required["make"]:
         os.makedirs(required["folder"], exist_ok=True)
     facts["folder"] = os.path.isdir(required["folder"])
+    facts["missing"] = [path for path in required["paths"] if not os.path.exists(path)]
     for name in ("steadytrain", "torch"):
         try:
             facts[name] = importlib.import_module(name).__version__
@@ -168,15 +183,16 @@ class Answer:
     errors: str
 
 
-def check_program(*, folder: str, make: bool, address: str, port: int | None) -> str:
+def check_program(*, folder: str, make: bool, address: str, port: int | None, paths: Sequence[str] = ()) -> str:
     """Return the program that a machine runs to report its Python, torch, folder and port.
 
     Args:
         folder: that has to exist; ``make``: create it.
         address: name of the first machine, which has to be resolved.
         port: that has to be free; None: not checked.
+        paths: that have to exist.
     """
-    required = {"folder": folder, "make": make, "address": address, "port": port}
+    required = {"folder": folder, "make": make, "address": address, "port": port, "paths": list(paths)}
     return f"required = {required!r}\n{_CHECK}"
 
 
@@ -214,6 +230,9 @@ def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str,
         wrong = f"{python} cannot load torch ({facts['torch_error']}): fix that, or --set python=..."
     elif not facts["folder"]:
         wrong = "the working directory does not exist there: --sync FOLDER copies it, or --set folder=PATH sets another"
+    elif facts.get("missing"):
+        remedy = "" if job.ssh.sync else ", --sync FOLDER copies the working directory,"
+        wrong = f"{' and '.join(facts['missing'])} does not exist there: copy it there{remedy} or name its path there"
     elif facts["address"] is None:
         wrong = "it cannot resolve the first machine's name: set its address, --set address=10.0.0.1"
     elif several and job.address is None and facts["address"].startswith("127.") and facts["checks_port"]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from steadytrain.errors import InputError, did_you_mean
+from steadytrain.errors import InputError
+from steadytrain.launch import LAUNCHERS, launcher_name
 
 VALUES = ("--on", "--nodes", "--procs", "--hosts", "--sync", "--exclude", "--env", "--job", "--set", "-o", "--output")
 SWITCHES = ("--dry-run", "--json", "--help", "-h")
 
-_LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes", "yarn")
 _NO_SERVERS = "there are no servers, ranks exchange gradients directly"
 _PRINTED = "the output is the log; the run's event log is in its folder"
 _JAVA = "it belongs to the tracker's Java client"
@@ -109,6 +109,7 @@ def translate(argv: Sequence[str]) -> Translated:
                 new += ["--set", f"memory_gb={_gigabytes(word, value)}"]
             elif word not in _LEFT_OUT:
                 name = _RENAMED.get(word, word)
+                value = launcher_name(value) if name == "--on" else value
                 new += [name, re.sub(r"^(\w+):", r"\1=", value) if name == "--env" else value]  # dmlc's NAME:VALUE
                 if name in ("--on", "--nodes", "--hosts"):
                     old[name] = value
@@ -124,12 +125,9 @@ def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
     first: list[str] = []
     launcher = old.get("launcher")
     if launcher in ("sge", "mesos"):
-        raise InputError(f"{launcher} is not supported: choose {', '.join(_LAUNCHERS)}")
-    if launcher is not None and launcher not in _LAUNCHERS:
-        raise InputError(
-            f"unknown launcher {launcher!r}: choose {', '.join(_LAUNCHERS)}.{did_you_mean(launcher, _LAUNCHERS)}"
-        )
+        raise InputError(f"{launcher} is not supported: choose {', '.join(LAUNCHERS)}")
     if launcher is not None:
+        launcher = launcher_name(launcher)
         first += ["--on", launcher]
     on = old.get("--on") or launcher or ("ssh" if "--hosts" in old else "local")
     if "--hosts" in old:

@@ -13,6 +13,7 @@ from typing import Any
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage, node_command
+from steadytrain.launch.shared import unshared
 
 TAKES = frozenset(
     {"folder", "port", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "yarn"}
@@ -31,12 +32,19 @@ def render(job: Job) -> Plan:
             f"--env {secret[0]} has no value, and YARN's specification has no field for secrets: let the program read"
             " it from a file that only you can read"
         )
+    if relative := unshared(job, ["/"], folder=job.folder):
+        raise InputError(
+            f"{' and '.join(relative)}: a relative path starts in a folder of each container's own, which is lost with"
+            " it: name absolute paths on storage that all containers reach, or --set folder=/PATH"
+        )
     nodes, procs = job.shape
     words = node_command(job, "--node", _NUMBER, procs=procs, address=_FIRST)
     # YARN's own ${...} stand unquoted: it puts the values in before a shell reads the line.
     quoted = [word if word in (_NUMBER, _FIRST) else shlex.quote(word) for word in (job.python, *words)]
     command = " ".join(["exec", *quoted])
-    resource: dict[str, Any] = {"cpus": job.cpus or 1, "memory": str((job.memory_gb or 4) * 1024)}
+    # YARN has no default of its own, and one core or 4 GB for all ranks of a machine would starve them.
+    cores, memory_gb = job.cores or procs, job.memory_gb or 4 * procs
+    resource: dict[str, Any] = {"cpus": cores, "memory": str(memory_gb * 1024)}
     if job.gpus:
         resource["additional"] = {"yarn.io/gpu": {"value": job.gpus, "unit": ""}}
     # By default YARN starts what fails for ever. Releases differ in whether they look at the service or its parts.
@@ -56,7 +64,10 @@ def render(job: Job) -> Plan:
     service |= {"configuration": {"properties": retries}, "components": [component]}
     file = File(name=f"{job.name}.json", text=json.dumps(service, indent=2) + "\n")
     submit = Command(argv=("yarn", "app", "-launch", job.name, f"@{file.name}"))
+    asked = [f"{cores} cores (--set cpus=N)"] if job.cpus is None else []
+    asked += [f"{memory_gb} GB (--set memory_gb=N)"] if job.memory_gb is None else []
     notes = (
+        *([f"each container asks for {' and '.join(asked)}"] if asked else []),
         f"yarn app -status {job.name} shows it; yarn app -destroy {job.name} stops and removes it",
         "YARN's registry DNS, which must run in the cluster, finds the first container",
         "data and runs must be on storage that all containers can reach",

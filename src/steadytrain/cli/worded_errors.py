@@ -1,0 +1,196 @@
+"""What the parser finds wrong with a command line, in the words of a user, with what to type instead."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from steadytrain.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_COMPARED = "steady report RUNS compares the runs in a folder"
+OTHER_COMMANDS = {
+    "help": "steady --help lists the commands, steady COMMAND --help what one takes",
+    "version": "steady --version",
+    **dict.fromkeys(("compare", "diff"), "steady report RUN RUN --compare compares runs"),
+    **dict.fromkeys(("runs", "ls", "list", "best", "leaderboard", "history"), _COMPARED),
+    **dict.fromkeys(("delete", "rm", "remove", "clean"), "a run is its folder: rm -r RUN deletes it"),
+    **dict.fromkeys(
+        ("tensorboard", "wandb", "mlflow", "log", "logs", "events", "plot"),
+        "steady watch RUN shows a run while it trains, steady report RUN its curves; RUN/events.jsonl has all of it",
+    ),
+    **dict.fromkeys(
+        ("info", "show", "describe", "status", "summary"),
+        "steady report RUN describes a run, steady models NAME a model, steady doctor this machine",
+    ),
+    **dict.fromkeys(("notebook", "jupyter", "python"), "import steadytrain as st in Python (docs: python)"),
+}
+"""Commands of other tools -> what does that here, where no verb is called so."""
+_OTHER_FLAGS = {
+    "source": "the images stand after the model: steady predict RUN IMAGE",
+    **dict.fromkeys(("img", "image", "input", "images"), "images stand without a flag: steady predict RUN IMAGE..."),
+    **dict.fromkeys(("conf", "conf-thres", "thresh"), "--threshold, of models with several labels"),
+    **dict.fromkeys(("topk", "top-k"), "--top 5"),
+    **dict.fromkeys(("checkpoint", "ckpt", "resume"), "the run or the weights stand first, without a flag"),
+    "format": "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder",
+    **dict.fromkeys(("data", "data-dir", "dataset"), "the data stand without a flag: steady evaluate RUN DATA"),
+    **dict.fromkeys(("batch", "imgsz-batch"), "--batch-size"),
+}
+"""Flags of other tools -> what to type instead in the verbs that do not train."""
+
+
+@contextmanager
+def worded_errors(
+    verb: str,
+    verbs: Sequence[str],
+    same_verbs: dict[str, str],
+    function_of: Callable[[str], Callable[..., object]],
+    names_of: Callable[[str], Sequence[str]],
+    trains: bool,
+) -> Iterator[None]:
+    """Turn the parser's errors into InputError, with what a user should type instead.
+
+    Args:
+        verb: that was typed.
+        verbs: that there are; ``same_verbs``: other tools' names for them.
+        function_of: returns the function of a verb, whose docstring has examples; ``names_of``: the names of its flags.
+        trains: the verb takes the flags of a recipe.
+    """
+    from cyclopts import CycloptsError
+    from cyclopts.exceptions import (
+        CoercionError,
+        MissingArgumentError,
+        UnknownCommandError,
+        UnknownOptionError,
+        UnusedCliTokensError,
+    )
+
+    try:
+        yield
+    except UnknownOptionError as error:
+        word = error.token.keyword or error.token.value
+        raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, _names(error), trains)}") from None
+    except UnknownCommandError:
+        about = f" Instead: {OTHER_COMMANDS[verb]}." if verb in OTHER_COMMANDS else ""
+        near = about or did_you_mean(same_verbs.get(verb, verb), verbs) or f" There are: {', '.join(verbs)}."
+        raise InputError(f'Unknown command "{verb}".{near}') from None
+    except UnusedCliTokensError as error:
+        tokens = [str(token) for token in error.unused_tokens or ()]
+        names = names_of(verb)
+        hint = next((hint for token in tokens if (hint := assignment_hint(verb, token, names, trains))), "")
+        raise InputError(
+            f"one argument too many: {' '.join(tokens)}{hint or ' (quote a path that has spaces)'}"
+        ) from None
+    except CoercionError as error:
+        raise InputError(_wrong_value(error) or str(error)) from None
+    except MissingArgumentError as error:
+        raise InputError(_missing(error, function_of(verb))) from None
+    except CycloptsError as error:
+        raise InputError(str(error)) from None
+
+
+def _names(error: Any) -> list[str]:
+    return [
+        name
+        for argument in error.argument_collection
+        for name in argument.names
+        if name in argument.names[:1] or "--no-" in name
+    ]
+
+
+def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
+    """Return what an unknown flag is called here, what there is instead, or which known one is near."""
+    from steadytrain.cli.options import flag_of
+    from steadytrain.config.synonyms import advice, synonym
+
+    if (key := synonym(word)) and (flag := flag_of(key)) in names:
+        return f" Did you mean {flag}?"
+    plain_word = word.lstrip("-").replace("_", "-").lower()
+    about = advice(word) if trains else ""
+    if not trains and plain_word in _OTHER_FLAGS:
+        about = f" Instead: {_OTHER_FLAGS[plain_word]}."
+    plain = [name.lstrip("-") for name in names if name.startswith("--")]
+    near = did_you_mean(word.lstrip("-"), plain, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
+    return about or near or f" steady {verb} --help shows all."
+
+
+def assignment_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
+    """Return what to type in place of ``lr=0.1``, the manner of other tools; empty where a word is no such thing.
+
+    >>> assignment_hint("train", "lr=0.1", ["--lr"], True), assignment_hint("train", "photos/a b.jpg", ["--lr"], True)
+    (': flags begin with dashes: --lr 0.1', '')
+    """
+    from steadytrain.cli.options import flag_of
+    from steadytrain.config.synonyms import advice, synonym
+
+    match = re.fullmatch(r"(?P<name>[A-Za-z][\w.-]*)=(?P<value>.*)", word)
+    if match is None or Path(word).exists():
+        return ""
+    name, value = match["name"], match["value"]
+    if name.lower().replace("-", "_") in ("data", "dataset", "data_dir", "path", "train_data"):
+        return f": the data stand first, without a name: steady {verb} {value}"
+    flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
+    key = synonym(name) if trains else ""
+    known = flag if flag in names else flag_of(key)
+    if known:
+        return f": flags begin with dashes: {known} {value}"
+    if key or (trains and "." in name):
+        return f": it is --set {key or name}={value}"
+    if trains and (about := advice(name)):
+        return f":{about}"
+    return f": flags begin with dashes, such as {flag} {value}; steady {verb} --help shows all"
+
+
+def _kinds(kind: Any) -> list[str]:
+    """Say what may be given for a type: its words, or a number."""
+    if get_origin(kind) in (Union, UnionType):
+        return [text for inner in get_args(kind) for text in _kinds(inner)]
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    return [{int: "a whole number", float: "a number"}[kind]] if kind in (int, float) else []
+
+
+def _wrong_value(error: Any) -> str:
+    """Say what a value has to be, without the names of types; empty where nothing better is known."""
+    token, argument = error.token, error.argument
+    hint = argument.hint if argument is not None else error.target_type
+    kinds = list(dict.fromkeys(_kinds(hint) or _kinds(error.target_type)))
+    if token is None or error.msg is not None or not {"a number", "a whole number"} & set(kinds):
+        return ""
+    name = token.keyword or (argument.name.lstrip("-").upper() if argument is not None else "the value")
+    value = token.value
+    meant = ""
+    if re.fullmatch(r"-?\d+,\d+", value) and "a number" in kinds:
+        meant = f": {value.replace(',', '.')}, with a point"
+    elif re.fullmatch(r"\d+[x*,]\d+", value) and name in ("--size", "--img-size"):
+        meant = f": the side of the square, {re.split('[^0-9]', value)[0]}"
+    elif (digits := re.match(r"\d+(\.\d+)?", re.sub(r"[_,](?=\d{3})", "", value))) and "a whole number" in kinds:
+        number = float(digits[0])
+        meant = f", such as {number:.0f}" if number >= 1 else ""
+    near = did_you_mean(value, [kind for kind in kinds if " " not in kind])
+    return f"{name} is {value!r}; it must be {' or '.join(kinds)}{meant}{'.' * bool(near)}{near}"
+
+
+def _missing(error: Any, function: Callable[..., object]) -> str:
+    """Say which argument is missing, with an example of the verb's own."""
+    if error.keyword or error.tokens_so_far:
+        return str(error)
+    lines = examples(inspect.getdoc(function) or "")[1]
+    names = [name for name in error.argument.names if name.startswith("-")]
+    fitting = [line for line in lines if not names or set(names) & set(line.split())]
+    return f"{error} Such as: {fitting[0]}" if fitting else str(error)
+
+
+def examples(docstring: str) -> tuple[str, list[str]]:
+    """Return the text of a verb's docstring, and the commands under its heading Examples."""
+    text, *sections = re.split(r"^(\w+):\n", docstring, flags=re.MULTILINE)
+    lines = dict(zip(sections[::2], sections[1::2], strict=True)).get("Examples", "").splitlines()
+    return text.strip(), [line.strip() for line in lines if line.strip()]
