@@ -367,3 +367,14 @@ def test_a_recipe_with_the_removed_key_is_read_where_it_was_off_and_refused_wher
         Recipe.from_json(json.dumps(old))
     with pytest.raises(RecipeError, match=r"precision\.blocked was removed"):
         Recipe.from_dict(values).with_({"precision.blocked": True})
+
+
+def test_what_leads_out_of_the_machine_counts_only_where_code_names_it(recipe: Recipe) -> None:
+    named = recipe.with_({"every.upload": "s3://bucket/a", "parallel.ray_address": "10.0.0.1:6379"})
+    assert not named.every.from_file and not named.parallel.from_file
+    read = Recipe.from_json(named.to_json())
+    assert read == named and read.every.from_file and read.parallel.from_file
+    assert read.with_(seed=2).every.from_file and read.with_({"every.keep": 3}).every.from_file
+    assert not read.with_({"every.upload": "s3://bucket/a"}).every.from_file
+    assert read.with_({"every.upload": "s3://bucket/a"}).parallel.from_file
+    assert "from_file" not in named.to_json()
