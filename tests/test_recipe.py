@@ -400,3 +400,14 @@ def test_a_recipe_that_was_written_before_keeps_its_momentum() -> None:
     assert Recipe.from_dict(values).optim.nesterov is True
     values["optim"]["name"] = "adamw"
     assert Recipe.from_dict(values).digest == BASE.with_({"optim": Optim("adamw")}).digest
+
+
+def test_what_leads_out_of_the_machine_counts_only_where_code_names_it(recipe: Recipe) -> None:
+    named = recipe.with_({"every.upload": "s3://bucket/a", "parallel.ray_address": "10.0.0.1:6379"})
+    assert not named.every.from_file and not named.parallel.from_file
+    read = Recipe.from_json(named.to_json())
+    assert read == named and read.every.from_file and read.parallel.from_file
+    assert read.with_(seed=2).every.from_file and read.with_({"every.keep": 3}).every.from_file
+    assert not read.with_({"every.upload": "s3://bucket/a"}).every.from_file
+    assert read.with_({"every.upload": "s3://bucket/a"}).parallel.from_file
+    assert "from_file" not in named.to_json()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,104 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: 
     with pytest.raises(RunError, match=r"exists and is not a run"):
         Run.create(tmp_path / "notes.txt", RECIPE)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+KILLED = """
+import os, pathlib, signal, sys
+from tests.test_run import RECIPE
+from steadytrain.run import Run
+
+left = int(sys.argv[2])
+
+def killing(done):
+    def do(*args, **values):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done(*args, **values)
+    return do
+
+for name in ("mkdir", "fsync", "replace", "unlink"):
+    setattr(os, name, killing(getattr(os, name)))
+Run.create(sys.argv[1], RECIPE)
+"""
+
+
+def test_a_run_killed_before_any_of_its_first_operations_is_taken_up_by_the_same_command(tmp_path: Path) -> None:
+    for operation in range(30):
+        folder = tmp_path / str(operation)
+        command = [sys.executable, "-c", KILLED, str(folder), str(operation)]
+        killed = subprocess.run(command, cwd=Path(__file__).parents[1], check=False)
+        assert Run.create(folder, RECIPE).checkpoints.is_dir()
+        assert Run.open(folder).recipe == RECIPE
+        if not killed.returncode:
+            break
+    else:
+        pytest.fail("the run was never made")
+    assert operation >= 5
+
+
+def test_a_recipe_that_a_power_cut_left_empty_is_written_again(run: Run) -> None:
+    (run.directory / "recipe.json").write_bytes(b"")
+    assert Run.create(run.directory, RECIPE).recipe == RECIPE
+    assert Run.open(run.directory).recipe == RECIPE
+    with run.log() as log:
+        log.append(Noticed(message="trained"))
+    (run.directory / "recipe.json").write_bytes(b"")
+    with pytest.raises(RunError, match=r"recipe\.json cannot be used"):
+        Run.create(run.directory, RECIPE)
+
+
+def test_checkpoints_without_a_recipe_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000010").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"exists and is not a run"):
+        Run.create(tmp_path, RECIPE)
+
+
+def test_links_in_a_run_from_elsewhere_lead_to_no_file_of_the_user(run: Run, tmp_path: Path) -> None:
+    mine = tmp_path / "authorized_keys"
+    mine.write_bytes(b"ssh-rsa mine\nno newline at the end")
+
+    def refused(name: str, act: Callable[[], object]) -> None:
+        link = run.directory / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(mine)
+        with pytest.raises(RunError, match=rf"{re.escape(name)} is a link to .*authorized_keys: .*remove the link"):
+            act()
+        link.unlink()
+        assert mine.read_bytes() == b"ssh-rsa mine\nno newline at the end"
+
+    refused("lock", lambda: run.lock().__enter__())
+    refused("checkpoints/step-00000010", lambda: run.lock().__enter__())
+    refused("checkpoints/.part", lambda: run.lock().__enter__())
+    refused("checkpoints/step-00000020/state.json", lambda: run.lock().__enter__())
+    refused("events.jsonl", run.log)
+    refused("events.jsonl", run.log_beside)
+    refused("events-3.jsonl", lambda: run.log(3, 1))
+    missing = run.directory / "events.jsonl"
+    missing.symlink_to(tmp_path / "new")
+    with pytest.raises(RunError, match="is a link"):
+        run.log()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_recipe_that_is_a_link_is_replaced_and_not_written_through(run: Run, tmp_path: Path) -> None:
+    others = Run.create(tmp_path / "mine", RECIPE.with_({"parallel.threads": 2}))
+    before = (others.directory / "recipe.json").read_bytes()
+    (run.directory / "recipe.json").unlink()
+    (run.directory / "recipe.json").symlink_to(others.directory / "recipe.json")
+    Run.create(run.directory, RECIPE.with_({"parallel.threads": 7}))
+    assert (others.directory / "recipe.json").read_bytes() == before
+    assert Run.open(run.directory).recipe.parallel.threads == 7
+
+
+def test_a_run_folder_may_itself_be_a_link(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run.directory)
+    linked = Run.create(tmp_path / "link", RECIPE)
+    with linked.lock(), linked.log() as log:
+        log.append(Noticed(message="here"))
+    assert [event.kind for event in run.events()] == ["Noticed"]
 
 
 def test_an_empty_folder_becomes_a_run(tmp_path: Path) -> None:

@@ -22,10 +22,12 @@ True
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import os
 import platform
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -47,7 +49,9 @@ from steadytrain.events import (
     Started,
     Step,
     Unreadable,
+    open_no_follow,
     read,
+    refuse_link,
 )
 from steadytrain.format import count, percent
 
@@ -63,9 +67,22 @@ REPEAT = "seed-"
 MAX_REPEATS = 1000
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's entries, are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot flush a folder; they keep its entries in order by themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
-    """Yield a hidden path beside a file, to be written, which takes its place at the end: whole or not at all.
+    """Yield a hidden path beside a file, to be written, which takes its place on the disk: whole or not at all.
 
     ``name``: what an error calls the file; None: its path.
 
@@ -75,8 +92,11 @@ def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with storage_errors(name or path):
         try:
+            part.unlink(missing_ok=True)  # of another process that had this number, or a link that leads elsewhere
             yield part
+            sync(part)
             part.replace(path)
+            sync(path.parent)
         finally:
             part.unlink(missing_ok=True)
 
@@ -112,6 +132,19 @@ def _best_of(folder: Path) -> str:
     except (RunError, OSError):
         return ""
     return "" if best is None else f" ({percent(best.top1, 1)})"
+
+
+def _is_only_begun(path: Path) -> bool:
+    """Return whether a folder holds at most what a run that was killed in its first moments leaves there."""
+
+    def is_left(entry: Path) -> bool:
+        if entry.name == "recipe.json":  # of no bytes: the power failed before they were on the disk
+            return not entry.is_symlink() and entry.stat().st_size == 0
+        return (entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir())) or bool(
+            re.fullmatch(r"\.recipe\.json\.\d+\.part", entry.name)
+        )
+
+    return path.is_dir() and all(map(is_left, path.iterdir()))
 
 
 @dataclass
@@ -205,9 +238,9 @@ class Run:
         """
         path = Path(directory)
         with storage_errors(path):
-            before = Run.open(path) if (path / "recipe.json").exists() else None
+            before = Run.open(path) if (path / "recipe.json").exists() and not _is_only_begun(path) else None
             is_another = before is not None and before.recipe.digest != recipe.digest
-            if before is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if before is None and path.exists() and not _is_only_begun(path):
                 raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
             if before is not None and is_another and (started := before.progress().started):
                 differences = before.recipe.differences(recipe)
@@ -221,8 +254,10 @@ class Run:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             if before is None or before.recipe != recipe:
                 # One that trains something else is written only while no process holds the run.
-                with before.lock() if before is not None and is_another else contextlib.nullcontext():
-                    replace_file(path / "recipe.json", recipe.to_json())
+                held = before.lock() if before is not None and is_another else contextlib.nullcontext()
+                with held, replacing(path / "recipe.json") as part:  # where it is a link, the link goes
+                    part.write_text(recipe.to_json(), encoding="utf-8")
+                sync(path.parent)  # or a power cut takes the folder
         return Run(path, recipe)
 
     @staticmethod
@@ -345,13 +380,15 @@ class Run:
         """Hold the run for this process; the system lets go of it however the process ends.
 
         Raises:
-            RunError: another process holds it (its id is named).
+            RunError: another process holds it (its id is named), or the lock or a checkpoint is a link.
             StorageError: the directory cannot be written.
         """
         path = self.directory / "lock"
+        for place in (self.checkpoints, *self.checkpoints.glob("*"), *self.checkpoints.glob("*/*")):
+            refuse_link(place)
         with contextlib.ExitStack() as stack:
             try:
-                file = stack.enter_context(path.open("a+b", buffering=0))
+                file = stack.enter_context(open_no_follow(path, "a+b"))
                 if fcntl is not None:
                     fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                     file.truncate(0)

@@ -226,7 +226,8 @@ def _train_with_servers(
         raise InputError(f"{flag} one process, which --engine async has not: leave it out")
     from steadytrain.launch.workers import AsyncRun, join_run, keep_worker, keep_workers
 
-    staleness, address = _parallel(data, options, "staleness"), _parallel(data, options, "ray_address")
+    staleness, address = _parallel(data, options, "staleness"), options.changes().get("parallel.ray_address")
+    in_file = _parallel(data, options, "ray_address")
     if VARIABLE in os.environ:
         with _only_first_rank_prints(world), connect(world) as cluster:
             import steadytrain.training  # noqa: F401 - takes seconds, in which worker 0 opens the run
@@ -236,6 +237,11 @@ def _train_with_servers(
             recipe = recipe_for(data, options, finetune=finetune, ranks=ranks)
             runs = _create_runs(_folder(recipe, options), recipe, options)
             return _train_all(runs, options, cluster=cluster, until=until)
+    if address is None and in_file is not None:
+        note(
+            f"not connected to Ray at {in_file}: a file names it (parallel.ray_address), and this command does not; to"
+            f" connect, add --ray-address {in_file}; else Ray is started on this machine"
+        )
     namespace = None
     if address is not None and options.run is not None:  # by which further workers find the run
         namespace = f"steadytrain-{Path(options.run).resolve()}"
@@ -569,6 +575,7 @@ def _train_visibly(
         mxnet_log: print the lines of MXNet's scripts instead of ours.
     """
     with lasting_imports():
+        from steadytrain.data.storage.runs import upload_words
         from steadytrain.training import steps
 
     progress = run.progress()
@@ -584,6 +591,8 @@ def _train_visibly(
         elif is_first:
             note(f"{run.directory} was evaluated at epoch {until:g} already; without --until it goes on")
         return 0 if is_finished else EXIT_CODES["preempted"]
+    if is_first and (words := upload_words(run.recipe)):
+        note(words)
     code, num_steps = 0, 0
     console: AbstractContextManager[Console | None]
     speedometer = Speedometer() if mxnet_log and is_first else None

@@ -447,6 +447,8 @@ class Parallel:
         power_from: epochs of exchanging whole gradients before ``powersgd`` begins, 0 or more.
         price: price of an hour of each machine, such as ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W`` or an instance:
             ``p3.2xlarge@us-east-1:spot``. None: what the variable STEADYTRAIN_PRICE says, if anything.
+        from_file: not part of a recipe file: whether ``ray_address`` was read from a file rather than written in code.
+            Only what was not is connected to.
     """
 
     device: str = "auto"
@@ -473,6 +475,7 @@ class Parallel:
     power_rank: int = 2
     power_from: float = 0.0
     price: str | None = None
+    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         if isinstance(self.price, int | float) and not isinstance(self.price, bool):  # price = 2.40 in a recipe file
@@ -525,6 +528,8 @@ class Every:
         stall_minutes: end a run that makes no progress for this many minutes after a warning. 0 or None never ends it.
         upload: a URI (``s3://bucket/runs/a``) that the run is kept at as well: what is new is sent in the background
             after each checkpoint.
+        from_file: not part of a recipe file: whether ``upload`` was read from a file rather than written in code. A run
+            is uploaded only where it was not.
     """
 
     log_steps: int = 20
@@ -534,6 +539,7 @@ class Every:
     keep: int = 2
     stall_minutes: float | None = 15.0
     upload: str | None = None
+    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         check_types(self, "every")

@@ -33,6 +33,9 @@ ASIDE = ("sweep", "tuning")
 CODE_KEYS = ("name", "loss")
 """Keys of ``optim`` that may be a ``pkg.mod:factory``."""
 
+FILE_KEYS = {"model": "name", "data": "transforms", "every": "upload", "parallel": "ray_address"}
+"""Part -> its key that runs code or leads out of this machine: a value that comes from a file is not acted on."""
+
 LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
     ("data", "balance", "none"),
@@ -170,25 +173,20 @@ class Recipe:
         for key, other in (("epochs", "steps"), ("steps", "epochs")):  # they exclude each other: the named one holds
             if all_changes.get(f"budget.{key}") is not None and f"budget.{other}" not in all_changes:
                 values["budget"][other] = None
-        recipe, model = Recipe.from_dict(values), all_changes.get("model")
-        if "model.name" in all_changes:
-            from_file = False
-        elif isinstance(model, Model):
-            from_file = model.from_file
-        else:
-            from_file = self.model.from_file or recipe.model.name != self.model.name
-        return replace(
-            recipe,
-            model=replace(recipe.model, from_file=from_file),
-            optim=replace(recipe.optim, from_file=self._optim_from_file(recipe.optim, all_changes)),
-            data=replace(recipe.data, from_file=self._data_from_file(recipe.data, all_changes)),
-        )
+        recipe = Recipe.from_dict(values)
+        parts = {
+            part: replace(getattr(recipe, part), from_file=self._is_from_file(recipe, part, key, all_changes))
+            for part, key in FILE_KEYS.items()
+        }
+        optim = replace(recipe.optim, from_file=self._optim_from_file(recipe.optim, all_changes))
+        return replace(recipe, optim=optim, **parts)
 
-    def _data_from_file(self, data: Data, changes: Mapping[str, object]) -> bool:
-        """Return whether the transforms of ``data``, made by ``changes``, are a file's."""
-        if isinstance(new_data := changes.get("data"), Data):
-            return new_data.from_file
-        return "data.transforms" not in changes and (self.data.from_file or data.transforms != self.data.transforms)
+    def _is_from_file(self, recipe: Recipe, part: str, key: str, changes: Mapping[str, object]) -> bool:
+        """Return whether a value of ``recipe``, made by ``changes``, is a file's."""
+        before, after, given = getattr(self, part), getattr(recipe, part), changes.get(part)
+        if isinstance(given, type(after)):
+            return bool(given.from_file)
+        return f"{part}.{key}" not in changes and (before.from_file or getattr(after, key) != getattr(before, key))
 
     def _optim_from_file(self, optim: Optim, changes: Mapping[str, object]) -> frozenset[str]:
         """Return the keys of ``optim``, made by ``changes``, that may name code and whose values are a file's."""
@@ -216,8 +214,8 @@ class Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
         recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
         optim = replace(recipe.optim, from_file=frozenset(CODE_KEYS))
-        data = replace(recipe.data, from_file=True)
-        return replace(recipe, model=replace(recipe.model, from_file=True), optim=optim, data=data)
+        parts = {part: replace(getattr(recipe, part), from_file=True) for part in FILE_KEYS}
+        return replace(recipe, optim=optim, **parts)
 
     @staticmethod
     def from_json(text: str) -> Recipe:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import BinaryIO, Literal, Self, TypeVar
 
-from steadytrain.errors import storage_error
+from steadytrain.errors import RunError, storage_error
 from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Step, Unknown, Unreadable
 
@@ -41,6 +41,7 @@ class EventLog:
         rank: of the writing process.
 
     Raises:
+        RunError: it is a link.
         StorageError: the file cannot be written.
     """
 
@@ -51,7 +52,7 @@ class EventLog:
         self._lock = threading.Lock()
         try:
             repair(path)
-            self._file = path.open("ab", buffering=0)  # each line is written at once: a kill loses none
+            self._file = open_no_follow(path, "ab")  # unbuffered: a kill loses no line
         except OSError as error:
             raise storage_error(error, path) from error
 
@@ -100,11 +101,35 @@ def encode(event: Event) -> bytes:
     return (_encode(event.to_dict()) + "\n").encode("utf-8", "backslashreplace")
 
 
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
+_FLAGS = {"ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "a+b": os.O_RDWR | os.O_APPEND | os.O_CREAT, "r+b": os.O_RDWR}
+
+
+def open_no_follow(path: Path, mode: Literal["ab", "a+b", "r+b"]) -> BinaryIO:
+    """Open a file of a run for writing, unbuffered, unless it is a link, which may lead out of the run's folder.
+
+    Raises:
+        RunError: it is a link.
+        OSError: it cannot be opened.
+    """
+    refuse_link(path)
+    return os.fdopen(os.open(path, _FLAGS[mode] | _NO_FOLLOW, 0o666), mode, buffering=0)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise RunError where a file or folder that a run writes is a symbolic link."""
+    if path.is_symlink():
+        raise RunError(
+            f"{path} is a link to {path.readlink()}: a run writes only into its own folder; remove the link, or put"
+            " there what it leads to, and run the same command again"
+        )
+
+
 def repair(path: Path) -> int:
     """Cut off what follows the last newline, if anything; return the number of bytes cut."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return 0
-    with path.open("r+b") as file:
+    with open_no_follow(path, "r+b") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - 65536)

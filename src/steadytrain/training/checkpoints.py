@@ -17,7 +17,6 @@ to the disk and renamed, so a kill leaves either the whole of it or nothing. Not
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -34,6 +33,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, storage_error
+from steadytrain.run import sync
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"
@@ -74,11 +74,11 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(plain)}
         (part / _REST).write_text(json.dumps(content), encoding="utf-8")
         for path in (part / _TENSORS, part / _REST, part):
-            _flush(path)
+            sync(path)
         size = sum((part / name).stat().st_size for name in (_TENSORS, _REST))
         shutil.rmtree(place, ignore_errors=True)
         part.rename(place)
-        _flush(directory)
+        sync(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise storage_error(_os_error(error), place) from error
@@ -160,9 +160,9 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
         metadata = {"format": "pt", "steadytrain": json.dumps(about)}
         _write_tensors({k: _on_host(v) for k, v in tensors.items()}, part, metadata)
         _sort_header(part)
-        _flush(part)
+        sync(part)
         part.replace(path)
-        _flush(path.parent)
+        sync(path.parent)
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
         raise storage_error(_os_error(error), path) from error
@@ -260,18 +260,6 @@ def _checksum(path: Path) -> str:
 
 def _text_checksum(plain: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot flush a folder; they keep its entries in order by themselves.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _os_error(error: OSError | SafetensorError) -> OSError:

@@ -15,7 +15,7 @@ import torch
 
 from steadytrain.config import Recipe
 from steadytrain.config.phases import parse_train
-from steadytrain.data.storage.runs import FolderUpload, require_same_run
+from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_words
 from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.ray_cluster import Cluster
@@ -365,8 +365,10 @@ def _uploading(run: Run, log: EventLog, *, is_first: bool) -> Iterator[Callable[
         RunError: another run is there, or a later state of this one.
         StorageError: at the end not all could be sent.
     """
-    uri = run.recipe.every.upload
-    if uri is None or not is_first:
+    uri, every = run.recipe.every.upload, run.recipe.every
+    if is_first and (words := upload_words(run.recipe)):
+        log.append(Noticed(message=words))
+    if uri is None or every.from_file or not is_first:
         yield lambda: None
         return
     require_same_run(run.directory, run.recipe, uri)

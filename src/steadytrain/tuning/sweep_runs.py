@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, RunError, storage_errors
+from steadytrain.events import open_no_follow
 from steadytrain.format import count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
@@ -211,7 +212,7 @@ class ProcessTrainer:
             if slot.cores is not None and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(0, slot.cores)
 
-        with (run.directory / LOG).open("ab") as log:
+        with open_no_follow(run.directory / LOG, "ab") as log:
             return subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,3 +204,51 @@ def test_a_recipe_takes_no_secrets(recipe: Recipe, key: str) -> None:
         with pytest.raises(RecipeError, match="credentials in the environment") as caught:
             recipe.with_({key: uri})
         assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_run_from_elsewhere_uploads_nothing_unless_this_command_asks_for_it(
+    kept: Recipe, bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = str(kept.every.upload)
+    for event in steps(Run.create("a", kept.with_({"every.upload": None}))):
+        if isinstance(event, Saved):
+            break
+    (tmp_path / "a" / "recipe.json").write_text(kept.to_json())
+    assert main(["resume", "a", "--until", "1"]) == 75
+    assert f"not uploaded to {uri}: a file asks for it (every.upload)" in capsys.readouterr().err
+    assert not read_manifest(uri).files
+    assert train("a").status == "finished" and not read_manifest(uri).files, "nor from Python"
+    notices = [event.message for event in Run.open("a").events() if isinstance(event, Noticed)]
+    assert sum(message.startswith(f"not uploaded to {uri}") for message in notices) == 2
+    shutil.rmtree("a")
+    assert main(["train", str(kept.data.train), "--recipe", str(_written(kept, tmp_path)), "--run", "b"]) == 0
+    assert "not uploaded to" in capsys.readouterr().err and not read_manifest(uri).files, "nor from a recipe file"
+
+
+def test_a_run_says_where_it_is_kept_as_well_and_leaves_links_out(
+    kept: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri, (secret, folder) = str(kept.every.upload), (tmp_path / "secret", tmp_path / "private")
+    secret.write_text("mine")
+    folder.mkdir()
+    (folder / "key").write_text("mine")
+    run = Run.create("a", kept.with_({"every.upload": None}))
+    (run.directory / "notes.txt").symlink_to(secret)
+    (run.directory / "best.safetensors.bak").symlink_to(secret)
+    (run.directory / "more").symlink_to(folder)
+    assert main(["resume", "a", "--set", f"every.upload={uri}"]) == 0
+    assert f"also kept at {uri}: uploaded after each checkpoint" in capsys.readouterr().err
+    files = read_manifest(uri).files
+    assert {"recipe.json", "model.safetensors"} <= files.keys()
+    assert not [name for name in files if name.startswith(("notes", "best.safetensors.bak", "more"))]
+    notices = [event.message for event in run.events() if isinstance(event, Noticed)]
+    for name in ("notes.txt", "best.safetensors.bak", "more"):
+        assert sum(f"a/{name} is a link to {tmp_path}" in message for message in notices) == 1, notices
+
+
+def _written(recipe: Recipe, folder: Path) -> Path:
+    path = folder / "recipe.json"
+    path.write_text(recipe.to_json())
+    return path

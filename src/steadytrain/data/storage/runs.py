@@ -136,6 +136,7 @@ class FolderUpload:
         self._place = Place.folder(uri)
         self._store = Store(self._place, self._count)
         self._sent: dict[str, tuple[tuple[int, int], Uploaded]] = {}
+        self._links: set[Path] = set()
         self._manifest = read_manifest(uri)
         self._asked = threading.Event()
         self._closed = False
@@ -220,15 +221,33 @@ class FolderUpload:
         return Place(self._place.base, self._place.key + key)
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """List what there is to send: name -> bytes and time. Hidden files and locks stay."""
+        """List what there is to send: name -> bytes and time. Hidden files, locks and links stay."""
         files: dict[str, tuple[int, int]] = {}
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
-            if any(part.startswith(".") for part in name.parts) or name.name == "lock" or not path.is_file():
+            if any(part.startswith(".") for part in name.parts) or name.name == "lock":
                 continue
-            stat = path.stat()
-            files[name.as_posix()] = stat.st_size, stat.st_mtime_ns
+            if path.is_symlink():
+                if name not in self._links:
+                    self._links.add(name)
+                    self.say(f"{path} is a link to {path.readlink()}: not uploaded")
+            elif path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
+                stat = path.stat()
+                files[name.as_posix()] = stat.st_size, stat.st_mtime_ns
         return files
+
+
+def upload_words(recipe: Recipe) -> str:
+    """Say where a run is uploaded to, or why it is not where its recipe asks for it; empty where it does not."""
+    uri = recipe.every.upload
+    if uri is None:
+        return ""
+    if recipe.every.from_file:
+        return (
+            f"not uploaded to {uri}: a file asks for it (every.upload), and this command does not; to upload there, add"
+            f" --set every.upload={uri}"
+        )
+    return f"also kept at {uri}: uploaded after each checkpoint"
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
