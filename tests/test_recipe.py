@@ -277,7 +277,7 @@ def test_toml_reads_as_a_recipe() -> None:
         ({"optim.schedule": "step"}, "optim.milestones is (); it must be given for schedule=step"),
         ({"optim.milestones": [3, 2]}, "optim.milestones is (3.0, 2.0); it must be rising epochs above 0"),
         ({"optim.accumulate": 3}, "batch_size=128 cannot be split into optim.accumulate=3 equal parts"),
-        ({"budget.steps": 5}, "budget needs epochs or steps, not both: epochs=6.0 steps=5"),
+        ({"budget.epochs": 6.0, "budget.steps": 5}, "budget needs epochs or steps, not both: epochs=6.0 steps=5"),
         ({"budget.epochs": None}, "budget needs epochs or steps, not both: epochs=None steps=None"),
         ({"data.train": ""}, "data.train is ''; it must be a .rec file or a folder of classes"),
         ({"data.size": 224.5}, "data.size is 224.5; it must be a whole number or nothing"),
