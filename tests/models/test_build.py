@@ -245,3 +245,16 @@ def test_a_thousand_classes_of_other_names_do_not_get_imagenets_rows(hub: Path) 
     built = models.build(Model("timm/resnet10t", pretrained=True), classes=names, **shape)
     assert built.module.fc.weight.abs().max() < 0.06
     assert "was replaced by a fresh one for kind 0, kind 1" in built.notes[0]
+
+
+def test_a_size_that_a_network_refuses_is_named_with_the_nearest_that_it_takes() -> None:
+    tiny: dict[str, Any] = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+    model = Model("timm/xcit_nano_12_p16_224", options=tiny)
+    for act in (
+        lambda: models.require_size(model, 200),
+        lambda: models.build(model, num_classes=3, channels=3, size=200),
+    ):
+        with pytest.raises(ModelError, match=r"the nearest sizes that it takes: 192 and 208$"):
+            act()
+    models.require_size(model, 208)
+    models.require_size(Model("timm/resnet10t"), 201)
