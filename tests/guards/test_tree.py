@@ -15,7 +15,7 @@ from steadytrain.cli import app, join_verb
 
 PROJECT = Path(__file__).parents[2]
 # Paths and names of one machine. Written with brackets so that they do not match themselves.
-PLACES = re.compile(r"/wor[k]/|/roo[t]/|/hom[e]/|\bfar[m]-|\.librar[y]\b|\.mirro[r]\b")
+PLACES = re.compile(r"/wor[k]/|/roo[t]/|/hom[e]/|\bfar[m]-|(?<!torch)\.librar[y]\b|\.mirro[r]\b")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 NOT_RUN = "<!-- not run"
 

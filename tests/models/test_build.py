@@ -255,3 +255,16 @@ def test_images_that_a_network_cannot_shrink_as_it_wants_are_said_to_be_too_smal
     assert notes(32) == [] and notes(17) == []
     assert notes(16)[0].startswith("images of 16x16 pixels are too small for timm/resnet18: layer4.0.conv1 and what")
     assert "layer3.0.conv1" in notes(5)[0] and "choose a larger --size" in notes(5)[0]
+
+
+def test_a_size_that_a_network_refuses_is_named_with_the_nearest_that_it_takes() -> None:
+    tiny: dict[str, Any] = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+    model = Model("timm/xcit_nano_12_p16_224", options=tiny)
+    for act in (
+        lambda: models.require_size(model, 200),
+        lambda: models.build(model, num_classes=3, channels=3, size=200),
+    ):
+        with pytest.raises(ModelError, match=r"the nearest sizes that it takes: 192 and 208$"):
+            act()
+    models.require_size(model, 208)
+    models.require_size(Model("timm/resnet10t"), 201)

@@ -193,3 +193,13 @@ def test_validation_records_beside_training_records_are_used(
     assert st.default_recipe(train, {**QUICK, "data.val": "other-val.rec"}).data.val == "other-val.rec"
     assert main(["train", train, "--model", "mlp", "--epochs", "1", "--device", "cpu", "--run", "runs/a"]) == 0
     assert st.Run.open("runs/a").progress().started.data["num_val"] == 80  # type: ignore[union-attr]
+
+
+def test_a_size_that_the_network_refuses_is_said_before_the_images_are_read(work: Path) -> None:
+    folder = _write_photos(Path("photos"), 2)
+    (folder / "cats" / "broken.png").write_bytes(b"no image")
+    lines: list[str] = []
+    changes = {"model.name": "timm/xcit_nano_12_p16_224", "data.size": 200}
+    with pytest.raises(ModelError, match="the nearest sizes that it takes: 192 and 208"):
+        st.default_recipe("photos", changes, say=lines.append)
+    assert not any("packing" in line for line in lines)

@@ -51,6 +51,10 @@ LARGE, LARGE_SIDE = 100_000_000, 256
 """Parameters and side in pixels from which shapes are checked on ``meta``, which imports torch's compiler (seconds)."""
 
 
+_SIDES = (4, 8, 14, 16, 24, 28, 32, 48, 56, 64)
+"""Of which sides that networks take are multiples: patches, windows and what halvings come to."""
+
+
 @dataclass(frozen=True)
 class Built:
     """A network and what belongs to it.
@@ -111,9 +115,14 @@ def build(
     if model.weights is not None and not _is_params(model.weights):
         file = read_weights(Path(model.weights))
         size = size or (file.input and file.input.size)
-    built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
-    side = size or built.input.size or 224
-    vain = try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
+    try:
+        built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
+        side = size or built.input.size or 224
+        vain = try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
+    except ModelError as error:
+        if size is None or model.pretrained or not (nearest := _nearest_sizes(source, model, size)):
+            raise
+        raise ModelError(f"{error}{nearest}") from error
     if vain:
         built = replace(built, notes=(*built.notes, _too_small(built.name, side, vain)))
     if file is not None:
@@ -253,6 +262,58 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
     finally:
         module.train(was_training)
     return vain
+
+
+def require_size(model: Model, size: int) -> None:
+    """Refuse a side of images that a network whose parameters depend on it cannot take, before any image is read.
+
+    The network is built without values, in about a second. What can be known only with values passes.
+
+    Args:
+        model: name and options.
+        size: in pixels.
+
+    Raises:
+        ModelError: as of :func:`build`.
+    """
+    source, spec = find(model.name, allow_import=True), Model(model.name, options=model.options)
+    if _depends_on_size(source) and _refuses(source, spec, size):
+        build(spec, num_classes=2, channels=3, size=size)
+
+
+def _depends_on_size(source: Source) -> bool:
+    """Return whether a network of timm's has parameters whose shapes follow from the size of its images."""
+    if source.kind != "timm":
+        return False
+    import timm
+
+    config: Any = timm.models.get_pretrained_cfg(source.inner)
+    return config is not None and bool(config.fixed_input_size)
+
+
+def _refuses(source: Source, spec: Model, size: int) -> bool:
+    """Return whether a network cannot take images of a side, as far as that can be known without values."""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            module = _make(source, spec, num_classes=2, channels=3, size=size).module
+            module.eval()(torch.zeros(1, 3, size, size))
+    except NotImplementedError:  # a value is asked for
+        return False
+    except (ModelError, *NETWORK_ERRORS):
+        return True
+    return False
+
+
+def _nearest_sizes(source: Source, model: Model, size: int) -> str:
+    """List the nearest sides below and above that a network takes, for a message; empty where that does not matter."""
+    if not _depends_on_size(source):
+        return ""
+    spec = Model(model.name, options=model.options)
+    below = sorted({(size - 1) // step * step for step in _SIDES} - {0}, reverse=True)
+    above = sorted({(size // step + 1) * step for step in _SIDES})
+    found = [next((side for side in sides if not _refuses(source, spec, side)), None) for sides in (below, above)]
+    sides = [str(side) for side in found if side is not None]
+    return f"; the nearest sizes that it takes: {' and '.join(sides)}" if sides else ""
 
 
 def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str]) -> Built:

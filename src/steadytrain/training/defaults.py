@@ -167,6 +167,8 @@ def choose_recipe(
         if finetune:
             say(f"no weights to start from: {draft.model.name} is trained from scratch, for which steady train is made")
     require_licence(draft)
+    if draft.data.size is not None:
+        models.require_size(draft.model, draft.data.size)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
     facts = look(draft.data, say=say, progress=progress)
