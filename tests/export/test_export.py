@@ -367,3 +367,24 @@ def test_networks_of_several_inputs_and_outputs_are_exported(tmp_path: Path) -> 
     formats.write_onnx(Two().eval(), inputs, tmp_path / "two.onnx")
     total, double = open_module(tmp_path / "two.onnx").module(torch.ones(5, 3), torch.ones(5, 4))
     assert total.tolist() == [[5.0] * 3] * 5 and double.tolist() == [[2.0] * 3] * 5
+
+
+class Windows(nn.Module):
+    """Attention within windows (five dimensions, as in Hiera), with a mask of as many, and over all (three)."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        attend = nn.functional.scaled_dot_product_attention
+        tokens = images.flatten(2).transpose(1, 2).reshape(-1, 1, 4, 4, 3)
+        mask = torch.arange(4.0).reshape(1, 1, 4, 1, 1)
+        inside = attend(tokens, tokens * 2, tokens + 1, mask * torch.arange(4.0)).reshape(-1, 16, 3)
+        return attend(inside, inside, inside, scale=0.3).mean(1)
+
+
+def test_attention_of_other_than_four_dimensions_is_exported_to_onnx(tmp_path: Path) -> None:
+    need(".onnx")
+    net = Windows().eval()
+    formats.write_onnx(net, torch.zeros(2, 3, 4, 4), tmp_path / "net.onnx")
+    opened = open_module(tmp_path / "net.onnx")
+    for count in (1, 2, 5):
+        images = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count))
+        torch.testing.assert_close(opened.module(images), net(images), atol=1e-5, rtol=1e-4)

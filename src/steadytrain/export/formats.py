@@ -30,6 +30,8 @@ from xml.etree import ElementTree
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from steadytrain.errors import ModelError, SteadyError, first_line, storage_error, storage_errors
@@ -64,7 +66,7 @@ def write_onnx(
     inputs, shapes = _inputs(module, example, dynamic_batch)
     if sum(value.nbytes for value in module.state_dict().values()) > MOST_ONNX_BYTES:
         raise ModelError("the network has more than 2 GB of weights, which no .onnx file holds: take .pt2 or .xml")
-    with _exporting("ONNX", dynamic_batch), replacing(path) as part:
+    with _exporting("ONNX", dynamic_batch), replacing(path) as part, _FourDimensions():
         program = torch.onnx.export(
             module,
             inputs,
@@ -80,6 +82,34 @@ def write_onnx(
         program.model.metadata_props.clear()
         program.save(str(part), external_data=False)
         add_metadata(part, metadata)
+
+
+class _FourDimensions(TorchFunctionMode):
+    """While it is entered, attention is computed on four dimensions: torch's exporter to ONNX takes no other number.
+
+    Hiera, for example, has one more, of windows.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        call = _attend if func is functional.scaled_dot_product_attention else func
+        return call(*args, **(kwargs or {}))
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *more: Any, **options: Any
+) -> Tensor:
+    leading = query.shape[:-2]
+    if query.dim() == 4 or not leading == key.shape[:-2] == value.shape[:-2]:
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask, *more, **options)
+    if attn_mask is not None and attn_mask.dim() > 3:  # others are the same wherever the leading dimensions are
+        attn_mask = _to_four(attn_mask.expand(*leading, *attn_mask.shape[-2:]))
+    parts = map(_to_four, (query, key, value))
+    out = functional.scaled_dot_product_attention(*parts, attn_mask, *more, **options)
+    return out.reshape(*leading, *out.shape[-2:])
+
+
+def _to_four(tensor: Tensor) -> Tensor:
+    return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor[(None,) * (4 - tensor.dim())]
 
 
 def write_openvino(
