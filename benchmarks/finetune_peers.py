@@ -6,7 +6,7 @@ AutoGluon's). Accuracy does not depend on how busy a machine is, so epochs are e
 those of all processes of a contender, its start and its evaluation included.
 
 - ``steady``: ``steady finetune`` with its defaults, which is what ``--budget-minutes`` chooses where these
-  epochs fit. ``steady-after-probe``: ``--train probe+discriminative``. ``steady-probe``: ``--train probe``, no updates.
+  epochs fit. ``steady-fresh``: ``--train discriminative``, the default before. ``steady-probe``: ``--train probe``.
 - ``torch``: a plain PyTorch script (AdamW at its default rate, a cosine, torchvision's transforms).
 - ``timm``: timm's own ``train.py`` at its defaults. ``timm-adamw``: the same, told what its users tell it for
   fine-tuning: AdamW at 5e-4, no warm-up, label smoothing stays at 0.1.
@@ -47,7 +47,7 @@ from steadytrain.config.plain import plain
 from steadytrain.reports import spread
 
 PEERS = Path(__file__).resolve().parent / "peers"
-OURS = {"steady": (), "steady-after-probe": ("--train", "probe+discriminative"), "steady-probe": ("--train", "probe")}
+OURS = {"steady": (), "steady-fresh": ("--train", "discriminative"), "steady-probe": ("--train", "probe")}
 TIMMS = {
     "timm": (),
     "timm-adamw": ("--opt", "adamw", "--lr", "5e-4", "--weight-decay", "0.05", "--warmup-epochs", "0"),

@@ -203,3 +203,40 @@ def test_a_size_that_the_network_refuses_is_said_before_the_images_are_read(work
     with pytest.raises(ModelError, match="the nearest sizes that it takes: 192 and 208"):
         st.default_recipe("photos", changes, say=lines.append)
     assert not any("packing" in line for line in lines)
+
+
+FINETUNED = {"model.name": "digits", "model.pretrained": False, "parallel.device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "train", "rate", "warmup"),
+    [
+        ({}, "probe+discriminative", 1e-3, ("power:3", 2.0)),
+        ({"budget.epochs": 2}, "probe+discriminative", 1e-4, ("linear", 0.5)),
+        ({"budget.epochs": 2, "optim.lr": 0.002}, "probe+discriminative", 0.002, ("linear", 0.5)),
+        ({"optim.warmup_epochs": 1}, "probe+discriminative", 1e-3, ("linear", 1.0)),
+        ({"optim.schedule": "one-cycle"}, "probe+discriminative", 1e-3, ("linear", 0.0)),
+        ({"model.train": "discriminative"}, "discriminative", 1e-3, ("linear", 0.5)),
+        ({"data.balance": "classes"}, "discriminative", 1e-3, ("linear", 0.5)),
+        ({"data.repeats": 2}, "discriminative", 1e-3, ("linear", 0.5)),
+        ({"parallel.engine": "async", "parallel.procs": 2}, "discriminative", 1e-3, ("linear", 0.5)),
+    ],
+)
+def test_fine_tuning_begins_with_a_probe_wherever_it_can(
+    digits: Path, changes: dict[str, object], train: str, rate: float, warmup: tuple[str, float]
+) -> None:
+    recipe = st.default_recipe(digits, {**FINETUNED, **changes}, finetune=True)
+    assert recipe.model.train == train
+    assert (recipe.optim.lr, (recipe.optim.warmup, recipe.optim.warmup_epochs)) == (rate, warmup)
+
+
+def test_images_with_several_labels_are_fine_tuned_without_a_probe(labelled_digits: Path) -> None:
+    recipe = st.default_recipe(labelled_digits, FINETUNED, finetune=True)
+    assert (recipe.model.train, recipe.optim.warmup) == ("discriminative", "linear")
+
+
+def test_a_mistake_is_named_whether_or_not_a_probe_comes_first(digits: Path) -> None:
+    with pytest.raises(RecipeError, match=r"balance='classes' and model\.train='probe\+full' exclude"):
+        st.default_recipe(digits, {**FINETUNED, "data.balance": "classes", "model.train": "probe+full"}, finetune=True)
+    with pytest.raises(RecipeError, match="unknown key"):
+        st.default_recipe(digits, {**FINETUNED, "optim.rate": 1}, finetune=True)

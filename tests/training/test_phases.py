@@ -141,6 +141,38 @@ def test_training_goes_on_from_a_probe_and_resumes_to_the_same_bits(
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+def test_a_probe_that_no_epoch_is_better_than_is_kept_and_told_after_a_resume_too(
+    recipe: Recipe, start: Path, tmp_path: Path, weights: Weights
+) -> None:
+    undone = recipe.with_({"model.weights": str(start), "optim.lr": 3.0, "every.log_steps": 1})
+    run = Run.create(tmp_path / "undone", undone.with_({"model.train": "probe+full"}))
+    train_for(run, 13)
+    seen = list(steps(run))
+    evaluated = [e for e in run.events() if isinstance(e, events.Evaluated)]
+    assert [e.step for e in evaluated] == [0, 10, 20] and max(e.top1 for e in evaluated[1:]) < evaluated[0].top1
+    (told,) = (
+        e.message for e in seen if isinstance(e, events.Noticed) and "no epoch was better than the probe" in e.message
+    )
+    assert f"best.safetensors holds it (validation top-1 {evaluated[0].top1:.4f})" in told
+    probe = train(Run.create(tmp_path / "probe", undone.with_({"model.train": "probe", "budget.epochs": 0})))
+    assert not changed(load_file(probe.run.weights), load_file(run.directory / "best.safetensors"))
+    assert evaluate(run).top1 == evaluated[0].top1
+
+
+def test_what_updates_made_of_a_probe_is_told(
+    recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], Path]
+) -> None:
+    layers = "nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, num_classes)"  # three features say little
+    write_module("narrow", f"from torch import nn\n\ndef net(num_classes):\n    return nn.Sequential({layers})\n")
+    both = recipe.with_({"model.name": "narrow:net", "model.train": "probe+full", "budget.epochs": 6})
+    both = both.with_({"optim.name": "adamw", "optim.lr": 0.03})
+    seen = list(steps(Run.create(tmp_path / "run", both)))
+    first, *others = (e.top1 for e in seen if isinstance(e, events.Evaluated))
+    assert max(others) > first
+    (told,) = (e.message for e in seen if isinstance(e, events.Noticed) and "fine-tuning raised" in e.message)
+    assert f"from {first:.4f}, the probe's, to {max(others):.4f}" in told
+
+
 @pytest.mark.parametrize(
     "layers",
     [
@@ -156,6 +188,10 @@ def test_a_classifier_that_is_no_linear_layer_is_refused(
     probe = recipe.with_({"model.name": f"{name}:net", "model.train": "probe", "budget.epochs": 0})
     with pytest.raises(ModelError, match="is not one linear layer that ends the network"):
         train(Run.create(tmp_path / "run", probe))
+    seen = list(steps(Run.create(tmp_path / "trained", probe.with_({"model.train": "probe+full", "budget.epochs": 2}))))
+    (told,) = (e.message for e in seen if isinstance(e, events.Noticed) and "without a probe" in e.message)
+    assert "is not one linear layer" in told and isinstance(seen[-1], events.Ended)
+    assert [e.step for e in seen if isinstance(e, events.Evaluated)] == [10, 20]
 
 
 def test_the_fit_is_that_of_scikit_learn() -> None:

@@ -26,8 +26,8 @@ DATA: dict[str, Any] = {"spent": 20, "num_train": 640, "num_val": 250, "epochs":
     [
         (0.7, "probe", 0),
         (2, "probe", 0),
-        (3, "discriminative", 4),
-        (60, "discriminative", 8),
+        (3, "probe+discriminative", 4),
+        (60, "probe+discriminative", 8),
     ],
 )
 def test_as_many_epochs_as_fit_and_else_the_probe(minutes: float, train: str, epochs: int) -> None:
@@ -36,7 +36,15 @@ def test_as_many_epochs_as_fit_and_else_the_probe(minutes: float, train: str, ep
     assert (chosen.train, chosen.epochs) == (train, epochs)
     taken = DATA["spent"] + RATES.startup + chosen.pass_seconds + chosen.epochs * chosen.epoch_seconds
     assert taken <= 60 * minutes * (1 - RESERVE)
-    assert [option.train for option in options] == ["probe", "probe+head", "discriminative"]
+    assert [option.train for option in options][:2] == ["probe", "probe+head"]
+
+
+def test_a_probe_comes_first_where_it_takes_under_a_tenth_of_the_time() -> None:
+    quick, slow = (choose(replace(RATES, features=features), minutes=60, **DATA)[-1] for features in (50, 20))
+    assert (quick.train, slow.train) == ("probe+discriminative", "discriminative")
+    assert quick.pass_seconds == (640 + 250) / 50 and slow.pass_seconds == 0.0
+    whole = quick.pass_seconds + quick.epochs * quick.epoch_seconds
+    assert quick.pass_seconds <= 0.1 * whole < (640 + 250) / 20
 
 
 def test_a_slower_machine_gets_fewer_epochs() -> None:
@@ -87,12 +95,13 @@ def test_the_same_command_goes_on_with_the_run_as_it_was_planned(
     steady(*command, "--budget-minutes", "60", "--run", run)
     planned = Run.open(run)
     assert planned.finished() is not None
-    assert planned.recipe.model.train == "discriminative"
+    assert planned.recipe.model.train == "probe+discriminative"
+    assert (planned.recipe.optim.warmup, planned.recipe.optim.warmup_epochs) == ("power:3", 2.0)
     assert (planned.recipe.budget.epochs, planned.recipe.budget.minutes) == (8, 60)
     (words,) = (e.message for e in planned.events() if isinstance(e, events.Noticed) and "measured here" in e.message)
-    assert words.startswith("60 minutes: discriminative, 8 epochs of ")
+    assert words.startswith("60 minutes: probe+discriminative, 8 epochs of ")
     _, again = steady(*command, "--budget-minutes", "60", "--run", run)
-    assert "was planned before: discriminative, 8 epochs" in again
+    assert "was planned before: probe+discriminative, 8 epochs" in again
     assert Run.open(run).recipe == planned.recipe
 
 

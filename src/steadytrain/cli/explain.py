@@ -53,6 +53,9 @@ def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
     yield from head_lines(recipe, explained.started)
     if explained.recomputed is not None:
         yield from _row("recomputed", clean(str(explained.recomputed)))
+    if parse_train(recipe.model.train).probe_passes and explained.started.steps:
+        words = "first a probe: the classifier is fitted to the features of the frozen network, and evaluated"
+        yield from _row("note", f"{words}; best.safetensors holds the best of it and of all epochs")
     for remark in explained.notes:
         yield from _row("note", clean(remark))
     stored = ", ".join(f"{numbers} {count:,}" for numbers, count in explained.stored.items())

@@ -54,7 +54,7 @@ class TrainingOptions:
             timm/mobilenetv3_large_100]
         weights: Start from this .safetensors or .pth file.
         train: What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one
-            pass), head:1+full, probe+discriminative. [default: train: full; finetune: discriminative]
+            pass), head:1+full, probe+discriminative. [default: train: full; finetune: probe+discriminative]
         epochs: Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]
         budget_minutes: finetune: choose method and epochs by what this machine does with the data, and end within so
             many minutes.

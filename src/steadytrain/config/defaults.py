@@ -42,11 +42,18 @@ MAX_BATCH_SHARE, MIN_BATCH = 0.1, 2
 MAX_WARMUP_SHARE = 0.25
 """The longest default warm-up, as a share of the run."""
 
-AFTER_PROBE_LR = 3e-4
-"""Learning rate of AdamW for a network whose classifier was fitted by a probe; docs/finetune.md has the runs behind it.
+GENTLE_WARMUP, GENTLE_EPOCHS = "power:3", 2.0
+"""Warm-up after a probe, by default: through the first epoch the rate is on average a 32nd of its peak.
 
-The first epoch undoes some of the fit: less at this rate than at 1e-3, but still some.
+A classifier that was fitted is at rest, and Adam's first updates move weights by the rate, however small the gradient:
+at 1e-3 from the start, ten of them took 15 to 80 points from three probes (docs/finetune.md).
 """
+
+LEAST_EPOCHS, SHORT_LR = 4, 1e-4
+"""Epochs below which a run is too short for that and stays at this rate of AdamW; docs/finetune.md has the runs."""
+
+PROBE_FIRST, WITHOUT_PROBE = "probe+discriminative", "discriminative"
+"""What fine-tuning trains by default; and where no probe can come first, since the recipe or the labels exclude it."""
 
 ALWAYS_WRITTEN = ("data.train", "model.name", "batch_size", "seed", "precision.name", "precision.channels_last")
 """Keys that a recipe file has although they may be the defaults: these depend on the machine, or say what it is for."""
@@ -83,7 +90,7 @@ def usual_recipe(train: str, *, model: str | None = None, finetune: bool, small:
         return Recipe(
             data=Data(train=train, area=(0.4, 1.0)),
             model=Model(
-                model or FINETUNED_MODELS[0], pretrained=True, train="discriminative", decay=0.8, batch_norm="frozen"
+                model or FINETUNED_MODELS[0], pretrained=True, train=PROBE_FIRST, decay=0.8, batch_norm="frozen"
             ),
             optim=Optim("adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=0.5, label_smoothing=0.1, ema=0.99),
             budget=Budget(epochs=8),
@@ -137,10 +144,7 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         )  # there are no statistics to keep; the user's own may bring some
     if parse_loss(str(chosen.get("loss", "auto"))).is_factory:
         values["optim"]["label_smoothing"] = 0.0  # the user's own loss smooths as it likes
-    is_adamw = defaults.optim.name == "adamw" and optimizer in (None, "adamw")
     plan = parse_train(train := _train(file_values, changes) or defaults.model.train)
-    if plan.probe_passes and plan.main != "probe" and is_adamw and chosen.get("lr") is None:
-        values["optim"]["lr"] = min(defaults.optim.lr, AFTER_PROBE_LR)
     if plan.main == "probe":  # which makes no updates
         values["model"]["train"] = train
         values["budget"] = {"epochs": 0, "steps": None}
@@ -154,7 +158,13 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     for part, value in file_values.items():
         is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
         values[part] = {**values[part], **value} if is_table else value
-    return Recipe.from_dict(values).with_(changes)
+    try:
+        return Recipe.from_dict(values).with_(changes)
+    except RecipeError:
+        if values["model"]["train"] != PROBE_FIRST or _train(file_values, changes):
+            raise
+        values["model"]["train"] = WITHOUT_PROBE
+        return Recipe.from_dict(values).with_(changes)  # of settings that a probe excludes; or what is wrong is said
 
 
 def write_toml(recipe: Recipe, usual: Recipe, reasons: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -222,8 +232,28 @@ def fit_to_data(recipe: Recipe, num_images: int, *, chosen: Container[str], rank
     batch, parts = recipe.batch_size, recipe.optim.accumulate * ranks
     while "batch_size" not in chosen and batch > num_train * MAX_BATCH_SHARE and batch % (4 * parts) == 0:
         batch //= 2
-    warmup = recipe.optim.warmup_epochs
+    epochs = recipe.budget.epochs or (recipe.budget.steps or 0) * batch / max(1.0, num_train)
+    return fit_to_epochs(recipe.with_(batch_size=batch), epochs, chosen=chosen)
+
+
+def fit_to_epochs(recipe: Recipe, epochs: float, *, chosen: Container[str]) -> Recipe:
+    """Fit warm-up and rate, where the user left them open, to the number of epochs, and to a probe that comes first.
+
+    The warm-up is at most :data:`MAX_WARMUP_SHARE` of the run. After a probe, it is :data:`GENTLE_WARMUP`; in less than
+    :data:`LEAST_EPOCHS`, AdamW's rate is at most :data:`SHORT_LR` instead.
+
+    >>> recipe = usual_recipe("photos", finetune=True, small=False)
+    >>> optim = fit_to_epochs(recipe, 8, chosen=()).optim
+    >>> optim.lr, optim.warmup, optim.warmup_epochs, fit_to_epochs(recipe, 2, chosen=()).optim.lr
+    (0.001, 'power:3', 2.0, 0.0001)
+    """
+    optim, plan, changes = recipe.optim, parse_train(recipe.model.train), dict[str, object]()
+    goes_on = plan.probe_passes > 0 and plan.main != "probe"
+    is_open = not any(key in chosen for key in ("optim.warmup", "optim.warmup_epochs"))
+    if goes_on and epochs >= LEAST_EPOCHS and is_open and parse_schedule(optim.schedule)[0].law not in RISING:
+        return recipe.with_({"optim.warmup": GENTLE_WARMUP, "optim.warmup_epochs": GENTLE_EPOCHS})
+    if goes_on and epochs < LEAST_EPOCHS and optim.name == "adamw" and "optim.lr" not in chosen:
+        changes["optim.lr"] = min(optim.lr, SHORT_LR)
     if "optim.warmup_epochs" not in chosen:
-        epochs = recipe.budget.epochs or (recipe.budget.steps or 0) * batch / max(1.0, num_train)
-        warmup = min(warmup, MAX_WARMUP_SHARE * epochs)
-    return recipe.with_({"batch_size": batch, "optim.warmup_epochs": warmup})
+        changes["optim.warmup_epochs"] = min(optim.warmup_epochs, MAX_WARMUP_SHARE * epochs)
+    return recipe.with_(changes)

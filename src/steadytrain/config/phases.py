@@ -47,8 +47,8 @@ class TrainPlan:
     def words(self) -> str:
         """Describe it for the head of a run, without the factor between two layers.
 
-        >>> parse_train("head:1+full").words
-        'the classifier alone for 1 epoch, then all parameters'
+        >>> parse_train("head:1+full").words, parse_train("probe+full").words
+        ('the classifier alone for 1 epoch, then all parameters', 'probe, then all')
         """
         main = {"head": "the classifier alone", "probe": "the classifier alone, without updates"}.get(
             self.main, "all parameters"
@@ -58,9 +58,11 @@ class TrainPlan:
             main = f"the classifier, then one layer more {pace}, from the top down"
         if self.head_epochs:
             main = f"the classifier alone for {self.head_epochs:g} epoch{'s' * (self.head_epochs != 1)}, then {main}"
-        if self.probe_passes:
-            passes = "one pass" if self.probe_passes == 1 else f"{self.probe_passes} passes"
-            main = f"{main}; the classifier is first fitted to the features of {passes}"
+        passes = "" if self.probe_passes == 1 else f" of {self.probe_passes} passes"
+        if self.main == "probe":
+            main = f"{main}: a probe{passes}"
+        elif self.probe_passes:
+            main = f"probe{passes}, then {'all' if main == 'all parameters' else main}"  # a line of a run's head
         return main
 
 

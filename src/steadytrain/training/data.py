@@ -116,12 +116,13 @@ class DataSets:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that defaults depend on: images, classes, channels, and pixels of the longest side."""
+    """Facts that defaults depend on: images, classes, channels, pixels of the longest side, several labels an image."""
 
     num_images: int
     num_classes: int
     channels: int
     largest_side: int
+    is_multi_label: bool = False
 
 
 def look(
@@ -141,7 +142,8 @@ def look(
         _require_classes(opened)
         if faults := opened.new_faults():
             say(faults)
-        return Facts(len(opened), len(opened.class_list), opened.channels, opened.largest_side)
+        is_multi_label = opened.labels.ndim > 1
+        return Facts(len(opened), len(opened.class_list), opened.channels, opened.largest_side, is_multi_label)
 
 
 def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda message: None) -> DataSets:

@@ -14,7 +14,16 @@ from torch import nn
 
 from steadytrain import models
 from steadytrain.config import Precision, Recipe
-from steadytrain.config.defaults import FEW_IMAGES, FINETUNED_MODELS, SMALL, apply_changes, fit_to_data, usual_recipe
+from steadytrain.config.defaults import (
+    FEW_IMAGES,
+    FINETUNED_MODELS,
+    SMALL,
+    WITHOUT_PROBE,
+    apply_changes,
+    fit_to_data,
+    usual_recipe,
+)
+from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
 from steadytrain.data.sources.filenames import find_validation_records
 from steadytrain.data.sources.find import require_there
@@ -153,6 +162,8 @@ def choose_recipe(
     def recipe(facts: Facts) -> Recipe:
         usual = usual_recipe(data, model=model, finetune=finetune, small=facts.largest_side <= SMALL)
         changed = apply_changes(replace(usual, precision=precision), file_values, changes)
+        if facts.is_multi_label and "model.train" not in chosen and parse_train(changed.model.train).probe_passes:
+            changed = changed.with_({"model.train": WITHOUT_PROBE})
         return fit_to_data(changed, facts.num_images, chosen=chosen, ranks=ranks)
 
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))

@@ -19,7 +19,7 @@ from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload
 from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.ray_cluster import Cluster
-from steadytrain.errors import FailedError, RankLostError, StalledError, SteadyError
+from steadytrain.errors import FailedError, ModelError, RankLostError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,
     EpochTrained,
@@ -216,7 +216,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     yield from _notices(session)
     if state.cursor.step == 0:
         yield from _probe(session, stop)
-    yield from maybe_evaluate(session, stop)  # due at once where the attempt before was stopped in one
+    yield from _evaluate(session, stop)  # due at once where the attempt before was stopped in one
     signal = consensus.ask_now(Wish(stop=stop())).stop
     if session.is_out_of_patience:
         session.end_here(_patience_words(session))
@@ -266,7 +266,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield from _notices(session)
         if is_due(session):
             yield from _epochs(session)
-            yield from maybe_evaluate(session, stop)
+            yield from _evaluate(session, stop)
             then = consensus.ask_now(Wish(stop() or wish.stop, session.is_save_due(evaluated=True)))
             wish = Wish(then.stop, wish.save or then.save)
             if session.is_out_of_patience and not wish.stop:
@@ -285,6 +285,8 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         if signal or is_done:
             break
     _notice_faults(session)
+    if state.probe is not None and not signal:
+        session.notices.put(_probe_words(session, state.probe))
     yield from _notices(session)
     if session.steps == 0 and not signal:  # a probe alone
         yield from session.save()
@@ -313,6 +315,17 @@ def _patience_words(session: Session) -> str:
     return f"validation {name} has not risen above {state.best:.4f} in {times}; the best weights are kept"
 
 
+def _probe_words(session: Session, probe: float) -> str:
+    """Say at the end of a run whether updates made its probe better, and so which of them is kept."""
+    best, name = session.state.best, score_name(session.data.num_labels is not None)
+    if best > probe:
+        return f"fine-tuning raised validation {name} from {probe:.4f}, the probe's, to {best:.4f} (best.safetensors)"
+    return (
+        f"no epoch was better than the probe, which is kept: best.safetensors holds it (validation {name} {probe:.4f});"
+        " --train probe comes to it without updates"
+    )
+
+
 def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
     """Fit the classifier first, where the recipe says so; a run of a probe alone is saved, and done."""
     passes = parse_train(session.recipe.model.train).probe_passes
@@ -320,8 +333,14 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
         return None
     times = "once" if passes == 1 else f"{passes} times"
     yield Noticed(message=f"probe: {session.data.num_train:,} images go through the network {times}", step=0)
-    with session.clock.within("warmup"):
-        probe = fit_head(session, passes, stop)
+    try:
+        with session.clock.within("warmup"):
+            probe = fit_head(session, passes, stop)
+    except ModelError as error:
+        if not session.steps:
+            raise
+        yield Noticed(message=f"all parameters are trained from a fresh classifier, without a probe: {error}", step=0)
+        return None
     if probe is not None:
         rate = passes * probe.images / probe.pass_seconds
         yield Noticed(
@@ -333,6 +352,14 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
         session.state.evaluated = -1.0  # the classifier is evaluated as it is
     session.laps.restart()
     return None
+
+
+def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+    """Evaluate, if it is time; before the first update, it is the probe that is evaluated."""
+    for event in maybe_evaluate(session, stop):
+        yield event
+        if isinstance(event, Evaluated) and not event.step and session.steps:
+            session.state.probe = event.score
 
 
 @contextmanager

@@ -641,4 +641,4 @@ def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets,
     state.load_state_dict(saved)
     if about["val_digest"] != data.about()["val_digest"]:
         notice("the validation data have changed since this run began: the best weights are chosen again")
-        state.best, state.plateau = -1.0, schedules.Plateau(drops=state.plateau.drops)
+        state.best, state.plateau, state.probe = -1.0, schedules.Plateau(drops=state.plateau.drops), None

@@ -100,7 +100,7 @@ class State:
 
     ``best`` is the highest validation top-1 so far (of several labels: mAP), ``evaluated`` the epoch of the last
     evaluation, ``misses`` how many there were since the best one, and ``plateau`` what a schedule that waits for
-    evaluations remembers of them.
+    evaluations remembers of them. ``probe``: the score of a fitted classifier before any update, if there was one.
     """
 
     module: nn.Module
@@ -114,6 +114,7 @@ class State:
     evaluated: float = 0.0
     plateau: Plateau = field(default_factory=Plateau)
     misses: int = 0
+    probe: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values for :mod:`steadytrain.training.checkpoints`; all ranks call it."""
@@ -138,6 +139,7 @@ class State:
             "evaluated": self.evaluated,
             "plateau": vars(self.plateau),
             "misses": self.misses,
+            "probe": self.probe,
             "rng": generators,
         }
 
@@ -160,7 +162,7 @@ class State:
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
         self.plateau = Plateau(**state.get("plateau", {}))  # earlier versions had none
-        self.misses = state.get("misses", 0)  # not in those of older versions
+        self.misses, self.probe = state.get("misses", 0), state.get("probe")  # not in those of older versions
         # Each rank's own generators; a rank that was not there before keeps those that it began with.
         rank, device = self.engine.world.rank, self.engine.device
         generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}

@@ -11,7 +11,7 @@ import torch
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.config.defaults import AFTER_PROBE_LR, MAX_WARMUP_SHARE
+from steadytrain.config.defaults import LEAST_EPOCHS, PROBE_FIRST, WITHOUT_PROBE, fit_to_epochs, usual_recipe
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import RecipeError
 from steadytrain.format import count, duration, rate
@@ -23,15 +23,15 @@ from steadytrain.training.state import preserve_process
 
 PLANNED = (
     *("model.train", "budget.epochs", "budget.steps", "budget.minutes"),
-    *("optim.lr", "optim.ema", "optim.warmup_epochs"),
+    *("optim.lr", "optim.ema", "optim.warmup", "optim.warmup_epochs"),
 )
 """Keys of the recipe that a plan may set."""
 
 RESERVE = 0.15
 """Share of the minutes that nothing is planned for: measured rates are of a moment, and saving takes time too."""
 
-LEAST_EPOCHS = 4
-"""Epochs of the whole network below which a probe does better: docs/finetune.md has the runs."""
+PROBE_SHARE = 0.1
+"""The largest share of the planned time that a probe takes before the updates of the whole network."""
 
 MOST_EPOCHS = 8
 """Epochs that are planned at most: those of ``steady finetune`` without a budget."""
@@ -99,13 +99,14 @@ def choose(
     """Choose among a probe, a probe followed by updates of the classifier, and updates of the whole network.
 
     The rule: the whole network, for as many epochs as fit, up to ``epochs``; the probe where fewer than
-    :data:`LEAST_EPOCHS` do. The classifier alone is listed and never chosen: the probe did as well in a fraction of
-    the time. Nor is the whole network after a probe: it did no better on one set of photographs, and worse on two.
+    :data:`LEAST_EPOCHS` do. A probe comes before the whole network where it takes at most :data:`PROBE_SHARE` of that
+    time: it is a first answer, and where updates make it worse, it is kept. The classifier alone is listed and never
+    chosen: the probe did as well in a fraction of the time.
 
     >>> rates = Rates(features=200, head=90, full=25, startup=4)
     >>> options = choose(rates, minutes=3, spent=20, num_train=640, num_val=250, epochs=8)
     >>> [(option.train, option.epochs, option.verdict) for option in options]
-    [('probe', 0, 'fits'), ('probe+head', 8, 'fits'), ('discriminative', 4, 'chosen')]
+    [('probe', 0, 'fits'), ('probe+head', 8, 'fits'), ('probe+discriminative', 4, 'chosen')]
 
     Args:
         rates: measured ones.
@@ -119,7 +120,7 @@ def choose(
     """
     left = 60 * minutes * (1 - RESERVE) - spent - rates.startup
     evaluation = num_val / rates.features
-    words = ("probe", "probe+head", "discriminative") if train is None else (train,)
+    words = ("probe", "probe+head", WITHOUT_PROBE) if train is None else (train,)
     options = []
     for word in words:
         plan = parse_train(word)
@@ -130,6 +131,11 @@ def choose(
         epoch = num_train / (rates.full if plan.trains_body else rates.head) + evaluation
         fitting = max(0, min(epochs, int((left - passes) / epoch)))
         needed = min(epochs, LEAST_EPOCHS) if train is None else 1
+        if train is None and plan.trains_body:
+            first = num_train / rates.features + evaluation
+            with_probe = max(0, min(epochs, int((left - first) / epoch)))
+            if with_probe >= needed and first <= PROBE_SHARE * (first + with_probe * epoch):
+                word, passes, fitting = PROBE_FIRST, first, with_probe
         options.append(Option(word, passes, epoch, fitting, "fits" if fitting >= needed else "too slow"))
     if options[-1].verdict != "fits" and options[0].verdict != "fits":
         seconds = options[0].pass_seconds + options[0].epoch_seconds
@@ -164,6 +170,7 @@ def plan_finetune(
             f" --set budget.minutes={minutes:g}"
         )
     rates, data = measure(recipe, seconds=min(MEASURE_SECONDS, MEASURE_SHARE * 60 * minutes), allow_import=allow_import)
+    can_choose = "model.train" not in chosen and bool(parse_train(recipe.model.train).probe_passes)
     options = choose(
         rates,
         minutes=minutes,
@@ -171,17 +178,19 @@ def plan_finetune(
         num_train=data.num_train,
         num_val=data.num_val,
         epochs=MOST_EPOCHS,
-        train=recipe.model.train if "model.train" in chosen or data.num_labels is not None else None,
+        train=None if can_choose else recipe.model.train,
     )
     best = next(option for option in options if option.verdict == "chosen")
     changes: dict[str, object] = {"model.train": best.train, "budget.epochs": best.epochs, "budget.minutes": minutes}
+    usual = usual_recipe(str(recipe.data.train), finetune=True, small=False).optim
+    if "optim.warmup" not in chosen and "optim.warmup_epochs" not in chosen:  # that of another method does not count
+        changes |= {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
     if not best.epochs:
         changes |= {"optim.ema": None, "optim.warmup_epochs": 0.0}
-    elif "optim.lr" not in chosen and parse_train(best.train).probe_passes:
-        changes["optim.lr"] = min(recipe.optim.lr, AFTER_PROBE_LR)
-    if best.epochs and "optim.warmup_epochs" not in chosen:
-        changes["optim.warmup_epochs"] = min(recipe.optim.warmup_epochs, MAX_WARMUP_SHARE * best.epochs)
-    return Plan(recipe.with_(changes), options, rates, minutes)
+    planned = recipe.with_(changes)
+    if best.epochs:
+        planned = fit_to_epochs(planned, best.epochs, chosen=chosen)
+    return Plan(planned, options, rates, minutes)
 
 
 def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rates, DataSets]:
