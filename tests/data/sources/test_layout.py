@@ -200,6 +200,22 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
         {**KAGGLE, **_images("cover.png", "figures/1.png", "extra/2.png")},
         {"": {"train/00a.jpg": "boxer", "train/00b.jpg": "collie"}},
     ),
+    "splits one level deeper than their table": (
+        {
+            **_images("data/train/1.jpg", "data/train/2.jpg", "data/test/3.jpg"),
+            "labels.csv": b"path,label\ntrain/1.jpg,a\ntrain/2.jpg,b\ntest/3.jpg,b\n",
+            "README": b"",
+        },
+        {"train": {"data/train/1.jpg": "a", "data/train/2.jpg": "b"}, "val": {"data/test/3.jpg": "b"}},
+    ),
+    "splits and their table one level deeper": (
+        {
+            **_images("data/train/1.jpg", "data/train/2.jpg", "data/test/3.jpg", "cover.png"),
+            "data/train.csv": b"id,label\n1,a\n2,b\n",
+            "README": b"",
+        },
+        {"": {"data/train/1.jpg": "a", "data/train/2.jpg": "b"}},
+    ),
     "masks beside images": (
         {
             **_images("train/images/1.jpg", "train/images/2.jpg", "train/masks/1.png", "val/images/1.jpg"),
@@ -347,6 +363,7 @@ NO_LABELS = {
         ["train/cat.0.jpg", "train/cat.1.jpg", "train/dog.0.jpg", "train/dog.1.jpg", "test1/1.jpg"],
         r"names seem to begin with the class \(cat, dog\); make a table of them, .* the same command again.*sed -nE",
     ),
+    "one level deeper": (["data/train/1.jpg", "data/test/1.jpg"], "train and (data/)?test are splits"),
     "beside figures": (["train/1.jpg", "test/1.jpg", "figures/1.png", "cover.png"], "train and test are splits"),
     "boxes beside images": (["train/images/1.jpg", "train/labels/1.txt", "valid/images/1.jpg"], "/images are splits"),
     "images and masks": (

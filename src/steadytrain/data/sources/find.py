@@ -345,7 +345,8 @@ class _Source:
                 continue
             table = tables[split]
             around = table.rpartition("/")[0]
-            prefixes = [f"{base}{folder}/" if folder else base for folder in (around, *parts.get(split, folders))]
+            places = [around, *parts.get(split, folders), *(folder.rpartition("/")[0] for folder in folders)]
+            prefixes = [f"{base}{folder}/" if folder else base for folder in places]
             part = replace(self, classes=self.classes or _class_list(listings))
             try:
                 listed = part._list_table(table, path, list(dict.fromkeys(prefixes)), members)

@@ -223,6 +223,8 @@ def build_tree(files: Files, *, strip: bool = True) -> Folder:
         if folder is not None and not is_ignored(base):
             (folder.images if is_image(base) else folder.others).append(row)
     while strip and len(top.folders) == 1 and not top.images and not class_splits(top.look(files), top.name):
+        if top.others and len(flat_splits(top.look(files))) > 1:
+            break  # their table may lie here
         inner = next(iter(top.folders.values()))
         if not inner.folders or (inner.images and len(flat_splits(inner.look(files))) < 2):
             break

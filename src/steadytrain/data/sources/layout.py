@@ -138,7 +138,12 @@ def flat_splits(look: Look) -> dict[str, tuple[str, ...]]:
         return {"": ("",)}
     if len(holding) == 1:
         alone = flat_folder(look, holding[0])
-        return {} if alone is None or top.images else {named.get(holding[0], ""): (alone,)}
+        if alone is not None:
+            return {} if top.images else {named.get(holding[0], ""): (alone,)}
+        inside = flat_splits(lambda path: look(f"{holding[0]}/{path}" if path else holding[0]))
+        if len(inside) < 2:
+            return {}
+        return {split: tuple(f"{holding[0]}/{path}" for path in paths) for split, paths in inside.items()}
     flat: dict[str, tuple[str, ...]] = {}
     for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
         inner = flat_folder(look, name) if name in holding else None
@@ -205,15 +210,21 @@ def find_tables(look: Look, parts: Mapping[str, Sequence[str]], where: str) -> d
         DataError: several could be it.
     """
     tables: dict[str, str] = {}
+
+    def add(folder: str, split: str, splits: Sequence[str]) -> None:
+        """Take the best table of a folder for a split that has none yet, of those that are named for ``splits``."""
+        names = [name for name in look(folder).others if split_words(Path(name).stem)[0] in splits]
+        if split not in tables and (name := _best(names, split, f"{where}/{folder}" if folder else where)):
+            tables[split] = f"{folder}/{name}" if folder else name
+
+    around = Counter(path.rpartition("/")[0] for paths in parts.values() for path in paths)
     for split, paths in parts.items():
         for folder in (paths[0], paths[0].rpartition("/")[0]) if len(paths) == 1 else ():
-            if folder and split not in tables and (name := _best(look(folder).others, split, f"{where}/{folder}")):
-                tables[split] = f"{folder}/{name}"
-    beside = look("").others
-    for split in ("train", "val", "test", ""):
-        names = [name for name in beside if split_words(Path(name).stem)[0] == split]
-        if split not in tables and (name := _best(names, split, where)):
-            tables[split] = name
+            if folder and (folder == paths[0] or around[folder] == 1):
+                add(folder, split, ("", split))
+    for folder in [*around, ""] if len(around) == 1 and len(parts) > 1 else [""]:
+        for split in ("train", "val", "test", ""):
+            add(folder, split, (split,))
     if "train" in tables:
         tables.pop("", None)
     if len(parts) == 1 and "" not in parts:  # whatever it is called, it is all
