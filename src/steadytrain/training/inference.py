@@ -23,6 +23,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import expand, few, is_ignored, is_image, is_pattern
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
+from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RunError
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
@@ -390,16 +391,17 @@ class Files:
         return len(self._places)
 
     def image(self, i: int) -> bytes | memoryview:
-        """The encoded bytes of image ``i``, upright. Raises DataError, BadImageError."""
+        """The encoded bytes of image ``i``, upright. Raises DataError, BadImageError, StorageError."""
         place = self._places[i]
         if isinstance(place, tuple):
             return place[0].image(place[1])
         if isinstance(place, bytes):
             return upright(place, shorter_side=self.shorter_side)
         try:
-            return upright(place.read_bytes(), shorter_side=self.shorter_side)
+            data = read_patiently(place.read_bytes, str(place))
         except OSError as error:
             raise DataError(f"cannot read {place}: {error.strerror}") from error
+        return upright(data, shorter_side=self.shorter_side)
 
     def path(self, i: int) -> Path:
         """The name of image ``i``, as in :class:`Prediction`."""

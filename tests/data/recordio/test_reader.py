@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.data.packing.pictures import write_folder
+from tests.data.storage.faults import PASSING, Faults
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
@@ -86,11 +88,10 @@ def test_scanning_finds_what_the_index_says(data_folder: Path, tmp_path: Path, n
         assert all(scanned.image(i) == indexed.image(i) for i in range(len(indexed)))
 
 
-def test_images_are_views_that_outlive_the_reader(tmp_path: Path) -> None:
+def test_images_outlive_the_reader(tmp_path: Path) -> None:
     with Records.open(_write(tmp_path / "a.rec", LETTERS)) as records:
         image = records.image(2)
         assert image.readonly
-        assert np.shares_memory(np.frombuffer(image, np.uint8), np.frombuffer(records.image(2), np.uint8))
     assert bytes(image) == b"ccc"
     with pytest.raises(DataError, match="closed"):
         records.image(2)
@@ -291,6 +292,47 @@ def test_an_index_that_names_a_record_twice_is_refused(tmp_path: Path) -> None:
     path.with_suffix(".idx").write_text("\n".join([*lines[:-1], lines[0]]) + "\n")
     with pytest.raises(DataError, match=r"a\.idx names a record twice: .*--index writes it again"):
         Records.open(path)
+
+
+@pytest.mark.parametrize("number", PASSING, ids=errno.errorcode.get)
+def test_a_read_error_that_passes_costs_no_record(number: int, tmp_path: Path, faults: Faults) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    with Records.open(path) as records:
+        for i, letters in enumerate(LETTERS):
+            faults.fail(path, number, i % 5)
+            assert bytes(records.image(i)) == letters
+
+
+def test_a_read_error_that_stays_is_no_damaged_record(tmp_path: Path, faults: Faults) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    with Records.open(path) as records:
+        faults.fail(path, errno.EIO, 99)
+        with pytest.raises(StorageError, match=r"a\.rec: .*\(EIO, 5\).*the same command resumes"):
+            records.image(3)
+        faults.fail(path, errno.EIO, 0)
+        assert bytes(records.image(3)) == b"dddd"
+
+
+@pytest.mark.parametrize("becomes", ["removed", "replaced"])
+def test_records_that_are_others_after_a_read_error_are_not_mixed(becomes: str, tmp_path: Path, faults: Faults) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    with Records.open(path) as records:
+        assert bytes(records.image(1)) == b"bb"
+        if becomes == "removed":
+            path.unlink()
+        else:
+            (tmp_path / "other.rec").write_bytes(path.read_bytes().replace(b"bb", b"xx"))
+            (tmp_path / "other.rec").replace(path)
+        old = tmp_path / ("a.rec (deleted)")
+        faults.fail(old, errno.ESTALE, 1)  # by the name that the system gives a file without one
+        with pytest.raises(StorageError, match=rf"{path} .*(put it back|was replaced).* run the same command again"):
+            records.image(1)
+
+
+def test_large_images_are_read_whole(tmp_path: Path) -> None:
+    large = os.urandom(9 << 20)
+    with Records.open(_write(tmp_path / "a.rec", [b"x", large, b"y"])) as records:
+        assert records.image(1) == large and bytes(records.image(2)) == b"y"
 
 
 def test_heads_are_waited_for_whatever_becomes_of_the_file(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Read a ``.rec``, or several as one set: images by number, and columns for labels and ids.
 
-Reads need no lock and no file position, so any number of threads may share one :class:`Records`. Whoever truncates the
-file meanwhile makes the system kill this process (SIGBUS): replace record files, never rewrite them in place.
+Reads need no lock and no file position, so any number of threads may share one :class:`Records`. Images are read by
+calls that can fail, and are tried again: a disk or a file server that does not give a mapped page ends the process
+(SIGBUS). Labels are gathered from a map, as the file is opened: replace record files, never rewrite them in place.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +51,7 @@ from steadytrain.data.recordio.index import (
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, read_list_columns
 from steadytrain.data.sources.filenames import printable
+from steadytrain.data.storage.local_files import read_patiently, require_all
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
@@ -64,7 +66,7 @@ except ImportError:  # Windows
 
 MOST_CLASSES = 1_000_000
 
-FILES_EACH = 5
+FILES_EACH = 6
 """Files that this process has open for each record file, at most."""
 
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
@@ -72,7 +74,7 @@ _START = struct.Struct("<III")
 _SAMPLE = 256
 _REMOTE_SAMPLE = 3  # of an object, where each is a request
 _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare them with their cards
-_HEAD_BYTES = 8 + HEADER_BYTES
+_AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
 
 
 Ints = NDArray[np.int64]
@@ -115,6 +117,18 @@ class Extents(NamedTuple):
         ]
 
 
+class _Descriptor:
+    """An open file by its number; closed when the last reader has let go of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        status = os.fstat(number)
+        self.state = status.st_size, status.st_mtime_ns
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 @dataclass(eq=False)
 class _File:
     """One of the files: its map, where its records begin, and the card beside it, if there is one.
@@ -123,6 +137,7 @@ class _File:
     """
 
     path: Path
+    descriptor: _Descriptor | None
     map: mmap.mmap
     view: memoryview | RemoteFile
     remote: RemoteFile | None
@@ -141,8 +156,47 @@ class _File:
         ends = np.append(begins[1:], len(self.view))
         return self.offsets, ends[np.searchsorted(begins, self.offsets)] - self.offsets
 
+    def read(self, offset: int, size: int) -> memoryview:
+        """Read bytes of a local file.
+
+        Raises:
+            DataError: it is closed.
+            StorageError: the system does not give them, or the file has been cut short or replaced.
+        """
+        if (descriptor := self.descriptor) is None:
+            raise DataError("closed")
+        if not hasattr(os, "pread"):  # Windows
+            assert isinstance(self.view, memoryview)
+            return self.view[offset : offset + size]
+        with contextlib.suppress(OSError):
+            data = os.pread(descriptor.number, size, offset)
+            if len(data) == size:
+                return memoryview(data)
+        try:
+            return memoryview(read_patiently(partial(self._reopen_and_read, offset, size), self.shown))
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {self.path} any more ({error.strerror}): put it back and run the same command again"
+            ) from error
+
+    def _reopen_and_read(self, offset: int, size: int) -> bytes:
+        descriptor = _Descriptor(os.open(self.path, os.O_RDONLY))
+        length, before = descriptor.state[0], len(self.view)
+        if length < before:
+            raise StorageError(
+                f"{self.path} was truncated while being read, from {before:,} to {length:,} bytes: put the whole file"
+                " back and run the same command again"
+            )
+        if self.remote is None and self.descriptor is not None and descriptor.state != self.descriptor.state:
+            raise StorageError(f"{self.path} was replaced while being read: run the same command again")
+        data = require_all(os.pread(descriptor.number, size, offset), size)
+        if self.descriptor is not None:
+            self.descriptor = descriptor
+        return data
+
     def close(self) -> None:
         """Let go of the file, and of the view if nobody has it."""
+        self.descriptor = None
         if isinstance(self.view, memoryview):
             self.view.release()
         if self.remote is not None:
@@ -269,12 +323,13 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         compares: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
     """
     try:
-        with path.open("rb") as file:
+        with read_patiently(partial(path.open, "rb"), str(path)) as file:
             # The map keeps the lock: as long as it lives, nobody takes the file for one that nobody needs.
             with contextlib.suppress(OSError):
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            descriptor = _Descriptor(os.dup(file.fileno()))
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except ValueError:
@@ -295,7 +350,7 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         if not isinstance(error, DataError) or str(path) in str(error):
             raise
         raise DataError(f"{path}: {error}") from None
-    return _File(path, mapped, view, remote, offsets, card)
+    return _File(path, descriptor, mapped, view, remote, offsets, card)
 
 
 def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
@@ -401,8 +456,8 @@ class Records:
     """The images of one ``.rec`` or of several, by number. Make one with :meth:`open`; close it, or use it as a context
     manager.
 
-    ``len(records)`` is the number of images; number i is the i-th in the file, and the files follow each other. Views
-    that :meth:`image` gave stay good after :meth:`close`: the map lives as long as the last of them.
+    ``len(records)`` is the number of images; number i is the i-th in the file, and the files follow each other. What
+    :meth:`image` gave stays good after :meth:`close`.
 
     >>> import tempfile
     >>> from steadytrain.data.recordio.framing import pack_header
@@ -465,29 +520,29 @@ class Records:
         return self._starts[-1]
 
     def image(self, number: int) -> memoryview:
-        """Return the encoded image of record ``number``, from 0 on: a view until closed, unless it lies in parts.
+        """Return the encoded image of record ``number``, from 0 on.
 
         Raises:
             IndexError: there is no such record.
             DataError: the file is damaged there, or closed.
-            StorageError: the file has been cut short since it was opened.
+            StorageError: the system cannot read it, or it has been cut short or replaced since it was opened.
         """
         file, row = self._at(number)
-        view, offset = file.view, int(file.offsets[row])
+        view, offset, size = file.view, int(file.offsets[row]), int(file.extents[1][row])
         try:
             if isinstance(view, RemoteFile):
                 if self._closed:
                     raise DataError("closed")
-                view, offset = view[offset : offset + int(file.extents[1][row])], 0
-            elif file.map.size() < len(view):  # what lies behind its end now would end this process
-                raise StorageError(
-                    f"{file.path} was truncated while being read, from {len(view):,} to"
-                    f" {file.map.size():,} bytes: put the whole file back and run the same command again"
-                )
-            magic, word, flag = _START.unpack_from(view, offset)
-            start, end = offset + 8 + HEADER_BYTES + 4 * flag, offset + 8 + (word & MAX_PAYLOAD)
-            if magic == MAGIC and word >> 29 == 0 and start <= end <= len(view):
-                return view[start:end]
+                view, offset = view[offset : offset + size], 0
+                data = view
+            else:
+                data = file.read(offset, min(size, _AT_ONCE))
+            magic, word, flag = _START.unpack_from(data)
+            start, end = 8 + HEADER_BYTES + 4 * flag, 8 + (word & MAX_PAYLOAD)
+            if magic == MAGIC and word >> 29 == 0 and start <= end <= size:
+                if end > len(data):
+                    data = file.read(offset, end)
+                return data[start:end]
             return unpack(read_payload(view, offset)).image
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
@@ -534,15 +589,12 @@ class Records:
         """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
         _ = self.labels  # they may lie all over the file, and are read in its order
         for file in self._files:
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # no such call here, or the file is closed
-                file.map.madvise(mmap.MADV_RANDOM)
+            with contextlib.suppress(AttributeError, OSError):  # no such call here
+                if file.descriptor is not None:
+                    os.posix_fadvise(file.descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
 
     def settle(self, numbers: Ints) -> None:
-        """Wait until the beginnings of some records, int64[n], are in memory, without holding the interpreter's lock.
-
-        :meth:`image` looks at them with the lock held: on a slow disk, no other thread could go on meanwhile. Of an
-        object in a store, wait until all of the records are on disk; StorageError where that cannot be.
-        """
+        """Wait until some records, int64[n], that lie in a store are on disk; StorageError where that cannot be."""
         waiting: list[tuple[RemoteFile, Ints]] = []
         for file, _, within in self._by_file(numbers):
             with contextlib.suppress(ValueError):  # the file is closed
@@ -553,12 +605,6 @@ class Records:
                         waiting.append((view, view.ask(*ranges, at_once=True)))
                     else:
                         file.use_copy_if_whole()
-                    continue
-                if file.map.size() < len(view):
-                    continue  # image() raises
-                begins = file.offsets[within]
-                ends = np.minimum(begins + _HEAD_BYTES, len(view) - 1)
-                np.frombuffer(file.map, np.uint8).take(np.concatenate((begins, ends)))
         for remote, pages in waiting:
             remote.wait(pages)
 

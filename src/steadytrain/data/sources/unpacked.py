@@ -30,7 +30,7 @@ from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Extents, Ints
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece, unreadable
+from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
 
@@ -97,6 +97,7 @@ class Unpacked:
         Raises:
             IndexError: there is no such image.
             BadImageError: it cannot be read, or cannot be turned upright; says why.
+            StorageError: the system cannot read it, which is not the image's fault.
         """
         if not 0 <= number < len(self.listing):
             raise IndexError(f"image {number} of {self.listing.root}, which has {len(self.listing)}")
@@ -154,8 +155,8 @@ class Unpacked:
                 descriptor = os.open(piece.path, os.O_RDONLY)
                 if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            except OSError as error:
-                raise unreadable(error, piece.path) from None
+            except OSError:
+                return read_piece(piece)
             file = self._files.setdefault(piece.path, descriptor)
             if file != descriptor:  # another thread was first
                 os.close(descriptor)
