@@ -227,7 +227,7 @@ def open_evaluation_data(
     if trained.is_multi_label:
         return _open_labels(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
     prepared = _prepare(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
-    records = open_records(prepared.only("val"))
+    records = open_records(prepared.only("val"), say)
     try:
         if records.labels.ndim > 1:
             raise DataError(
@@ -259,7 +259,7 @@ def _open_labels(trained: Trained, data: str | Path, mapping: Mapping[str, str],
     options |= {"trainable": True, "only": "val", "shorter_side": packed_side(trained.input.size)}
     labels = LabelNames(trained.classes)
     records = open_records(
-        prepare(data, classes=None if Path(data).suffix == ".rec" else labels, **options).only("val")
+        prepare(data, classes=None if Path(data).suffix == ".rec" else labels, **options).only("val"), options["say"]
     )
     names = list(records.class_list)
     if records.labels.ndim > 1 and sorted(names) == sorted(labels):

@@ -65,6 +65,7 @@ KINDS: dict[str, Kind] = {
     "same-id": Kind("warning", "ids of several records", "readers by key find only one of them"),
     # images
     "no-image": Kind("error", "not an image", _REPLACED, _LEFT_OUT),
+    "no-picture": Kind("note", "labels without a picture", "skipped; in sets of faces they are about identities"),
     "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
     "truncated-image": Kind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
     "unusable-image": Kind("error", "images of an unsupported kind or size", _REPLACED, _LEFT_OUT),

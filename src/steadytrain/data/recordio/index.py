@@ -41,10 +41,24 @@ def read_index(path: Path) -> Offsets:
             offsets = np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{path.name} is not an index ({error})") from error
+    except (ValueError, OverflowError):
+        raise DataError(f"{path.name} is not an index ({_wrong_line(path)})") from None
     offsets.sort()
     return offsets
+
+
+def _wrong_line(path: Path) -> str:
+    """Describe the first line of a file that no line of an index is."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            fields = line.rstrip("\n").split("\t")
+            offset = fields[1].strip() if len(fields) > 1 else ""
+            if not line.strip() or (offset.isdecimal() and int(offset) < 2**63):
+                continue
+            if offset.isdecimal():
+                return f"line {number} names byte {offset}, and no file is as long"
+            return f"line {number} is {line.strip()[:60]!r}, not a key, a tab and an offset"
+    return "it has lines of another form than a key, a tab and an offset"
 
 
 def write_index(rec: Path, index: Path) -> Path:
@@ -199,6 +213,18 @@ def read_columns(file: memoryview | RemoteFile, offsets: Offsets) -> Columns:
     if flags.any():
         labels = _vectors(file, offsets, flags.astype(bool), labels, int(widths[0]))
     return Columns(ids, labels)
+
+
+def read_heads(file: memoryview | RemoteFile, offsets: Offsets) -> NDArray[np.uint32]:
+    """Read magic, cflag with length, and number of labels of some records, uint32[n, 3].
+
+    Raises:
+        DataError: no record begins there.
+    """
+    heads = _gather(file, offsets, 12).view("<u4")
+    if (heads[:, 0] != MAGIC).any():
+        raise DataError(f"no record begins at byte {offsets[heads[:, 0] != MAGIC][0]:,}")
+    return heads
 
 
 def _heads(

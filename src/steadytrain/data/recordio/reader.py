@@ -38,11 +38,20 @@ from steadytrain.data.recordio.card import (
     record_files,
     spots_of,
 )
-from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
+from steadytrain.data.recordio.framing import (
+    HEADER_BYTES,
+    MAGIC,
+    MAX_PAYLOAD,
+    ImageRecord,
+    index_path,
+    read_payload,
+    unpack,
+)
 from steadytrain.data.recordio.index import (
     Columns,
     Offsets,
     read_columns,
+    read_heads,
     read_index,
     require_begins,
     require_complete,
@@ -57,6 +66,7 @@ from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.format import count
 from steadytrain.machine.process import allow_open_files
 
 try:
@@ -74,6 +84,7 @@ _START = struct.Struct("<III")
 _SAMPLE = 256
 _REMOTE_SAMPLE = 3  # of an object, where each is a request
 _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare them with their cards
+_SHORT = 256  # bytes; a record that holds labels alone, and not many, has no more
 _AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
 
 
@@ -134,6 +145,8 @@ class _File:
     """One of the files: its map, where its records begin, and the card beside it, if there is one.
 
     Of an object in a store (``remote``) not all bytes are in the map at first: until then its ``view`` fetches them.
+    ``found`` are the offsets of all records; ``numbers`` are those of them that hold a picture, and ``offsets`` theirs.
+    ``is_of_faces``: it is laid out as InsightFace's, and of several labels the first is the class.
     """
 
     path: Path
@@ -141,7 +154,10 @@ class _File:
     map: mmap.mmap
     view: memoryview | RemoteFile
     remote: RemoteFile | None
+    found: Offsets
+    numbers: Ints
     offsets: Offsets
+    is_of_faces: bool
     card: Card | None
 
     @property
@@ -149,12 +165,15 @@ class _File:
         """The path, or the URI of the object."""
         return str(self.path) if self.remote is None else self.remote.uri
 
+    @property
+    def num_skipped(self) -> int:
+        """Records that hold no picture."""
+        return len(self.found) - len(self.offsets)
+
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
         """Where each record begins, and its bytes up to the next one: int64[N], int64[N]."""
-        begins = np.sort(self.offsets)
-        ends = np.append(begins[1:], len(self.view))
-        return self.offsets, ends[np.searchsorted(begins, self.offsets)] - self.offsets
+        return self.offsets, _sizes_of(self.found, len(self.view))[self.numbers]
 
     def read(self, offset: int, size: int) -> memoryview:
         """Read bytes of a local file.
@@ -225,9 +244,10 @@ class _File:
         try:
             columns = read_columns(self.view, self.offsets)
         except DataError as error:
-            raise DataError(f"{self.shown}: {error}") from None
+            remedy = "" if self.remote is not None else f": steady check {shlex.quote(str(self.path))} names them"
+            raise DataError(f"{self.shown}: {error}{remedy}") from None
         try:
-            require_complete(self.view, self.offsets)
+            require_complete(self.view, self.found)
         except DataError as error:
             raise DataError(
                 f"{self.shown}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
@@ -255,7 +275,9 @@ class _File:
         if self.card is not None and self.card.by_class:
             return np.repeat(np.arange(len(self.card.classes)), self.card.counts)
         labels = self.columns.labels
-        single = labels[:, 0]
+        if self.is_of_faces:
+            labels = labels[:, :1]
+        single = nearest_whole(labels[:, 0])
         if labels.shape[1] > 1 or not np.all((single >= 0) & (single == np.floor(single)) & (single < 2**62)):
             return labels
         largest = int(single.max(initial=0))
@@ -342,15 +364,19 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         card = card_of(path)
         compares = compares or card is None or not card.bytes
         offsets = _find_records(path, view, card, compares=compares)
+        numbers = np.arange(len(offsets)) if card is not None else _find_pictures(view, offsets)
         if card is not None:
             _require_card_fits(card, view, offsets, compares=compares)
+        is_of_faces = (
+            len(numbers) > 0 and numbers[0] > 0 and names_identities(unpack(read_payload(view, int(offsets[0]))))
+        )
     except SteadyError as error:
         if remote is not None:
             remote.close()
         if not isinstance(error, DataError) or str(path) in str(error):
             raise
         raise DataError(f"{path}: {error}") from None
-    return _File(path, descriptor, mapped, view, remote, offsets, card)
+    return _File(path, descriptor, mapped, view, remote, offsets, numbers, offsets[numbers], is_of_faces, card)
 
 
 def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
@@ -378,6 +404,9 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
         if start.startswith(b"version https://git-lfs"):
             raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
         if int.from_bytes(start[:4], "little") != MAGIC:
+            file_type = recognise(bytes(view[:LOOK_AT]) if isinstance(view, memoryview) else start, len(view))
+            if file_type is not None and file_type.name != "text":
+                raise DataError(f"this is {file_type.name}, not a record file: {file_type.advice}")
             raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
     if wrong_index is not None:
         raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
@@ -395,6 +424,53 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
+
+
+def _find_pictures(view: memoryview | RemoteFile, offsets: Offsets) -> Ints:
+    """Return the numbers of the records that hold more than labels; all of them, where none does.
+
+    Sets of faces, as InsightFace writes them, begin with a record of two labels, between which records about identities
+    lie, at the end, each with the two labels between which its images lie. No image is read for it: such a record is
+    short, and so only the heads of short ones are.
+    """
+    short = np.flatnonzero(_sizes_of(offsets, len(view)) <= _SHORT)
+    try:
+        heads = read_heads(view, offsets[short])
+    except DataError:  # damaged: told where it is read
+        return np.arange(len(offsets))
+    flags, lengths = heads[:, 2].astype(np.int64), (heads[:, 1] & MAX_PAYLOAD).astype(np.int64)
+    is_bare = (heads[:, 1] >> 29 == 0) & (flags > 0) & (lengths == HEADER_BYTES + 4 * flags)
+    numbers = np.setdiff1d(np.arange(len(offsets)), short[is_bare])
+    return numbers if len(numbers) else np.arange(len(offsets))
+
+
+def names_identities(record: ImageRecord) -> bool:
+    """Return whether a record that holds no picture is the first one of a set of faces.
+
+    Its two labels are the id behind the last image's, from which on records are about identities, and where they end.
+    """
+    labels = record.labels
+    return len(labels) == 2 and 2 <= labels[0] <= labels[1] and all(float(label).is_integer() for label in labels)
+
+
+def _sizes_of(offsets: Offsets, end: int) -> Ints:
+    """Return the bytes from each record to the next one, or to the end of the file."""
+    begins = np.sort(offsets)
+    ends = np.append(begins[1:], end)
+    sizes: Ints = ends[np.searchsorted(begins, offsets)] - offsets
+    return sizes
+
+
+def nearest_whole(labels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round labels that are whole numbers but for the noise of computing with floats; others stay as they are.
+
+    >>> nearest_whole(np.array([1.0000001, 2.5, 6.999999, -1], np.float32)).tolist()
+    [1.0, 2.5, 7.0, -1.0]
+    """
+    whole = np.rint(labels)
+    noise = np.maximum(1e-5, 2 * np.finfo(np.float32).eps * np.abs(labels))
+    with np.errstate(invalid="ignore"):  # infinities
+        return np.where(np.abs(labels - whole) <= noise, whole, labels)
 
 
 def _index_remedy(path: Path, view: memoryview | RemoteFile) -> str:
@@ -547,11 +623,14 @@ class Records:
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
                 raise DataError(f"{file.path} is closed") from None
-            name = describe_record(row, file.path, file.name(row))
+            name = describe_record(int(file.numbers[row]), file.path, file.name(row))
             raise DataError(f"{name} is damaged: {error}") from error
 
-    def require_images(self) -> None:
+    def require_images(self, say: Callable[[str], object] = lambda remark: None) -> None:
         """Look at some records of each file that has no card.
+
+        Args:
+            say: takes a line about records that hold no picture, and are skipped.
 
         Raises:
             DataError: none of them holds an image.
@@ -562,6 +641,14 @@ class Records:
                 reasons = [why_no_image(read_payload(file.view, int(offset))) for offset in file.offsets[rows]]
                 if all(reasons):
                     raise DataError(f"{file.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+            if file.num_skipped:
+                remark = count(file.num_skipped, "record has", "records have") + " labels and no picture"
+                if file.is_of_faces:
+                    remark += " (as in sets of faces, whose record 0 and last ones are about identities)"
+                remark += ": skipped"
+                if file.is_of_faces and (width := file.columns.labels.shape[1]) > 1:
+                    remark += f"; the first of {width} labels is the class"
+                say(f"{file.shown}: {remark}")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
@@ -570,13 +657,13 @@ class Records:
             IndexError: there is no such record.
         """
         file, row = self._at(number)
-        return describe_record(row, file.path, file.name(row))
+        return describe_record(int(file.numbers[row]), file.path, file.name(row))
 
     def names(self) -> Iterator[str]:
         """Yield the file that each record was made of; its number, as ``x.rec[17]``, where the ``.lst`` has none."""
         for file in self._files:
             for row in range(len(file.offsets)):
-                yield file.name(row) or f"{file.path.name}[{row}]"
+                yield file.name(row) or f"{file.path.name}[{file.numbers[row]}]"
 
     def _at(self, number: int) -> tuple[_File, int]:
         """Return the file that holds a record, and its number there."""
@@ -664,14 +751,15 @@ class Records:
         places = [("", "", 0)] * len(numbers)
         for file, rows, within in self._by_file(numbers):
             for at, row in zip(np.arange(len(numbers))[rows].tolist(), within.tolist(), strict=True):
-                places[at] = (file.name(row), file.path.name, row)
+                places[at] = (file.name(row), file.path.name, int(file.numbers[row]))
         return places
 
     def number(self, file: str, record: int) -> int:
         """Return the number of a record by its file's name and its number there. Raises IndexError: there is none."""
         for opened, start in zip(self._files, self._starts, strict=False):
-            if opened.path.name == file and 0 <= record < len(opened.offsets):
-                return start + record
+            row = int(np.searchsorted(opened.numbers, record))
+            if opened.path.name == file and row < len(opened.numbers) and opened.numbers[row] == record:
+                return start + row
         raise IndexError(f"record {record} of {file} is not in {self.path}")
 
     def _by_file(self, numbers: Ints) -> Iterator[tuple[_File, NDArray[np.bool_] | slice, Ints]]:

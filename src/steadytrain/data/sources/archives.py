@@ -79,7 +79,7 @@ def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
     if compression := _compression(start):
         stored_at = _decompress(path, compression, scratch, say)
         start = _read_start(stored_at, path)
-    return SourceFile(path, stored_at, _kind(start, path), path.stat().st_mtime_ns)
+    return SourceFile(path, stored_at, _kind(start, path, stored_at.stat().st_size), path.stat().st_mtime_ns)
 
 
 def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceFile]:
@@ -111,14 +111,14 @@ def _read_start(path: Path, name: Path | None = None) -> bytes:
     return start
 
 
-def _kind(start: bytes, path: Path) -> str:
+def _kind(start: bytes, path: Path, size: int) -> str:
     if is_tar(start) or start[257:262] == b"ustar":
         return "tar"
     if start.startswith(b"\x0a\x23\xd7\xce"):
         return "rec"
     if len(start) > 4 and start[:2] == b"\0\0" and 0x08 <= start[2] <= 0x0E and 1 <= start[3] <= 8:
         return "idx"
-    file_type = recognise(start, len(start))
+    file_type = recognise(start, size)
     if file_type is not None and file_type.name == "a zip archive":
         return "zip"
     is_text = b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
