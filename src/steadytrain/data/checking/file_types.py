@@ -264,6 +264,30 @@ def scan_of(data: bytes | memoryview) -> int:
     return next((at for marker, at in _markers(data) if marker == _SCAN), len(data))
 
 
+def has_all_scans(data: bytes | memoryview) -> bool:
+    """Return whether the scans of a JPEG together hold every coefficient of every colour, to its last bit.
+
+    Those of a progressive one come one after the other: without the last it is a coarser picture, and no error.
+    """
+    frame, at = frame_of(data), scan_of(data)
+    if frame is None:
+        return False
+    left_bits: dict[tuple[int, int], int] = {}
+    data = bytes(data)
+    while at + 10 <= len(data):
+        if data[at + 1] == _SCAN:
+            end = at + 5 + 2 * data[at + 4]
+            first, last, bits = data[end : end + 3].ljust(3, b"\xff")
+            for colour in data[at + 5 : end : 2]:
+                left_bits |= {(colour, place): bits & 15 for place in range(first, min(last, 63) + 1)}
+        marker = _BEHIND_DATA.search(data, at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"))
+        at = len(data) if marker is None else marker.start()
+    return len(left_bits) == 64 * frame.parts and not any(left_bits.values())
+
+
+_BEHIND_DATA = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # neither a stuffed byte nor a restart marker
+
+
 def _markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
     """The second bytes of a JPEG's markers, and where they stand, as far as its first scan or its end."""
     at = 2

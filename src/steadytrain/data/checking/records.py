@@ -350,6 +350,7 @@ def scan_records(
                     sound[number] = not item.fault
                     images.add(item, number, offset=start, record=number, id=id_)
                 advance(end, source.size)
+        images.add_depth()
         table = np.frombuffer(headers, _COLUMNS)
         digest = source.digest()
         if source.has_changed():

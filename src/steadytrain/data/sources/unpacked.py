@@ -36,7 +36,8 @@ from steadytrain.errors import DataError, StorageError
 
 MOST_OPEN = 128
 
-_EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif")  # of PNG, WebP and AVIF; last as a PNG's text
+# Of PNG, WebP and AVIF; as a PNG's text; and XMP of any of them.
+_EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif", b"xmp", b"XMP ")
 
 
 class Unpacked:
@@ -194,7 +195,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
-    """Return an image file's own bytes, or, where its EXIF orientation is not upright, bare pixels that are.
+    """Return an image file's own bytes, or, where its orientation is not upright, bare pixels that are.
 
     Args:
         data: the whole file.
@@ -205,7 +206,8 @@ def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
         BadImageError: it has to be turned, and cannot be decoded.
     """
     if data[:2] == b"\xff\xd8":
-        may_be_turned = data.find(b"Exif\0", 0, scan_of(data)) >= 0
+        header = scan_of(data)
+        may_be_turned = data.find(b"Exif\0", 0, header) >= 0 or data.find(b"tiff:Orientation", 0, header) >= 0
     else:
         may_be_turned = data[:4] in (b"II*\0", b"MM\0*") or any(tag in data for tag in _EXIF_TAGS)
     if not may_be_turned:  # cheap, and the whole answer for most JPEGs
