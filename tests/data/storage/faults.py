@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import io
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -64,6 +65,7 @@ class Faults:
             return entries
 
         monkeypatch.setattr(builtins, "open", open_)
+        monkeypatch.setattr(io, "open", open_)  # of pathlib
         monkeypatch.setattr(os, "pread", pread_)
         monkeypatch.setattr(os, "scandir", scandir_)
 
@@ -76,6 +78,18 @@ class Faults:
             raise OSError(number, os.strerror(number), str(path))
 
         self._orders[str(path)] = deque([order] * count)
+
+    def fail_reads(self, path: Path, number: int, count: int) -> None:
+        """Let a file be opened so many times and not be read."""
+
+        class Unread:
+            def __init__(self, file: Any) -> None:
+                self.seek, self.close = file.seek, file.close
+
+            def read(self, size: int = -1) -> bytes:
+                raise OSError(number, os.strerror(number))
+
+        self._orders[str(path)] = deque([Unread] * count)
 
     def give_part(self, path: Path, count: int) -> None:
         """Let so many reads of a file give half of it."""

@@ -6,6 +6,7 @@ import errno
 import os
 import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,25 @@ def test_a_member_of_an_archive_is_tried_again(tmp_path: Path, faults: Faults) -
         faults.fail(tmp_path / "photos.tar", errno.EIO, 2)
         assert [images.image(number) for number in range(6)] == whole
     assert not faults.waiting
+
+
+@pytest.mark.parametrize("number", PASSING, ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["photos.tar", "photos.tar.gz", "photos.zip"])
+def test_archives_are_listed_and_decompressed_whole_or_not_at_all(
+    name: str, number: int, tmp_path: Path, faults: Faults
+) -> None:
+    photos, archive = write_folder(tmp_path / "photos", {"cat": 3, "dog": 3}), tmp_path / name
+    if name.endswith("zip"):
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+            for path in photos.rglob("*.png"):
+                file.write(path, path.relative_to(tmp_path))
+    else:
+        with tarfile.open(archive, "w:gz" if name.endswith("gz") else "w") as tar:
+            tar.add(photos, "photos")
+    for order in (faults.fail, faults.fail_reads):
+        order(archive, number, 4)
+        [packed] = pack(archive, tmp_path / "out", force=True)
+        assert packed.card.num_images == 6 and not faults.waiting
+        order(archive, number, 6)
+        with pytest.raises(StorageError, match=f"cannot read {archive}: .*the same command resumes"):
+            pack(archive, tmp_path / "out", force=True)

@@ -129,7 +129,8 @@ def _significant_bits(image: Image.Image, data: bytes | memoryview) -> int | Non
 
 def _is_deep(image: Image.Image) -> bool:
     """Return whether a file that was opened, and not decoded, has more than 8 bits a sample."""
-    arguments: Any = image.tile[0][3] if image.tile else ""
+    tiles: Any = getattr(image, "tile", ())
+    arguments = tiles[0][3] if tiles else ""
     return image.mode in _DEEP or ";16" in str(arguments if isinstance(arguments, str) else arguments[:1])
 
 
@@ -241,7 +242,8 @@ def _lower_bytes_of(image: Image.Image) -> Image.Image | None:
     """Open a PNG of colours of 16 bits again, to decode what Pillow leaves out; None for any other."""
     if image.mode not in ("RGB", "RGBA") or image.format != "PNG" or "transparency" in image.info:
         return None
-    lower = Image.open(io.BytesIO(image.fp.getvalue()), formats=("PNG",))
+    file: Any = getattr(image, "fp", None)
+    lower = Image.open(io.BytesIO(file.getvalue()), formats=("PNG",))
     lower.tile = [tile._replace(args=f"{image.mode};16L") for tile in lower.tile]
     return lower
 

@@ -33,6 +33,7 @@ import numpy as np
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.sources.filenames import is_ignored, is_image, printable
 from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
+from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, storage_error
 from steadytrain.format import count
 
@@ -102,7 +103,7 @@ def _compression(start: bytes) -> str:
 
 def _read_start(path: Path, name: Path | None = None) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_patiently(path) as file:
             start = file.read(LOOK_AT)
     except OSError as error:
         raise DataError(f"cannot read {name or path}: {error.strerror}") from error
@@ -167,7 +168,7 @@ def _decompressed(path: Path, compression: str) -> Iterator[bytes]:
         openers["zstd"], error_type = _zstd(path)
         damaged = (*damaged, error_type)
     try:
-        with path.open("rb") as raw, openers[compression](raw) as source:
+        with open_patiently(path) as raw, openers[compression](raw) as source:
             while chunk := source.read(_CHUNK):
                 yield chunk
     except EOFError:
@@ -216,7 +217,7 @@ def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = F
     """
 
     def walk(archive: SourceFile) -> Iterator[Member]:
-        with archive.stored_at.open("rb") as file:
+        with open_patiently(archive.stored_at) as file:
             members = (walk_tar if archive.kind == "tar" else walk_zip)(file, str(archive.path))
             yield from _move_under(_stem(archive.path.name), members) if by_stem else members
 
@@ -243,7 +244,7 @@ def read_inner_tars(outer: SourceFile, say: Say) -> Files:
     """
 
     def walk() -> Iterator[Member]:
-        with outer.stored_at.open("rb") as file:
+        with open_patiently(outer.stored_at) as file:
             tars = []
             for member in walk_tar(file, str(outer.path)):
                 base = member.name.rpartition("/")[2]

@@ -8,11 +8,15 @@ of the system, which ends the work: nobody may take it for a bad image, leave th
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
 
 from steadytrain.errors import StorageError
 
@@ -81,6 +85,57 @@ def _lasting(error: OSError, name: str) -> StorageError:
         " file server failed, not the image. When it works again, the same command resumes; a file that it has lost has"
         " to be put back or removed"
     )
+
+
+class _PatientFile(io.RawIOBase):
+    """A file that is read from front to back, or by seeking: each read as of :func:`read_patiently`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+        self._file = read_patiently(partial(path.open, "rb", buffering=0), str(path))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = self._file.seek(offset, whence) if whence != os.SEEK_CUR else self._at + offset
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = read_patiently(partial(self._read, len(buffer)), str(self._path))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            self._file.seek(self._at)
+            return require_all(self._file.read(size), 0)
+        except OSError as error:
+            if is_of_the_system(error):
+                with contextlib.suppress(OSError):  # the next try is to have it afresh
+                    opened = self._path.open("rb", buffering=0)
+                    self._file.close()
+                    self._file = opened
+            raise
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def open_patiently(path: Path) -> BinaryIO:
+    """Open a file to be read and sought in; what fails for a reason that may pass is tried again.
+
+    Raises:
+        OSError: there is none, or it may not be read.
+        StorageError: the system cannot read it; also of every read.
+    """
+    return cast(BinaryIO, io.BufferedReader(_PatientFile(path)))
 
 
 def read_range(path: str, offset: int, size: int) -> bytes:
