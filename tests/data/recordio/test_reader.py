@@ -376,6 +376,17 @@ def test_a_read_error_that_passes_costs_no_record(number: int, tmp_path: Path, f
             assert bytes(records.image(i)) == letters
 
 
+@pytest.mark.parametrize("suffix", [".rec", ".json"])
+def test_records_are_opened_whole_or_not_at_all(suffix: str, tmp_path: Path, faults: Faults) -> None:
+    path = pack(write_folder(tmp_path / "photos", {"cat": 3, "dog": 2}), tmp_path / "a")[0].path
+    faults.fail(path.with_suffix(suffix), errno.ESTALE, 3)
+    with Records.open(path) as records:
+        assert records.classes == ("cat", "dog") and len(records) == 5 and not faults.waiting
+    faults.fail(path.with_suffix(suffix), errno.ESTALE, 6)
+    with pytest.raises(StorageError, match=rf"a\{suffix}: .*\(ESTALE, {errno.ESTALE}\)"):
+        Records.open(path)
+
+
 def test_a_read_error_that_stays_is_no_damaged_record(tmp_path: Path, faults: Faults) -> None:
     path = _write(tmp_path / "a.rec", LETTERS)
     with Records.open(path) as records:

@@ -13,12 +13,14 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, read_payload, unpack
+from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.errors import DataError
 
@@ -38,7 +40,8 @@ def read_index(path: Path) -> Offsets:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*no data")
-            offsets = np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
+            load = partial(np.loadtxt, path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
+            offsets: Offsets = read_patiently(load, str(path))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, OverflowError):
@@ -219,12 +222,9 @@ def read_heads(file: memoryview | RemoteFile, offsets: Offsets) -> NDArray[np.ui
     """Read magic, cflag with length, and number of labels of some records, uint32[n, 3].
 
     Raises:
-        DataError: no record begins there.
+        DataError: the file ends before.
     """
-    heads = _gather(file, offsets, 12).view("<u4")
-    if (heads[:, 0] != MAGIC).any():
-        raise DataError(f"no record begins at byte {offsets[heads[:, 0] != MAGIC][0]:,}")
-    return heads
+    return _gather(file, offsets, 12).view("<u4")
 
 
 def _heads(

@@ -85,6 +85,7 @@ _SAMPLE = 256
 _REMOTE_SAMPLE = 3  # of an object, where each is a request
 _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare them with their cards
 _SHORT = 256  # bytes; a record that holds labels alone, and not many, has no more
+_SHORT_AT_ONCE = 16384
 _AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
 
 
@@ -155,7 +156,7 @@ class _File:
     view: memoryview | RemoteFile
     remote: RemoteFile | None
     found: Offsets
-    numbers: Ints
+    numbers: Ints | range
     offsets: Offsets
     is_of_faces: bool
     card: Card | None
@@ -173,7 +174,8 @@ class _File:
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
         """Where each record begins, and its bytes up to the next one: int64[N], int64[N]."""
-        return self.offsets, _sizes_of(self.found, len(self.view))[self.numbers]
+        sizes = np.diff(self.found, append=len(self.view))
+        return self.offsets, sizes if isinstance(self.numbers, range) else sizes[self.numbers]
 
     def read(self, offset: int, size: int) -> memoryview:
         """Read bytes of a local file.
@@ -364,7 +366,7 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         card = card_of(path)
         compares = compares or card is None or not card.bytes
         offsets = _find_records(path, view, card, compares=compares)
-        numbers = np.arange(len(offsets)) if card is not None else _find_pictures(view, offsets)
+        numbers = range(len(offsets)) if card is not None else _find_pictures(view, offsets)
         if card is not None:
             _require_card_fits(card, view, offsets, compares=compares)
         is_of_faces = (
@@ -376,7 +378,8 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         if not isinstance(error, DataError) or str(path) in str(error):
             raise
         raise DataError(f"{path}: {error}") from None
-    return _File(path, descriptor, mapped, view, remote, offsets, numbers, offsets[numbers], is_of_faces, card)
+    used = offsets if isinstance(numbers, range) else offsets[numbers]
+    return _File(path, descriptor, mapped, view, remote, offsets, numbers, used, is_of_faces, card)
 
 
 def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
@@ -388,8 +391,9 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     wrong_index: DataError | None = None
     offsets = np.empty(0, np.int64)
     try:
-        if index.exists() and index.stat().st_size:
-            offsets = read_index(index)
+        with contextlib.suppress(FileNotFoundError):
+            if read_patiently(partial(os.stat, index), str(index)).st_size:
+                offsets = read_index(index)
     except DataError as error:
         wrong_index = error
     compares = compares or not len(offsets)
@@ -426,22 +430,28 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     return offsets
 
 
-def _find_pictures(view: memoryview | RemoteFile, offsets: Offsets) -> Ints:
+def _find_pictures(view: memoryview | RemoteFile, offsets: Offsets) -> Ints | range:
     """Return the numbers of the records that hold more than labels; all of them, where none does.
 
     Sets of faces, as InsightFace writes them, begin with a record of two labels, between which records about identities
     lie, at the end, each with the two labels between which its images lie. No image is read for it: such a record is
     short, and so only the heads of short ones are.
     """
-    short = np.flatnonzero(_sizes_of(offsets, len(view)) <= _SHORT)
-    try:
-        heads = read_heads(view, offsets[short])
-    except DataError:  # damaged: told where it is read
-        return np.arange(len(offsets))
-    flags, lengths = heads[:, 2].astype(np.int64), (heads[:, 1] & MAX_PAYLOAD).astype(np.int64)
-    is_bare = (heads[:, 1] >> 29 == 0) & (flags > 0) & (lengths == HEADER_BYTES + 4 * flags)
-    numbers = np.setdiff1d(np.arange(len(offsets)), short[is_bare])
-    return numbers if len(numbers) else np.arange(len(offsets))
+    short, bare = np.flatnonzero(np.diff(offsets, append=len(view)) <= _SHORT), list[Ints]()
+    for start in range(0, len(short), _SHORT_AT_ONCE):
+        rows = short[start : start + _SHORT_AT_ONCE]
+        try:
+            magics, words, flags = read_heads(view, offsets[rows]).T.astype(np.int64)
+        except DataError:  # beyond the end: told where it is read
+            continue
+        is_bare = (
+            (magics == MAGIC) & (words >> 29 == 0) & (flags > 0) & (words & MAX_PAYLOAD == HEADER_BYTES + 4 * flags)
+        )
+        bare.append(rows[is_bare])
+    skipped = np.concatenate(bare) if bare else short
+    if not len(skipped) or len(skipped) == len(offsets):
+        return range(len(offsets))
+    return np.delete(np.arange(len(offsets)), skipped)
 
 
 def names_identities(record: ImageRecord) -> bool:
@@ -451,14 +461,6 @@ def names_identities(record: ImageRecord) -> bool:
     """
     labels = record.labels
     return len(labels) == 2 and 2 <= labels[0] <= labels[1] and all(float(label).is_integer() for label in labels)
-
-
-def _sizes_of(offsets: Offsets, end: int) -> Ints:
-    """Return the bytes from each record to the next one, or to the end of the file."""
-    begins = np.sort(offsets)
-    ends = np.append(begins[1:], end)
-    sizes: Ints = ends[np.searchsorted(begins, offsets)] - offsets
-    return sizes
 
 
 def nearest_whole(labels: NDArray[np.float32]) -> NDArray[np.float32]:

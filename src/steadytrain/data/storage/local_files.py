@@ -92,7 +92,10 @@ class _PatientFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
-        self._file = read_patiently(partial(path.open, "rb", buffering=0), str(path))
+        self._file = read_patiently(self._open, str(path))
+
+    def _open(self) -> io.FileIO:
+        return self._path.open("rb", buffering=0)
 
     def readable(self) -> bool:
         return True
@@ -117,7 +120,7 @@ class _PatientFile(io.RawIOBase):
         except OSError as error:
             if is_of_the_system(error):
                 with contextlib.suppress(OSError):  # the next try is to have it afresh
-                    opened = self._path.open("rb", buffering=0)
+                    opened = self._open()
                     self._file.close()
                     self._file = opened
             raise
