@@ -40,14 +40,17 @@ def read_index(path: Path) -> Offsets:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*no data")
-            load = partial(np.loadtxt, path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
-            offsets: Offsets = read_patiently(load, str(path))
+            offsets = read_patiently(partial(_load_offsets, path), str(path))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, OverflowError):
         raise DataError(f"{path.name} is not an index ({_wrong_line(path)})") from None
     offsets.sort()
     return offsets
+
+
+def _load_offsets(path: Path) -> Offsets:
+    return np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
 
 
 def _wrong_line(path: Path) -> str:
