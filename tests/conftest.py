@@ -44,7 +44,7 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 # As the commands have it: threads of two test processes that spin while they wait take the cores from each other.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-pytest_plugins = ["tests.digits", "tests.store", "tests.cluster.machines"]
+pytest_plugins = ["tests.digits", "tests.store", "tests.data.storage.faults", "tests.cluster.machines"]
 
 # Set by libraries when they are first imported (torch, scikit-learn, its OpenMP), or by pytest for each test.
 NOT_OURS = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST"}

@@ -153,7 +153,7 @@ def feed(
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         prepared = prepare(data, root=root, labels=labels, only=only, shorter_side=side, say=note, progress=advance)
     with Records.open(prepared.only(only or "train")) as records:
-        records.require_images()
+        records.require_images(note)
         crop = _training_crop(records, size, augment)
         threads = facts.cores() if threads is None else threads
         work = f"training: {crop.kind} to {crop.size} x {crop.size}{', flip' if crop.flip else ''}"

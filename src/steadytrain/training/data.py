@@ -155,7 +155,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     # That an earlier copy is used is no news to a run, whose first event names it.
     prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = _prepare_train(data, prepare)
-    train = open_records(prepared.train)
+    train = open_records(prepared.train, say)
     _require_classes(train)
     classes = train.class_list
     require_outputs(train, len(classes), of="its card")
@@ -172,7 +172,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     if data.val is not None:
         val_path = _prepare_val(data, data.val, train.path, prepare).only("val")
     if val_path is not None:
-        val = open_records(val_path)
+        val = open_records(val_path, say)
         _require_same_classes(train, val)
         require_outputs(val, len(classes), of=str(train.path))
         _say_unseen(val.labels, classes, say)
@@ -210,11 +210,11 @@ def _prepare_val(data: Data, val: str | Path, train: Path, prepare: Callable[...
     return prepare(val, classes=card if card.exists() else None, only="val", root=root)
 
 
-def open_records(path: Path) -> Records:
+def open_records(path: Path, say: Callable[[str], None] = lambda message: None) -> Records:
     """Open record files whose images have one class each, or several labels of 0 or 1. Raises DataError."""
     opened = Records.open(path)
     try:
-        opened.require_images()
+        opened.require_images(say)
         require_zero_or_one(opened.labels, where=str(path))
     except DataError:
         opened.close()

@@ -23,6 +23,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import expand, few, is_ignored, is_image, is_pattern
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
+from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RunError
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
@@ -226,7 +227,7 @@ def open_evaluation_data(
     if trained.is_multi_label:
         return _open_labels(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
     prepared = _prepare(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
-    records = open_records(prepared.only("val"))
+    records = open_records(prepared.only("val"), say)
     try:
         if records.labels.ndim > 1:
             raise DataError(
@@ -258,7 +259,7 @@ def _open_labels(trained: Trained, data: str | Path, mapping: Mapping[str, str],
     options |= {"trainable": True, "only": "val", "shorter_side": packed_side(trained.input.size)}
     labels = LabelNames(trained.classes)
     records = open_records(
-        prepare(data, classes=None if Path(data).suffix == ".rec" else labels, **options).only("val")
+        prepare(data, classes=None if Path(data).suffix == ".rec" else labels, **options).only("val"), options["say"]
     )
     names = list(records.class_list)
     if records.labels.ndim > 1 and sorted(names) == sorted(labels):
@@ -390,16 +391,17 @@ class Files:
         return len(self._places)
 
     def image(self, i: int) -> bytes | memoryview:
-        """The encoded bytes of image ``i``, upright. Raises DataError, BadImageError."""
+        """The encoded bytes of image ``i``, upright. Raises DataError, BadImageError, StorageError."""
         place = self._places[i]
         if isinstance(place, tuple):
             return place[0].image(place[1])
         if isinstance(place, bytes):
             return upright(place, shorter_side=self.shorter_side)
         try:
-            return upright(place.read_bytes(), shorter_side=self.shorter_side)
+            data = read_patiently(place.read_bytes, str(place))
         except OSError as error:
             raise DataError(f"cannot read {place}: {error.strerror}") from error
+        return upright(data, shorter_side=self.shorter_side)
 
     def path(self, i: int) -> Path:
         """The name of image ``i``, as in :class:`Prediction`."""

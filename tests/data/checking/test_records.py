@@ -203,6 +203,25 @@ def test_labels_of_other_kinds_are_named(tmp_path: Path, labels: list[float | li
     assert report.is_usable is (what != "detection records")
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_sets_of_faces_are_fine(width: int, tmp_path: Path) -> None:
+    images: list[float | list[float]] = [float(n % 2) if width == 1 else [float(n % 2), 7.5] for n in range(4)]
+    records = [([5.0, 7.0], b""), *((label, PNGS[n]) for n, label in enumerate(images)), ([1.0, 3.0], b"")]
+    original = made_of(*(labelled(label, image, id=n) for n, (label, image) in enumerate(records)))
+    for decode in (True, False):
+        examined = _examine(tmp_path / "a.rec", original.data, decode=decode)
+        assert examined.report.is_usable and examined.report.what == "image records"
+        assert examined.report.classes == {"0": 2, "1": 2} and examined.report.num_sound == 4
+        assert [finding.record for finding in examined.report.findings.of("no-picture")] == [0, 5]
+
+
+def test_a_label_that_is_refused_is_shown_with_all_its_digits(tmp_path: Path) -> None:
+    original = made_of(*(labelled(label, PNGS[n], id=n) for n, label in enumerate([0.0, 1.0, 1.0000001, 2.0003])))
+    examined = _examine(tmp_path / "a.rec", original.data)
+    assert _told(examined, "label-not-class") == ["label 2.0003"]
+    assert examined.report.classes == {"0": 1, "1": 2}
+
+
 def test_ids_that_stand_twice_are_told(tmp_path: Path) -> None:
     original = made_of(*(labelled(n % 2, PNGS[n], id=n % 5) for n in range(7)))
     examined = _examine(tmp_path / "a.rec", original.data)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.loader.pictures import Pictures, encode, everything, mixed_jpegs, same, scene, small_pngs, write_records
+from tests.data.storage.faults import PASSING, Faults
 
 from steadytrain.data.loader import (
     Batch,
@@ -33,7 +36,7 @@ from steadytrain.data.loader import (
 )
 from steadytrain.data.loader.batch_worker import MOST_BATCHES
 from steadytrain.data.recordio.reader import Records
-from steadytrain.errors import DataError, FeedError, InputError
+from steadytrain.errors import DataError, FeedError, InputError, StorageError
 
 PROJECT = Path(__file__).parents[3]
 SMALL = Crop(kind="pad-crop", size=16, flip=True)
@@ -387,6 +390,52 @@ def test_a_thread_that_cannot_go_on_names_the_record() -> None:
 
     with pytest.raises(FeedError, match="record 7: RuntimeError: the disk said no"):
         list(ImageLoader(Broken(JPEGS.images), LARGE, batch_size=5, train=False, threads=2))
+
+
+@pytest.mark.usefixtures("faults")
+@pytest.mark.parametrize("keep_bytes", [0, None])
+@pytest.mark.parametrize("count", [3, 99])
+@pytest.mark.parametrize("number", [*PASSING, None], ids=str)
+def test_no_other_image_stands_in_for_one_that_the_system_could_not_read(
+    number: int | None, count: int, keep_bytes: int | None
+) -> None:
+    class Failing(Pictures):
+        left = count
+
+        def image(self, number_of_image: int, /) -> bytes:
+            if number_of_image == 7 and self.left:
+                self.left -= 1
+                raise TimeoutError("timed out") if number is None else OSError(number, os.strerror(number))
+            return super().image(number_of_image)
+
+    met: list[Any] = []
+    source = small_pngs(30)
+    options: dict[str, Any] = {"batch_size": 10, "stop": 60, "threads": 1, "keep_bytes": keep_bytes}
+    loader = ImageLoader(Failing(source.images), SMALL, on_bad=met.append, **options)
+    if count == 99:
+        with pytest.raises(StorageError, match=r"cannot read record 7: .*the same command resumes"):
+            list(loader)
+    else:
+        assert same(everything(loader), everything(ImageLoader(source, SMALL, **options)))
+    assert not met
+
+
+def test_a_run_ends_where_its_records_cannot_be_read_and_goes_on_when_they_can(tmp_path: Path, faults: Faults) -> None:
+    path = tmp_path / "a.rec"
+    with write_records(path, small_pngs(30)) as records:
+
+        def batches(start: int = 0) -> Iterator[Batch]:
+            options: dict[str, Any] = {"batch_size": 10, "start": start, "stop": 60, "keep_bytes": 0, "depth": 1}
+            return iter(ImageLoader(records, SMALL, threads=1, **options))
+
+        whole = [batch.images.copy() for batch in batches()]
+        stream = batches()
+        first = next(stream).images.copy()
+        faults.fail(path, errno.EIO, 999)
+        with pytest.raises(StorageError, match=r"a\.rec: .*\(EIO, 5\)"):
+            list(stream)
+        faults.fail(path, errno.EIO, 0)
+        assert np.array_equal(np.stack([first, *(batch.images for batch in batches(10))]), np.stack(whole))
 
 
 @pytest.mark.parametrize(

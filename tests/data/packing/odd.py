@@ -25,12 +25,14 @@ from tests.data.packing.odd_files import (
     image,
     negative_tiff,
     node,
+    of_bits,
     overwritten,
     patched_jpeg,
     png,
     profiled,
     tiff,
     turned,
+    turned_by,
     webp_of,
     ycck,
 )
@@ -101,6 +103,8 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("TIFF, 1 bit", image("TIFF", "1", compression="group4"), "0 or 255", GREY),
         Odd("PNG, grey of 16 bits", bytes_of(encoded(SIXTEEN, "PNG")), "divided by 257", GREY),
         Odd("TIFF, grey of 16 bits", bytes_of(encoded(SIXTEEN, "TIFF")), "divided by 257", GREY),
+        Odd("PNG of 16 bits that states 12", bytes_of(of_bits(12, states=True)), "scaled from 12 bits", GREY),
+        Odd("PNG of 16 bits that holds 12", bytes_of(of_bits(12, states=False)), "divided by 257; said", GREY),
         Odd("PNG, RGB of 16 bits", bytes_of(deep_png()), "the upper 8 bits", RGB),
         Odd("TIFF, RGB of 16 bits", bytes_of(deep_tiff()), "the upper 8 bits", RGB),
         Odd(
@@ -146,13 +150,24 @@ GROUPS: dict[str, list[Odd]] = {
             f"left out: a hierarchical JPEG, {CONVERT}",
         ),
         Odd("stray bytes before the end", bytes_of(JPEG[:-2] + bytes(40) + JPEG[-2:]), "encoded again", RGB),
+        Odd("without the two bytes of its end", bytes_of(JPEG[:-2]), "encoded again", RGB),
         Odd("no height", bytes_of(patched_jpeg(height=0)), "", "left out: damaged header: 96 x 0 pixels"),
     ],
-    "EXIF orientation": [
+    "Orientation": [
         Odd("1", turned(1), "", KEPT),
         *(Odd(str(n), turned(n), "rotated upright", RGB) for n in (2, 3, 4)),
         *(Odd(str(n), turned(n), "rotated upright", "RGB JPEG of 80 x 96") for n in (5, 6, 7, 8)),
         Odd("9", turned(9), "invalid: treated as upright", KEPT),
+        *(
+            Odd(f"6, in XMP of a {kind}", bytes_of(turned_by(kind, 6)), "rotated upright", "RGB JPEG of 80 x 96")
+            for kind in ("JPEG", "PNG", "WEBP")
+        ),
+        Odd(
+            "6, in ImageMagick's text of a PNG",
+            bytes_of(turned_by("tEXt", 6)),
+            "rotated upright",
+            "RGB JPEG of 80 x 96",
+        ),
     ],
     "Several frames or pages": [
         Odd("GIF, animated", frames("GIF"), "the first frame", RGB),

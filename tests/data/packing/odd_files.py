@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from tests.data.packing.pictures import picture
 
 Make = Callable[[Path], object]
@@ -49,6 +50,31 @@ def node(kind: int) -> Make:
     return lambda path: os.mknod(path, kind | stat.S_IRUSR)
 
 
+def of_bits(bits: int, *, states: bool, colour: int = 0) -> bytes:
+    """A PNG whose 16 bits hold values of fewer; ``states``: and says so."""
+    grey = np.asarray(picture(1, SIZE, "RGB" if colour else "L")).astype(np.uint32) * (2**bits - 1) // 255
+    stated = bytes([bits]) * (3 if colour else 1) if states else b""
+    return png(*SIZE, bits=16, colour=colour, pixels=grey.astype(">u2").tobytes(), states=stated)
+
+
+def turned_by(mark: str, orientation: int) -> bytes:
+    """A picture whose orientation stands in XMP, or in the text that ImageMagick writes into a PNG."""
+    xmp = (
+        f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+    )
+    if mark in ("JPEG", "WEBP"):
+        return encoded(kind=mark, xmp=xmp)
+    info = PngInfo()
+    if mark == "PNG":
+        info.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    else:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
+        info.add_text("Raw profile type exif", f"\nexif\n{len(data):8}\n{data.hex()}\n", zip=mark == "zTXt")
+    return encoded(kind="PNG", pnginfo=info)
+
+
 def turned(orientation: int) -> Make:
     """A photograph whose EXIF says how the camera was held."""
     exif = Image.Exif()
@@ -71,12 +97,13 @@ def ycck() -> bytes:
     return data[:at] + b"\2" + data[at + 1 :]
 
 
-def png(width: int, height: int, *, bits: int = 8, colour: int = 2, pixels: bytes = b"") -> bytes:
-    """A PNG by hand; ``pixels`` are rows without their filter bytes."""
+def png(width: int, height: int, *, bits: int = 8, colour: int = 2, pixels: bytes = b"", states: bytes = b"") -> bytes:
+    """A PNG by hand; ``pixels`` are rows without their filter bytes, ``states`` the bits of a sample as ``sBIT``."""
     rows = height and len(pixels) // height
     lines = b"".join(b"\0" + pixels[n * rows : (n + 1) * rows] for n in range(height if pixels else 0))
     parts = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)),
+        *([(b"sBIT", states)] if states else []),
         (b"IDAT", zlib.compress(lines)),
         (b"IEND", b""),
     ]

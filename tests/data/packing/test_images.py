@@ -10,10 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from tests.data.packing.odd_files import SIZE, Tags, of_bits, png, tiff, turned_by
 from tests.data.packing.pictures import picture
 
+from steadytrain.data.checking.images import look_at
+from steadytrain.data.checking.sources import examine_source
+from steadytrain.data.loader.decode import Scratch, probe
+from steadytrain.data.loader.decode import pixels as pixels_of
+from steadytrain.data.packing.encode import Settings, pack_bytes
 from steadytrain.data.packing.images import (
     BadImageError,
+    complete_jpeg,
     decode,
     flatten,
     is_common_jpeg,
@@ -22,6 +29,8 @@ from steadytrain.data.packing.images import (
     to_pixels,
     turn,
 )
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.sources.unpacked import upright
 
 
 def _encode(image: Image.Image, name: str = "PNG", **options: object) -> bytes:
@@ -74,6 +83,66 @@ def test_bits_and_palettes() -> None:
 def test_sixteen_bits_of_grey_are_divided_by_257(value: int, becomes: int) -> None:
     assert np.asarray(decode(_encode(Image.new("I;16", (1, 1), value)))).item() == becomes
     assert _pixel(Image.new("I", (1, 1), value)) == ("L", becomes)
+
+
+@pytest.mark.parametrize("bits", [9, 10, 12, 14, 15])
+@pytest.mark.parametrize("colour", [0, 2])
+def test_the_bits_that_a_png_states_are_its_range(bits: int, colour: int) -> None:
+    full = np.asarray(picture(1, SIZE, "RGB" if colour else "L")).astype(int)
+    pixels = np.asarray(decode(of_bits(bits, states=True, colour=colour))).astype(int)
+    assert pixels.shape == full.shape and np.abs(pixels - full).max() <= 1
+    upper = (np.asarray(picture(1, SIZE, "RGB" if colour else "L")).astype(">u2") * 257).astype(">u2") >> (16 - bits)
+    shifted = png(
+        *SIZE, bits=16, colour=colour, pixels=(upper << (16 - bits)).astype(">u2").tobytes(), states=bytes([bits] * 3)
+    )
+    assert np.abs(np.asarray(decode(shifted)).astype(int) - full).max() <= 1  # as the specification asks for
+
+
+def test_how_opaque_a_png_of_12_bits_is_stays() -> None:
+    values = np.full((8, 8, 4), 4095, ">u2")
+    values[..., 1:3] = 0
+    for opaque in (4095, 65535):
+        values[..., 3] = opaque
+        data = png(8, 8, bits=16, colour=6, pixels=values.tobytes(), states=bytes([12] * 4))
+        assert decode(data).getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {281: (3, [4095])},
+        {270: (2, b'<OME><Image><Pixels SignificantBits="12" Type="uint16"/></Image></OME>\0')},
+    ],
+    ids=["largest value", "OME"],
+)
+def test_the_range_that_a_tiff_states_is_its_range(tags: Tags) -> None:
+    full = np.asarray(picture(1, SIZE, "L"))
+    grey = (full.astype(np.uint32) * 4095 // 255).astype("<u2")
+    one = {258: (3, [16]), 262: (3, [1]), 277: (3, [1])}
+    stated = tiff({**one, **tags}, pixels=grey.tobytes())
+    assert np.abs(np.asarray(decode(stated)).astype(int) - full).max() <= 1
+    silent = tiff({**one, 281: (3, [4000])}, pixels=grey.tobytes())  # the largest of this image, perhaps
+    assert np.asarray(decode(silent)).max() <= 16
+
+
+@pytest.mark.parametrize("colour", [0, 2])
+def test_packing_says_once_that_16_bits_hold_12(colour: int, tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "photos" / str(number % 2) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(of_bits(12, states=False, colour=colour))
+    remarks: list[str] = []
+    pack(tmp_path / "photos", tmp_path / "out", say=remarks.append)
+    [remark] = remarks
+    assert remark.startswith("4 images of 16 bits have no value above") and "-evaluate multiply 16 FILES" in remark
+    report = examine_source(tmp_path / "photos", workers=0)
+    assert [finding.detail for finding in report.findings.of("few-levels")] == [remark]
+    _encode_16 = np.asarray(picture(1, SIZE, "RGB" if colour else "L")).astype(">u2") * 257
+    (tmp_path / "photos/0/4.png").write_bytes(
+        png(*SIZE, bits=16, colour=colour, pixels=_encode_16.astype(">u2").tobytes())
+    )
+    pack(tmp_path / "photos", tmp_path / "again", say=remarks.append)
+    assert len(remarks) == 1  # one that is bright: the set has 16 bits, and some are dark
 
 
 def test_values_of_unknown_range_are_refused() -> None:
@@ -152,6 +221,43 @@ def test_orientation_counts_in_every_format(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("mark", ["JPEG", "PNG", "WEBP", "tEXt", "zTXt"])
+def test_orientation_counts_wherever_pillow_finds_it(mark: str, number: int) -> None:
+    data = turned_by(mark, number)
+    wanted = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    for pixels in (pack_bytes(data, Settings(encoding="png")).data, upright(data)):
+        assert np.abs(np.asarray(decode(pixels)).astype(int) - np.asarray(wanted)).max() <= 1
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}, {"subsampling": 0}])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_jpeg_that_lacks_its_end_alone_is_used(missing: int, mode: str, options: dict[str, int]) -> None:
+    whole = _encode(picture(1, SIZE, mode), "JPEG", **options)
+    assert whole.endswith(b"\xff\xd9")
+    wanted = np.asarray(Image.open(io.BytesIO(whole)))
+    data = whole[:-missing]
+    packed = pack_bytes(data, Settings(encoding="png"))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(packed.data))), wanted)
+    read = pixels_of(probe(data), 1 if mode == "L" else 3, Scratch())
+    assert np.array_equal(read.squeeze(), wanted)
+    assert look_at(data).odd == (("odd-jpeg", "its last two bytes are missing"),)
+    for cut in (3, 4, 11, len(data) // 2):
+        with pytest.raises(BadImageError, match=r"cut short|missing"):
+            pack_bytes(whole[:-cut], Settings())
+        with pytest.raises(BadImageError):
+            pixels_of(probe(whole[:-cut]), 3, Scratch())
+
+
+def test_a_progressive_jpeg_that_lacks_a_scan_is_no_whole_one() -> None:
+    data = _encode(picture(1, SIZE), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    assert complete_jpeg(data[:-2]) == data and complete_jpeg(data[:last]) is None
+    with pytest.raises(BadImageError, match="cut short"):
+        pack_bytes(data[:last], Settings())
+
+
 def test_damaged_exif_does_not_cost_the_image() -> None:
     data = _encode(picture(1), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(20))
     assert decode(data).size == (40, 30)

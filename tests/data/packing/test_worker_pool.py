@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from steadytrain.data.packing.worker_pool import map_in_children
-from steadytrain.errors import FailedError
+from steadytrain.errors import FailedError, StorageError
 
 PORTIONS = [list(range(at, min(at + 3, 20))) for at in range(0, 20, 3)]
 
@@ -24,6 +24,13 @@ def squares(portion: Sequence[int], *, ending: int | None = None) -> list[int]:
     if ending in portion:
         os.kill(os.getpid(), signal.SIGKILL)
     return [number * number for number in portion]
+
+
+def failing(portion: Sequence[int]) -> list[int]:
+    """Squares, from a disk that has no seven."""
+    if 7 in portion:
+        raise StorageError("cannot read 7: Input/output error")
+    return squares(portion)
 
 
 def noisy(portion: Sequence[int]) -> list[int]:
@@ -53,6 +60,14 @@ def test_only_the_item_that_kills_its_child_is_given_up() -> None:
     answers: Iterator[Any] = map_in_children(PORTIONS, partial(squares, ending=7), _died, workers=2)
     values: list[Any] = [part for answer in answers for part in answer]
     assert values == [number * number if number != 7 else "7: SIGKILL" for number in range(20)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_system_is_no_crash_of_a_child_and_costs_no_item(workers: int) -> None:
+    answers = map_in_children(PORTIONS, failing, _died, workers=workers)
+    assert [next(answers), next(answers)] == [[0, 1, 4], [9, 16, 25]]
+    with pytest.raises(StorageError, match="cannot read 7: Input/output error"):
+        next(answers)
 
 
 def test_what_a_library_prints_is_not_taken_for_an_answer(capfd: pytest.CaptureFixture[str]) -> None:

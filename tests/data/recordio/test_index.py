@@ -90,3 +90,18 @@ def test_an_index_that_is_none_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "a.idx").write_text("version https://example.org/spec\n")
     with pytest.raises(DataError, match=r"a\.idx is not an index"):
         read_index(tmp_path / "a.idx")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("0\t0\n1\t18446744073709551615\n", "line 2 names byte 18446744073709551615, and no file is as long"),
+        ("0\t0\n1\t-\n", r"line 2 is '1\\t-', not a key, a tab and an offset"),
+        ("0\t0\n12\n", "line 2 is '12', not a key"),
+        ("0\t1e400\n", "line 1 is"),
+    ],
+)
+def test_the_line_that_makes_an_index_none_is_named(lines: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "a.idx").write_text(lines)
+    with pytest.raises(DataError, match=rf"a\.idx is not an index \({why}"):
+        read_index(tmp_path / "a.idx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -12,14 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.data.packing.pictures import write_folder
+from tests.data.storage.faults import PASSING, Faults
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
-from steadytrain.data.recordio.framing import MAGIC, pack_header
+from steadytrain.data.recordio.framing import MAGIC, pack_header, to_ppm
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.errors import DataError, StorageError
 
+PICTURE = to_ppm(np.zeros((4, 4, 3), np.uint8))
 LETTERS = [chr(ord("a") + i).encode() * (i + 1) for i in range(26)]
 
 
@@ -86,11 +89,10 @@ def test_scanning_finds_what_the_index_says(data_folder: Path, tmp_path: Path, n
         assert all(scanned.image(i) == indexed.image(i) for i in range(len(indexed)))
 
 
-def test_images_are_views_that_outlive_the_reader(tmp_path: Path) -> None:
+def test_images_outlive_the_reader(tmp_path: Path) -> None:
     with Records.open(_write(tmp_path / "a.rec", LETTERS)) as records:
         image = records.image(2)
         assert image.readonly
-        assert np.shares_memory(np.frombuffer(image, np.uint8), np.frombuffer(records.image(2), np.uint8))
     assert bytes(image) == b"ccc"
     with pytest.raises(DataError, match="closed"):
         records.image(2)
@@ -146,6 +148,78 @@ def test_many_threads_read_at_once(tmp_path: Path) -> None:
     with Records.open(_write(tmp_path / "a.rec", payloads)) as records, ThreadPoolExecutor(8) as threads:
         order = np.random.default_rng(0).permutation(2000).tolist() * 5
         assert all(threads.map(lambda i: bytes(records.image(i)) == payloads[i], order))
+
+
+Labelled = tuple[float | list[float], bytes]
+
+
+def _faces(*, width: int = 1, num_identities: int = 3) -> list[Labelled]:
+    """Records as sets of faces have them: two images of each identity; of labels behind the first one nobody knows."""
+    n = 2 * num_identities
+    images: list[Labelled] = [
+        (k % num_identities if width == 1 else [k % num_identities, 0.5], b"x%d" % k) for k in range(n)
+    ]
+    ends = [[1.0 + 2 * k, 3.0 + 2 * k] for k in range(num_identities)]
+    return [([n + 1.0, n + 1.0 + num_identities], b""), *images, *((end, b"") for end in ends)]
+
+
+def _write_labelled(path: Path, records: list[Labelled]) -> Path:
+    with RecordWriter(path) as writer:
+        for i, (label, image) in enumerate(records):
+            writer.write(pack_header(label, id=i) + image, key=i)
+    return path
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("width", [1, 2])
+def test_records_about_identities_are_skipped_and_counted(width: int, indexed: bool, tmp_path: Path) -> None:
+    path = _write_labelled(tmp_path / "faces.rec", _faces(width=width))
+    if not indexed:
+        path.with_suffix(".idx").unlink()
+    remarks: list[str] = []
+    with Records.open(path) as records:
+        assert [bytes(records.image(n)) for n in range(len(records))] == [b"x%d" % n for n in range(6)]
+        assert records.labels.tolist() == [0, 1, 2, 0, 1, 2] and records.classes == ("0", "1", "2")
+        assert records.record_ids.tolist() == [1, 2, 3, 4, 5, 6]
+        assert records.describe(0) == f"record 1 of {path}" and records.number("faces.rec", 6) == 5
+        assert records.places(np.array([5])) == [("", "faces.rec", 6)]
+        with pytest.raises(IndexError):
+            records.number("faces.rec", 0)
+    real = [(label, PICTURE if image else b"") for label, image in _faces(width=width)]
+    with Records.open(_write_labelled(tmp_path / "real.rec", real)) as records:
+        records.require_images(remarks.append)
+    [remark] = remarks
+    assert "4 records have labels and no picture (as in sets of faces" in remark
+    assert ("the first of 2 labels is the class" in remark) is (width == 2)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_picture_that_is_missing_does_not_make_several_labels_one(lost: int, tmp_path: Path) -> None:
+    labels: list[Labelled] = [([1.0, 1.0], b"a"), ([0.0, 1.0], b"b"), ([1.0, 1.0], b"c")]
+    labels[lost] = (labels[lost][0], b"")
+    with Records.open(_write_labelled(tmp_path / "a.rec", labels)) as records:
+        assert len(records) == 2 and records.labels.shape == (2, 2)
+
+
+def test_labels_whose_noise_is_that_of_floats_are_class_numbers(tmp_path: Path) -> None:
+    labels: list[Labelled] = [(0.0, b"a"), (1.0000001, b"b"), (1.999999, b"c"), (-1e-7, b"d")]
+    with Records.open(_write_labelled(tmp_path / "a.rec", labels)) as records:
+        assert records.labels.tolist() == [0, 1, 2, 0] and records.labels.dtype == np.int64
+    with Records.open(_write_labelled(tmp_path / "b.rec", [*labels, (1.001, b"e")])) as records:
+        assert records.labels.dtype == np.float32
+
+
+def test_labels_that_cannot_be_used_name_the_command_that_names_them(tmp_path: Path) -> None:
+    path = _write_labelled(tmp_path / "a b.rec", [(0.0, b"a"), ([1.0, 0.0], b"b")])
+    with Records.open(path) as records, pytest.raises(DataError, match=r"1 to 2 labels.*: steady check '.*a b\.rec'"):
+        _ = records.labels
+
+
+def test_a_tfrecord_by_this_name_is_named_for_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "train.rec"
+    path.write_bytes((90).to_bytes(8, "little") + bytes(4) + b"\xff\xd8\xff" + bytes(87) + bytes(4))
+    with pytest.raises(DataError, match=r"this is a TFRecord file .*: write its images to a folder"):
+        Records.open(path)
 
 
 def test_labels_that_are_no_class_numbers_stay_numbers(tmp_path: Path) -> None:
@@ -291,6 +365,58 @@ def test_an_index_that_names_a_record_twice_is_refused(tmp_path: Path) -> None:
     path.with_suffix(".idx").write_text("\n".join([*lines[:-1], lines[0]]) + "\n")
     with pytest.raises(DataError, match=r"a\.idx names a record twice: .*--index writes it again"):
         Records.open(path)
+
+
+@pytest.mark.parametrize("number", PASSING, ids=errno.errorcode.get)
+def test_a_read_error_that_passes_costs_no_record(number: int, tmp_path: Path, faults: Faults) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    with Records.open(path) as records:
+        for i, letters in enumerate(LETTERS):
+            faults.fail(path, number, i % 5)
+            assert bytes(records.image(i)) == letters
+
+
+@pytest.mark.parametrize("suffix", [".rec", ".json"])
+def test_records_are_opened_whole_or_not_at_all(suffix: str, tmp_path: Path, faults: Faults) -> None:
+    path = pack(write_folder(tmp_path / "photos", {"cat": 3, "dog": 2}), tmp_path / "a")[0].path
+    faults.fail(path.with_suffix(suffix), errno.ESTALE, 3)
+    with Records.open(path) as records:
+        assert records.classes == ("cat", "dog") and len(records) == 5 and not faults.waiting
+    faults.fail(path.with_suffix(suffix), errno.ESTALE, 6)
+    with pytest.raises(StorageError, match=rf"a\{suffix}: .*\(ESTALE, {errno.ESTALE}\)"):
+        Records.open(path)
+
+
+def test_a_read_error_that_stays_is_no_damaged_record(tmp_path: Path, faults: Faults) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    with Records.open(path) as records:
+        faults.fail(path, errno.EIO, 99)
+        with pytest.raises(StorageError, match=r"a\.rec: .*\(EIO, 5\).*the same command resumes"):
+            records.image(3)
+        faults.fail(path, errno.EIO, 0)
+        assert bytes(records.image(3)) == b"dddd"
+
+
+@pytest.mark.parametrize("becomes", ["removed", "replaced"])
+def test_records_that_are_others_after_a_read_error_are_not_mixed(becomes: str, tmp_path: Path, faults: Faults) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    with Records.open(path) as records:
+        assert bytes(records.image(1)) == b"bb"
+        if becomes == "removed":
+            path.unlink()
+        else:
+            (tmp_path / "other.rec").write_bytes(path.read_bytes().replace(b"bb", b"xx"))
+            (tmp_path / "other.rec").replace(path)
+        old = tmp_path / ("a.rec (deleted)")
+        faults.fail(old, errno.ESTALE, 1)  # by the name that the system gives a file without one
+        with pytest.raises(StorageError, match=rf"{path} .*(put it back|was replaced).* run the same command again"):
+            records.image(1)
+
+
+def test_large_images_are_read_whole(tmp_path: Path) -> None:
+    large = os.urandom(9 << 20)
+    with Records.open(_write(tmp_path / "a.rec", [b"x", large, b"y"])) as records:
+        assert records.image(1) == large and bytes(records.image(2)) == b"y"
 
 
 def test_heads_are_waited_for_whatever_becomes_of_the_file(tmp_path: Path) -> None:

@@ -112,9 +112,47 @@ def recognise(start: bytes, size: int) -> FileType | None:
     for pattern, file_type in _TYPES:
         if pattern.match(start):
             return file_type
+    if _begins_tfrecord(start, size):
+        return FileType("a TFRecord file (TensorFlow's)", _WRITE_IMAGES)
     if not any(start):
         return FileType("zeros, nothing else", "fetch or write it again: the disk was full, or the copy was cut off")
     return _recognise_text(start)
+
+
+def _begins_tfrecord(start: bytes, size: int) -> bool:
+    """Return whether a file begins as a TFRecord: a length of 8 bytes, its checksum of 4, so many bytes, another 4.
+
+    Tools that do not compute checksums leave zeros: then what follows has to be an image or an Example, or another
+    record, or the end.
+    """
+    length = int.from_bytes(start[:8], "little")
+    end = 16 + length
+    if len(start) < 13 or not length or end > size:
+        return False
+    if int.from_bytes(start[8:12], "little") == _masked_crc32c(start[:8]):
+        return True
+    if any(start[8:12]):
+        return False
+    another = int.from_bytes(start[end : end + 8], "little") if end + 8 <= len(start) else 0
+    return end == size or (another > 0 and end + 16 + another <= size) or start[12:].startswith(_IN_TFRECORDS)
+
+
+_IN_TFRECORDS = (b"\xff\xd8\xff", b"\x89PNG", b"\x0a")  # the last: the field "features" of an Example
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """Return the checksum of a TFRecord: CRC-32C (Castagnoli), rotated and with a constant added.
+
+    >>> hex(_masked_crc32c(b"123456789") - 0xA282EAD8)  # of 0xe3069283, the check value of CRC-32C
+    '0x2507c60d'
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _recognise_text(start: bytes) -> FileType | None:
@@ -224,6 +262,30 @@ def frame_of(data: bytes | memoryview) -> Frame | None:
 def scan_of(data: bytes | memoryview) -> int:
     """Where the first scan of a JPEG begins; the number of its bytes where there is none."""
     return next((at for marker, at in _markers(data) if marker == _SCAN), len(data))
+
+
+def has_all_scans(data: bytes | memoryview) -> bool:
+    """Return whether the scans of a JPEG together hold every coefficient of every colour, to its last bit.
+
+    Those of a progressive one come one after the other: without the last it is a coarser picture, and no error.
+    """
+    frame, at = frame_of(data), scan_of(data)
+    if frame is None:
+        return False
+    left_bits: dict[tuple[int, int], int] = {}
+    data = bytes(data)
+    while at + 10 <= len(data):
+        if data[at + 1] == _SCAN:
+            end = at + 5 + 2 * data[at + 4]
+            first, last, bits = data[end : end + 3].ljust(3, b"\xff")
+            for colour in data[at + 5 : end : 2]:
+                left_bits |= {(colour, place): bits & 15 for place in range(first, min(last, 63) + 1)}
+        marker = _BEHIND_DATA.search(data, at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"))
+        at = len(data) if marker is None else marker.start()
+    return len(left_bits) == 64 * frame.parts and not any(left_bits.values())
+
+
+_BEHIND_DATA = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # neither a stuffed byte nor a restart marker
 
 
 def _markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:

@@ -65,6 +65,7 @@ KINDS: dict[str, Kind] = {
     "same-id": Kind("warning", "ids of several records", "readers by key find only one of them"),
     # images
     "no-image": Kind("error", "not an image", _REPLACED, _LEFT_OUT),
+    "no-picture": Kind("note", "labels without a picture", "skipped; in sets of faces they are about identities"),
     "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
     "truncated-image": Kind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
     "unusable-image": Kind("error", "images of an unsupported kind or size", _REPLACED, _LEFT_OUT),
@@ -74,16 +75,19 @@ KINDS: dict[str, Kind] = {
     "cmyk": Kind("note", "CMYK or YCCK", "becomes RGB, colour profiles ignored"),
     "palette": Kind("note", "palette", "becomes RGB"),
     "one-bit": Kind("note", "1 bit a pixel", "becomes grey, 0 or 255"),
-    "sixteen-bit": Kind("note", "more than 8 bits a channel", "the upper 8 bits; grey is rounded"),
+    "sixteen-bit": Kind("note", "more than 8 bits a channel", "the upper 8 bits, of 16 or of those stated"),
+    "few-levels": Kind("warning", "images of 16 bits that use few of them", "nearly black, in few levels"),
     "transparency": Kind("note", "transparency", "composited over white"),
     "other-colours": Kind("note", "Lab, HSV or YCbCr", "becomes RGB"),
     "frames": Kind("note", "several frames", "the first frame is used"),
     "rare-jpeg": Kind("note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"),
-    "odd-jpeg": Kind("note", "JPEG with stray bytes or odd markers", "decoded completely; encoded again when packed"),
+    "odd-jpeg": Kind(
+        "note", "JPEG with odd markers, stray bytes or no end", "decoded completely; encoded again when packed"
+    ),
     "long": Kind("note", "more than 20 times as long as wide", "a square crop shows little of it"),
-    "orientation": Kind("note", "EXIF orientation not upright", "rotated upright when packed"),
+    "orientation": Kind("note", "EXIF or XMP orientation not upright", "rotated upright when packed"),
     "lies-on-its-side": Kind(
-        "warning", "EXIF orientation not upright", "readers of records do not rotate it: pack again"
+        "warning", "EXIF or XMP orientation not upright", "readers of records do not rotate it: pack again"
     ),
     "wrong-suffix": Kind("note", "named as another format", "read by its content"),
     # the index

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.checking.file_types import CUT_SHORT, NO_IMAGE, UNKNOWN
+from steadytrain.data.checking.file_types import CUT_SHORT, NO_IMAGE, UNKNOWN, scan_of
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.checking.near import Alike, Hashes, find_alike, perceptual_hash
 from steadytrain.data.packing.encode import decode_file
 from steadytrain.data.packing.images import (
     BadImageError,
+    DeepImages,
     format_of,
     is_common_jpeg,
     orientation,
@@ -64,6 +65,7 @@ class Look(NamedTuple):
         format: ``jpg``, ``png``, ...; empty where it has none.
         width, height: in pixels, upright; 0 where they are not known.
         odd: kinds of finding, with a detail each.
+        peak: the largest value of an image of 16 bits whose range is not known; -1 for any other.
         near: its perceptual hash, where that was asked for; see :mod:`~steadytrain.data.checking.near`.
     """
 
@@ -75,6 +77,7 @@ class Look(NamedTuple):
     height: int = 0
     odd: tuple[tuple[str, str], ...] = ()
     near: bytes = bytes(FINGERPRINT_BYTES)
+    peak: int = -1
 
 
 def fingerprint(pixels: Image.Image | Pixels) -> bytes:
@@ -109,6 +112,7 @@ def look_at(data: bytes, *, near: bool = False) -> Look:
     turned = orientation(image)
     try:
         pixels = turn(to_pixels(decoded) if isinstance(decoded, Image.Image) else decoded, turned)
+        peak = decoded.info.get("peak", -1) if isinstance(decoded, Image.Image) else -1
         odd, (width, height) = tuple(_odd_traits(image, data, is_sound=is_sound)), image.size
         del image, decoded  # as large again as the pixels
         digest, look = fingerprint(pixels), perceptual_hash(pixels) if near else bytes(FINGERPRINT_BYTES)
@@ -117,7 +121,7 @@ def look_at(data: bytes, *, near: bool = False) -> Look:
     except MemoryError:
         return Look("unusable-image", _TOO_LARGE, format=name)
     width, height = (width, height) if turned < 5 else (height, width)
-    return Look("", "", digest, name, width, height, odd, look)
+    return Look("", "", digest, name, width, height, odd, look, peak)
 
 
 def _fault(reason: str, data: bytes) -> tuple[str, str]:
@@ -165,7 +169,7 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
     if format == "jpg" and not is_common_jpeg(data):
         yield "rare-jpeg", ""
     elif format == "jpg" and mode in ("L", "RGB") and not is_sound:
-        yield "odd-jpeg", ""
+        yield "odd-jpeg", "" if data.find(b"\xff\xd9", scan_of(data)) >= 0 else "its last two bytes are missing"
     if (turned := orientation(image)) != 1:
         yield "orientation", f"orientation {turned}"
     if max(image.size) > LONGEST * min(image.size):
@@ -212,6 +216,7 @@ class ImageTally:
         self.height: tuple[int, int] | None = None
         self._prints = bytearray()
         self._hashes = bytearray()
+        self._deep = DeepImages()
 
     @property
     def prints(self) -> Fingerprints:
@@ -237,6 +242,12 @@ class ImageTally:
             self.height = min(least, look.height), max(most, look.height)
         for kind, detail in look.odd:
             self.findings.add(kind, detail, **place)
+        self._deep.add(look.peak)
+
+    def add_depth(self) -> None:
+        """Add that images of 16 bits use few of them, when all have been seen."""
+        if remark := self._deep.remark():
+            self.findings.add("few-levels", remark)
 
 
 def duplicates(prints: Fingerprints) -> Iterator[list[int]]:

@@ -45,15 +45,21 @@ from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_s
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
-from steadytrain.data.recordio.reader import MOST_CLASSES, none_is_an_image, why_no_image
+from steadytrain.data.recordio.reader import (
+    MOST_CLASSES,
+    names_identities,
+    nearest_whole,
+    none_is_an_image,
+    why_no_image,
+)
 from steadytrain.data.sources.filenames import is_shard, printable
 from steadytrain.errors import DataError
 
 Span = tuple[int, int]  # where a record begins and ends
 
 _HEADER = struct.Struct("<IfQQ")
-_ROW = struct.Struct("<qqQqf???")
-_COLUMNS = "<i8, <i8, <u8, <i8, <f4, ?, ?, ?"
+_ROW = struct.Struct("<qqQqf????")
+_COLUMNS = "<i8, <i8, <u8, <i8, <f4, ?, ?, ?, ?"
 _LARGEST = 2**63 - 1
 _PORTION_RECORDS = 32
 _PORTION_BYTES = 2 << 20
@@ -86,6 +92,7 @@ class Headers:
         finite: bool[N], all labels are numbers.
         detection: bool[N], the labels are those of objects and their boxes.
         binary: bool[N], several labels, each 0 or 1.
+        bare: bool[N], labels and no picture, as in sets of faces; readers skip them.
     """
 
     offsets: NDArray[np.int64]
@@ -96,6 +103,7 @@ class Headers:
     finite: NDArray[np.bool_]
     detection: NDArray[np.bool_]
     binary: NDArray[np.bool_]
+    bare: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -318,8 +326,9 @@ def scan_records(
                 number = len(sound)
                 header = _read_header(source, step, number, findings)
                 headers.extend(_ROW.pack(step.start, step.end, *header))
-                sound.append(header.width > 0)
-                if header.width:
+                has_image = header.width > 0 and not header.is_bare
+                sound.append(has_image)
+                if has_image:
                     portion.append((step.start, step.end))
                     sent.append((number, step.start, step.end, header.id))
                     if len(portion) == _PORTION_RECORDS or step.end - portion[0][0] >= _PORTION_BYTES:
@@ -341,6 +350,7 @@ def scan_records(
                     sound[number] = not item.fault
                     images.add(item, number, offset=start, record=number, id=id_)
                 advance(end, source.size)
+        images.add_depth()
         table = np.frombuffer(headers, _COLUMNS)
         digest = source.digest()
         if source.has_changed():
@@ -366,6 +376,7 @@ class _Header(NamedTuple):
     is_finite: bool
     is_detection: bool
     is_binary: bool
+    is_bare: bool
 
 
 def _read_header(source: ByteSource, record: Record, number: int, findings: Findings) -> _Header:
@@ -394,9 +405,11 @@ def _read_header(source: ByteSource, record: Record, number: int, findings: Find
         vector = np.frombuffer(data, "<f4", count=flag, offset=HEADER_BYTES)
         label, is_finite, objects = float(vector[0]), bool(np.isfinite(vector).all()), is_detection(vector)
         binary = bool(((vector == 0) | (vector == 1)).all())
-    if width and not is_finite:
+    if is_bare := width > 0 and flag > 0 and record.length == HEADER_BYTES + 4 * flag:
+        add("no-picture", f"{flag:,} labels")
+    elif width and not is_finite:
         add("label-not-finite", f"label {label}" if width == 1 else "in a vector")
-    return _Header(id_, width, label, is_finite, objects, binary)
+    return _Header(id_, width, label, is_finite, objects, binary, is_bare)
 
 
 def is_detection(labels: NDArray[np.float32]) -> bool:
@@ -467,16 +480,16 @@ def _class_name(names: Sequence[str], label: float) -> str:
 def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Findings) -> _Labels:
     """Return what the labels are, and add what does not go with that; nothing where no record holds an image."""
     headers = scan.headers
-    bad = findings.counts["no-header"] + findings.counts["label-overrun"] + findings.counts["no-image"]
+    bad = sum(findings.counts[kind] for kind in ("no-header", "label-overrun", "no-image", "no-picture"))
     if bad >= len(headers):
         with ByteSource(path) as source:
             payload = payload_in(source, (int(headers.offsets[0]), int(headers.ends[0])))
         detail = next((finding.detail for finding in findings.of("no-image")), "")  # has looked at all of it
-        findings.drop("no-image", "no-header", "label-overrun")
+        findings.drop("no-image", "no-picture", "no-header", "label-overrun")
         findings.add("not-images", none_is_an_image(len(headers), detail or why_no_image(payload)))
         return _Labels("records that are no image records", np.zeros(len(headers), np.bool_))
     _check_ids(scan, findings)
-    readable = headers.readable
+    readable = headers.readable & ~headers.bare
     n = int(readable.sum())
     if 2 * int(headers.detection.sum()) > n:
         widths = headers.widths[headers.detection]
@@ -485,6 +498,8 @@ def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Fin
         return _Labels("detection records", readable)
     widths, counts = np.unique(headers.widths[readable], return_counts=True)
     width = int(widths[counts.argmax()]) if n else 1
+    if _is_of_faces(path, scan):  # the first label is the class, whatever the others are
+        width, headers = 1, replace(headers, widths=np.minimum(headers.widths, 1))
     fits = readable & (headers.widths == width)
     for row in np.flatnonzero(readable & ~fits).tolist():
         scan.add(findings, "label-width", row, f"{headers.widths[row]}; most have {width}")
@@ -494,15 +509,16 @@ def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Fin
             return _Labels(f"records with several of {width:,} labels each", fits)
         findings.add("label-vectors", f"{width} labels for each image, not all 0 or 1 in {len(others):,} records")
         return _Labels("records with label vectors", fits)
-    wrong = fits & ~((headers.labels >= 0) & (headers.labels == np.floor(headers.labels)))
+    whole = nearest_whole(headers.labels)
+    wrong = fits & ~((headers.labels >= 0) & (whole == np.floor(whole)))
     if 2 * int(wrong.sum()) > n:
         low, high = headers.labels[fits].min(), headers.labels[fits].max()
-        findings.add("label-vectors", f"one number for each image, from {low:g} to {high:g}")
+        findings.add("label-vectors", f"one number for each image, from {low!s} to {high!s}")
         return _Labels("records with a number each", fits)
     for row in np.flatnonzero(wrong).tolist():
-        scan.add(findings, "label-not-class", row, f"label {headers.labels[row]:g}")
+        scan.add(findings, "label-not-class", row, f"label {headers.labels[row]!s}")
     fits &= ~wrong
-    labels = headers.labels.astype(np.float64)
+    labels = whole.astype(np.float64)
     limit = len(card.classes) if card and card.classes else MOST_CLASSES
     for row in np.flatnonzero(fits & (labels >= limit)).tolist():
         text = f"the card lists {limit:,}" if limit < MOST_CLASSES else f"{limit:,} are the most"
@@ -517,6 +533,15 @@ def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Fin
             if size == 0:
                 findings.add("unused-class", f"label {number}", name=name)
     return _Labels("image records", fits, dict(zip(names, sizes, strict=True)))
+
+
+def _is_of_faces(path: Path, scan: RecordScan) -> bool:
+    """Return whether a file is laid out as InsightFace's sets of faces; see ``recordio.reader``."""
+    headers = scan.headers
+    if not headers.bare[0]:
+        return False
+    with ByteSource(path) as source:
+        return names_identities(unpack(payload_in(source, (int(headers.offsets[0]), int(headers.ends[0])))))
 
 
 def _check_ids(scan: RecordScan, findings: Findings) -> None:

@@ -119,6 +119,7 @@ def examine_source(
         if decode:
             look = partial(look_at_files, near=near)
             _look(listings, images, look, min(workers, 1 + total // PORTION_FILES), total, progress)
+            images.add_depth()
             _find_duplicates(listings, images, findings)
     bad = sum(findings.counts[kind] for kind in (*IMAGE_FAULTS, "unreadable"))
     allowed = default_max_bad(total)

@@ -54,6 +54,7 @@ from steadytrain.data.loader.sampler import (
     alternating_flips,
 )
 from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError, FeedError, SteadyError
 
 PIECE = 32  # samples that one thread takes at a time, at most
@@ -157,8 +158,8 @@ class LoaderTask:
         if not isinstance(digest, str):
             sampled = hashlib.sha256(self.source.labels.tobytes())
             for number in np.unique(np.linspace(0, self.num_images - 1, FINGERPRINTED, dtype=np.int64)).tolist():
-                with suppress(DataError, BadImageError, OSError):
-                    sampled.update(self.source.image(number))
+                with suppress(BadImageError):
+                    sampled.update(encoded_image(self.source, number))
             digest = sampled.hexdigest()
         facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
         ids = b"" if self.ids is None else self.ids.tobytes()
@@ -525,13 +526,8 @@ class BatchWorker:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _bytes(self, sample: int) -> memoryview:
-        """Return a view of a sample's encoded bytes. Raises BadImageError where the record is damaged."""
-        try:
-            return memoryview(self.source.image(int(self.ids[sample]))).cast("B")
-        except (DataError, OSError) as error:
-            # Whoever reports it names the record: no more than the cause is said here.
-            damage = error.__cause__ if isinstance(error.__cause__, DataError) else None
-            raise BadImageError(str(error) if damage is None else f"damaged: {damage}") from error
+        """Return a view of a sample's encoded bytes; errors as of :func:`encoded_image`."""
+        return encoded_image(self.source, int(self.ids[sample]), self.quarantine.describe)
 
     def _read(self, samples: Ints, scratch: WorkerScratch) -> Iterator[tuple[slice, EncodedImages]]:
         """Copy the samples' bytes to memory of this thread, as many at a time as :data:`READ_BYTES` allows."""
@@ -551,6 +547,31 @@ class BatchWorker:
             views.append(view)
             size += more
         yield slice(start, len(samples)), scratch.copy(views, size, since)
+
+
+def encoded_image(source: Source, number: int, describe: Callable[[int], str] | None = None) -> memoryview:
+    """Return a view of the encoded bytes of an image.
+
+    Args:
+        describe: names an image in messages; None where its number has to do.
+
+    Raises:
+        BadImageError: the record is damaged, or its file is gone.
+        StorageError: the system cannot read it, after several tries: no other image may stand in for it.
+    """
+    try:
+        try:
+            image = source.image(number)
+        except OSError as error:
+            if not is_of_the_system(error):
+                raise
+            name = f"image {number}" if describe is None else describe(number)
+            image = read_patiently(partial(source.image, number), name)
+    except (DataError, OSError) as error:
+        # Whoever reports it names the record: no more than the cause is said here.
+        damage = error.__cause__ if isinstance(error.__cause__, DataError) else None
+        raise BadImageError(str(error) if damage is None else f"damaged: {damage}") from error
+    return memoryview(image).cast("B")
 
 
 def _naming_the_record(piece: Callable[[WorkerScratch], None]) -> Callable[[WorkerScratch], None]:

@@ -36,7 +36,7 @@ from steadytrain.data.loader import jpeg
 from steadytrain.data.loader.crop import Crop, Plan, Square
 from steadytrain.data.loader.jpeg import Channels, Pixels
 from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, load, read_header, to_pixels
+from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, complete_jpeg, load, read_header, to_pixels
 from steadytrain.data.recordio.framing import from_ppm
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
@@ -168,6 +168,8 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
     if encoded.head is not None:
         with suppress(Exception):
             return jpeg.decode(encoded.data, shape, scratch.take(math.prod(shape)))
+        if (whole := complete_jpeg(encoded.data)) is not None:
+            return jpeg.decode(whole, shape, scratch.take(math.prod(shape)))
     # Pillow has the last word on what is unreadable.
     array = to_pixels(load(read_header(encoded.data) if encoded.opened is None else encoded.opened))
     if array.ndim == 3 and channels == 1:

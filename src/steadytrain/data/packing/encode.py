@@ -33,6 +33,7 @@ from steadytrain.data.packing.images import (
     BadImageError,
     Counts,
     PixelCount,
+    complete_jpeg,
     format_of,
     is_common,
     is_common_jpeg,
@@ -148,7 +149,8 @@ class Settings:
 class Packed(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
-    ``full_chroma``: it was encoded as a JPEG of 4:4:4.
+    ``full_chroma``: it was encoded as a JPEG of 4:4:4. ``peak``: the largest value of an image of 16 bits whose range
+    is not known; -1 for any other.
     """
 
     data: bytes
@@ -158,6 +160,7 @@ class Packed(NamedTuple):
     format: str
     kept: bool
     full_chroma: bool = False
+    peak: int = -1
 
 
 def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None = None) -> Packed | str:
@@ -195,7 +198,9 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
         kept = data is original
     if stays and count is None:
         return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
-    pixels = image.decoded
+    pixels, peak = image.decoded, -1
+    if isinstance(pixels, Image.Image):
+        peak = pixels.info.get("peak", -1)
     if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
         pixels = to_pixels(pixels, factor=max(1, _reduction(pixels.size, settings.shorter_side)))
     image = image._replace(decoded=pixels)  # what Pillow holds of a large image is as large again
@@ -206,7 +211,7 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
         packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
-    return packed
+    return packed if peak < 0 else packed._replace(peak=peak)
 
 
 def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = None) -> Packed:
@@ -259,7 +264,7 @@ def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
     if frame is None or not is_common(frame) or frame.parts not in (1, 3):
         return None
     header = scan_of(data)
-    if data.find(b"Exif\0", 0, header) >= 0 or data.find(b"Adobe", 0, header) >= 0:
+    if any(data.find(mark, 0, header) >= 0 for mark in (b"Exif\0", b"tiff:Orientation", b"Adobe")):
         return None  # it may be turned, or of other colours
     size = frame.width, frame.height
     try:
@@ -300,7 +305,9 @@ def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None
     except ValueError as error:
         complaint = str(error).lower()
         if "premature end of jpeg file" in complaint:
-            raise BadImageError("cut short") from None
+            if (whole := complete_jpeg(data)) is None:
+                raise BadImageError("cut short") from None
+            return _decode_jpeg(whole, image.size, 1 if image.mode == "L" else 3, shorter_side), False
         if "premature end" in complaint:
             raise BadImageError("damaged: image data is missing") from None
     # What else libjpeg complains of (stray bytes, odd markers) costs no pixels where Pillow can read it.
@@ -509,6 +516,8 @@ def _image_data(data: bytes) -> bytes | None:
             return None
         if kind == b"IEND":
             return parts[0] if len(parts) == 1 else b"".join(parts)
+        if kind == b"tEXt" and data.startswith((b"Raw profile type", b"XML:"), at + 8):
+            return None  # it may be turned
         if kind == b"IDAT":
             parts.append(data[at + 8 : end])
         elif kind not in _HARMLESS_CHUNKS:

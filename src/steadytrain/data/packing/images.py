@@ -8,16 +8,22 @@ in the file                       becomes
 grey or RGB of 8 bits             what it is
 1 bit                             grey 0 or 255
 16-bit grey, 32-bit integer grey  grey, divided by 257 and rounded; outside 0 to 65535 it is refused
-16-bit RGB                        RGB, the upper 8 bits
+grey of 9 to 15 bits              grey, scaled from that range, where the file says so (below)
+16-bit RGB                        RGB, the upper 8 bits; as grey, where a PNG says that it has fewer
 palette                           RGB
 transparency of any kind          laid over white; grey stays grey
 CMYK, YCCK, YCbCr, Lab, HSV       RGB, colour profiles ignored
 32-bit float                      refused: its range is not known
-EXIF orientation 2 to 8           turned upright
+EXIF or XMP orientation 2 to 8    turned upright
 more than 100 million pixels      refused, by the header, before anything is decoded
 WebP of more than 67 million      refused, by the header: decoding would take more than 1 GiB
 CMYK JPEG of more than 89         the same
 ================================  ==========================================================================
+
+Cameras and scanners give 10, 12 or 14 bits, which stand in files of 16. How many they are is said by ``sBIT`` of a PNG,
+by the bits a sample or the largest value of a TIFF, or by OME's ``SignificantBits``. Where nothing says so, the values
+are taken for those of 16 bits: a guess by an image's own values would make dark ones bright. ``info["peak"]`` of a
+decoded image is then its largest value, and whoever sees all images of a set can tell.
 """
 
 from __future__ import annotations
@@ -30,13 +36,15 @@ import math
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
+import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from steadytrain.data.checking.file_types import Frame, frame_of, why_damaged, why_no_image
+from steadytrain.data.checking.file_types import Frame, frame_of, has_all_scans, why_damaged, why_no_image
 
 Counts = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
@@ -45,6 +53,7 @@ MAX_PIXELS = 100_000_000
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "AVIF")
 _ORIENTATION = 0x0112
+_ORIENTED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where Pillow looks for it
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP")
 MAX_DECODER_BYTES = 2**30
@@ -54,6 +63,7 @@ coefficients of all its scans, 4 for the image. Other files take at most 10 (doc
 STRIP_PIXELS = 4_000_000
 """Of a larger image so many pixels are made plain at a time."""
 
+_LOOK_FOR_BITS = 2**16  # bytes; sBIT stands before the palette and the pixels
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -93,7 +103,45 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     # A DNG, or a TIFF whose first image is a smaller copy beside a camera's own data: a preview.
     if 50706 in tags or (tags.get(254) == 1 and 271 in tags and 330 in tags):
         raise BadImageError("a camera's raw file, which is not read here: convert it to JPEG or PNG")
+    if (bits := _significant_bits(image, data)) is not None:
+        image.info["bits"] = bits
     return image
+
+
+def _significant_bits(image: Image.Image, data: bytes | memoryview) -> int | None:
+    """Return how many bits a sample of a file of more than 8 has, where the file says so and they are fewer than 16."""
+    bits: object = None
+    if image.format == "PNG" and data[24] == 16:
+        bits = _bits_of_png(bytes(data[:_LOOK_FOR_BITS]))
+    elif image.format == "TIFF":
+        tags = getattr(image, "tag_v2", {})
+        written = re.search(r'SignificantBits="(\d+)"', str(tags.get(270, "")))
+        largest = tags.get(281)
+        largest = largest[0] if isinstance(largest, tuple) else largest
+        if written is not None:
+            bits = int(written[1])
+        elif isinstance(largest, int) and largest & (largest + 1) == 0:  # all bits set, as of a range and of no image
+            bits = largest.bit_length()
+        else:
+            bits = tags.get(258, (0,))[0]
+    return bits if isinstance(bits, int) and 8 <= bits < 16 and _is_deep(image) else None
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Return whether a file that was opened, and not decoded, has more than 8 bits a sample."""
+    tiles: Any = getattr(image, "tile", ())
+    arguments = tiles[0][3] if tiles else ""
+    return image.mode in _DEEP or ";16" in str(arguments if isinstance(arguments, str) else arguments[:1])
+
+
+def _bits_of_png(start: bytes) -> int | None:
+    """Return the bits of a PNG's chunk ``sBIT``, of the colour that has most."""
+    at, num_colours = 8, 3 if start[25] in (2, 6) else 1
+    while (kind := start[at + 4 : at + 8]) not in (b"", b"IDAT"):
+        if kind == b"sBIT":
+            return max(start[at + 8 : at + 8 + num_colours], default=0)
+        at += 12 + int.from_bytes(start[at : at + 4], "big")
+    return None
 
 
 @functools.cache
@@ -157,11 +205,63 @@ def load(image: Image.Image) -> Image.Image:
     Raises:
         BadImageError: damaged or cut short.
     """
+    is_deep = _is_deep(image)
+    lower = _lower_bytes_of(image) if is_deep and "bits" in image.info else None
     try:
         image.load()
+        if lower is not None:
+            lower.load()
     except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
         raise BadImageError(why_damaged(error)) from None
+    if not is_deep:
+        return image
+    if lower is not None:
+        return _scaled(image, lower)
+    bits, largest = image.info.pop("bits", None), _largest_value(image)
+    if bits is None or image.mode not in _DEEP:
+        image.info["peak"] = largest
+    elif largest < 2**bits:  # else they are the upper bits, as the PNG specification asks for
+        image.info["range"] = 2**bits - 1
     return image
+
+
+def _largest_value(image: Image.Image) -> int:
+    """Return the largest value of a decoded image of 16 bits; where the upper 8 were kept, the most that it can be."""
+    if image.mode not in _DEEP:
+        bands = image.getextrema()[: 1 if image.mode in ("LA", "La") else 3]
+        return max(256 * int(high) + 255 for _, high in bands)  # type: ignore[misc]
+    width, height = image.size
+    step, largest = max(1, STRIP_PIXELS // width), 0
+    for top in range(0, height, step):
+        strip = np.asarray(image.crop((0, top, width, min(top + step, height))))
+        largest = max(largest, int(strip.max(initial=0)))
+    return largest
+
+
+def _lower_bytes_of(image: Image.Image) -> Image.Image | None:
+    """Open a PNG of colours of 16 bits again, to decode what Pillow leaves out; None for any other."""
+    if image.mode not in ("RGB", "RGBA") or image.format != "PNG" or "transparency" in image.info:
+        return None
+    file: Any = getattr(image, "fp", None)
+    lower = Image.open(io.BytesIO(file.getvalue()), formats=("PNG",))
+    lower.tile = [tile._replace(args=f"{image.mode};16L") for tile in lower.tile]
+    return lower
+
+
+def _scaled(image: Image.Image, lower: Image.Image) -> Image.Image:
+    """Scale colours of 16 bits, of which the upper and the lower ones are given, from the range that the file says."""
+    most = 2 ** image.info.pop("bits") - 1
+    if _largest_value(image) > most | 255:
+        return image
+    values = np.asarray(image).astype(np.int32) * 256 + np.asarray(lower)
+    if values[..., :3].max(initial=0) > most:
+        return image
+    scaled = np.minimum((values * 255 + most // 2) // most, 255).astype(np.uint8)
+    if scaled.shape[2] == 4 and values[..., 3].max() > most:  # how opaque it is stands in the upper bits
+        scaled[..., 3] = np.asarray(image)[..., 3]
+    result = Image.fromarray(scaled)
+    result.format, result.info = image.format, image.info
+    return result
 
 
 def is_common_jpeg(data: bytes | memoryview) -> bool:
@@ -179,9 +279,28 @@ def is_common(frame: Frame) -> bool:
     return frame.kind <= 0xC2 and frame.bits == 8 and 0 < frame.width * frame.height <= MAX_PIXELS
 
 
+def complete_jpeg(data: bytes | memoryview) -> bytes | None:
+    """Return a JPEG with the two bytes that mark its end, where it lacks those and no pixel; else None.
+
+    It is decoded for that, so that nothing is taken for whole of which coded data are missing.
+    """
+    frame = frame_of(data)
+    if frame is None or not is_common(frame) or not has_all_scans(data):
+        return None
+    whole = bytes(data) + b"\xff\xd9"
+    try:
+        simplejpeg.decode_jpeg(whole, "GRAY" if frame.parts == 1 else "RGB")
+    except (ValueError, KeyError):
+        return None
+    return whole
+
+
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 (upright) to 8; 1 where there is none or none that can be read."""
-    if "exif" not in image.info and image.format != "TIFF":
+    """Return the orientation, 1 (upright) to 8; 1 where there is none or none that can be read.
+
+    By EXIF, also where ImageMagick has put it into a text of a PNG; where that has none, by XMP.
+    """
+    if image.info.keys().isdisjoint(_ORIENTED) and image.format != "TIFF":
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
@@ -273,14 +392,48 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     values, transparent = np.asarray(image), image.info.get("transparency")
     if values.size:
         _check_range(values.min(), values.max())
-    # Less than 255 * 257 + 129, and so of 32 bits, signed.
-    grey = (values.astype(np.int32) + 128) // 257
+    most = image.info.get("range", 65535)
+    # Of 32 bits, signed: less than 255 * 257 + 129, and less than 2**15 * 255.
+    grey = (
+        (values.astype(np.int32) + 128) // 257 if most == 65535 else (values.astype(np.int32) * 255 + most // 2) // most
+    )
     return Image.fromarray(np.where(values == transparent, 255, grey).astype(np.uint8))
 
 
 def _check_range(least: float, largest: float) -> None:
     if least < 0 or largest > 65535:
         raise BadImageError(f"grey values from {int(least)} to {int(largest)}: only 0 to 65535 can be used")
+
+
+class DeepImages:
+    """Counts images of 16 bits whose range is not known, and the largest of their values."""
+
+    def __init__(self, count: int = 0, peak: int = 0) -> None:
+        self.count, self.peak = count, peak
+
+    def add(self, peak: int) -> None:
+        """Count in an image by its ``info["peak"]``; -1 for any other."""
+        if peak >= 0:
+            self.count, self.peak = self.count + 1, max(self.peak, peak)
+
+    def __add__(self, other: DeepImages) -> DeepImages:
+        return DeepImages(self.count + other.count, max(self.peak, other.peak))
+
+    def remark(self) -> str:
+        """Say what is lost and how to keep it, where none of them uses the upper bits; empty else.
+
+        >>> DeepImages(3, 4016).remark()[:75], DeepImages(3, 60000).remark()
+        ('3 images of 16 bits have no value above 4,016, as those of 12 bits have: of', '')
+        """
+        bits = next((bits for bits in (8, 10, 12, 14) if self.peak < 2**bits), 16)
+        if not self.count or bits == 16:
+            return ""
+        images = "1 image of 16 bits has" if self.count == 1 else f"{self.count:,} images of 16 bits have"
+        return (
+            f"{images} no value above {self.peak:,}, as those of {bits} bits have: of 256 levels"
+            f" {(self.peak + 128) // 257 + 1} are left. Scale the files first (ImageMagick: mogrify -evaluate multiply"
+            f" {2 ** (16 - bits)} FILES), and alike those that the model will be used on"
+        )
 
 
 SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels

@@ -38,7 +38,7 @@ from steadytrain.data.packing.encode import (
     Subsampling,
     encode_all,
 )
-from steadytrain.data.packing.images import PixelCount, mean_and_std
+from steadytrain.data.packing.images import DeepImages, PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
@@ -57,7 +57,7 @@ from steadytrain.machine.cgroups import cores
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
 
 COUNTED_IMAGES = 50_000  # up to so many, the pixels of every image are counted
-LAYOUT = 5  # raised when the same source and settings would be packed into other bytes
+LAYOUT = 6  # raised when the same source and settings would be packed into other bytes
 _FEW_FILES = 64  # done here before children have started
 
 
@@ -337,6 +337,8 @@ def pack_listings(
             writer.companions[".json"] = card.to_json()
             if not keeps:  # last, so that a list that is there has its card beside it
                 writer.companions[".lst"] = tally.list_lines()
+        if remark := sum((tally.deep for tally in tallies), start=DeepImages()).remark():
+            say(remark)
         for writer in writers:
             writer.complete()  # all of them, before the first appears
         for writer in writers:
@@ -492,6 +494,7 @@ class Tally:
         self._num_full_chroma = 0
         self._num_counted = 0
         self._colour = False
+        self.deep = DeepImages()
         # One entry an image, in arrays: a million Python objects would weigh more than the images in flight.
         self._heights, self._widths, self._numbers = array("i"), array("i"), array("q")
         self._num_noted = (0, 0)  # images and rejected files that stand in notes
@@ -536,6 +539,7 @@ class Tally:
         self._num_full_chroma += image.full_chroma
         self._num_counted += self.is_counted(self.num_seen - 1)
         self._colour = self._colour or image.channels == 3
+        self.deep.add(image.peak)
 
     def reject(self, reason: str) -> Rejected:
         """Count in a file that was left out."""
@@ -554,6 +558,7 @@ class Tally:
             "encodings": self._encodings,
             "totals": [self._num_kept, self._num_counted, self._colour],
             "full_chroma": self._num_full_chroma,
+            "deep": [self.deep.count, self.deep.peak],
             "counts": base64.b64encode(self.counts.tobytes()).decode(),
         }
 
@@ -568,6 +573,7 @@ class Tally:
             self._encodings = Counter(notes[-1]["encodings"])
             self._num_kept, self._num_counted, self._colour = notes[-1]["totals"]
             self._num_full_chroma = notes[-1].get("full_chroma", 0)
+            self.deep = DeepImages(*notes[-1]["deep"])
             counts = np.frombuffer(base64.b64decode(notes[-1]["counts"]), np.int64)
             self.counts = counts.reshape(self.counts.shape).copy()
         self._num_noted = len(self._numbers), len(self.rejected)

@@ -366,6 +366,8 @@ class _Worker:
                             break
                         part = next(encoded)
                     card = tally.card(writer, self.request.settings.to_dict(), source=self.request.source)
+                    if remark := tally.deep.remark():
+                        self.say(f"{shard.file}: {remark}")
                     writer.companions |= {".json": card.to_json(), ".lst": tally.list_lines()}
                 beside = [(scratch / shard.file).with_suffix(suffix) for suffix in COMPANIONS]
                 with ThreadPoolExecutor(len(beside), "storage") as pool:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from steadytrain.errors import FailedError
+from steadytrain.errors import FailedError, SteadyError
 
 _PORTIONS_IN_FLIGHT = 3  # for each child
 _READY = b"ready"
@@ -56,6 +56,7 @@ def map_in_children(
 
     Raises:
         FailedError: no child could be started.
+        SteadyError: what the function raised.
     """
     if workers == 0:
         with warnings.catch_warnings():
@@ -73,7 +74,10 @@ def map_in_children(
             if child.process.poll() is not None and not is_closed:  # it ended while it had nothing to do
                 child.end()
                 child.start()
-            return [child.call(portion)]
+            result = child.call(portion)
+            if isinstance(result, SteadyError):
+                raise result
+            return [result]
         except (EOFError, OSError, pickle.UnpicklingError):
             if is_closed:
                 raise
@@ -198,5 +202,10 @@ def main() -> None:
         results.write(_READY)
         results.flush()
         while True:
-            pickle.dump(function(pickle.load(portions)), results, protocol=5)
+            portion = pickle.load(portions)
+            try:
+                result: Any = function(portion)
+            except SteadyError as error:  # no fault of an item, and no crash: the parent raises it
+                result = error
+            pickle.dump(result, results, protocol=5)
             results.flush()

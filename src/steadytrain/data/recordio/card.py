@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config.plain import build, check_types, plain
 from steadytrain.data.sources import filenames
+from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RecipeError
 
 KIND = "steadytrain.card"
@@ -248,7 +250,7 @@ def card_of(records: Path) -> Card | None:
     """
     path = card_path(records)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_patiently(partial(path.read_text, encoding="utf-8"), str(path))
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     except OSError as error:

@@ -11,12 +11,14 @@ must not kill the process).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -24,7 +26,8 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
-from steadytrain.errors import DataError, FailedError
+from steadytrain.data.storage.local_files import read_patiently
+from steadytrain.errors import DataError, FailedError, StorageError
 
 _MAGIC = struct.pack("<I", MAGIC)
 _ANYWHERE = re.compile(re.escape(_MAGIC))
@@ -74,14 +77,12 @@ class ByteSource:
 
     def _read(self, offset: int, size: int) -> bytes:
         try:
-            self._file.seek(offset)
-            data = self._file.read(size) or b""
-            while data and len(data) < size and (more := self._file.read(size - len(data))):
-                data += more
-        except OSError as error:
+            data = read_patiently(partial(self._read_once, offset, size), str(self.path))
+        except StorageError as error:
+            reason = getattr(error.__cause__, "strerror", None) or error
             raise FailedError(
-                f"cannot read {self.path} at byte {offset:,} ({error.strerror}): the disk may be failing; copy what it"
-                " still gives (ddrescue does), and check the copy"
+                f"cannot read {self.path} at byte {offset:,} ({reason}): the disk may be failing; copy what it still"
+                " gives (ddrescue does), and check the copy"
             ) from error
         if len(data) < size:
             raise DataError(
@@ -92,6 +93,20 @@ class ByteSource:
             self._sha256.update(memoryview(data)[self._num_digested - offset :])
             self._num_digested = offset + len(data)
         return data
+
+    def _read_once(self, offset: int, size: int) -> bytes:
+        try:
+            self._file.seek(offset)
+            data = self._file.read(size) or b""
+            while data and len(data) < size and (more := self._file.read(size - len(data))):
+                data += more
+            return data
+        except OSError:
+            with contextlib.suppress(OSError):  # the next try is to have it afresh
+                opened = self.path.open("rb", buffering=0)
+                self._file.close()
+                self._file = opened
+            raise
 
     def digest(self) -> str:
         """Return the sha256 (hex) of the file; what has not been read yet is read now."""

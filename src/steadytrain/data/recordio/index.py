@@ -13,12 +13,14 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, read_payload, unpack
+from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.errors import DataError
 
@@ -38,13 +40,31 @@ def read_index(path: Path) -> Offsets:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*no data")
-            offsets = np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
+            offsets = read_patiently(partial(_load_offsets, path), str(path))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{path.name} is not an index ({error})") from error
+    except (ValueError, OverflowError):
+        raise DataError(f"{path.name} is not an index ({_wrong_line(path)})") from None
     offsets.sort()
     return offsets
+
+
+def _load_offsets(path: Path) -> Offsets:
+    return np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
+
+
+def _wrong_line(path: Path) -> str:
+    """Describe the first line of a file that no line of an index is."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            fields = line.rstrip("\n").split("\t")
+            offset = fields[1].strip() if len(fields) > 1 else ""
+            if not line.strip() or (offset.isdecimal() and int(offset) < 2**63):
+                continue
+            if offset.isdecimal():
+                return f"line {number} names byte {offset}, and no file is as long"
+            return f"line {number} is {line.strip()[:60]!r}, not a key, a tab and an offset"
+    return "it has lines of another form than a key, a tab and an offset"
 
 
 def write_index(rec: Path, index: Path) -> Path:
@@ -199,6 +219,15 @@ def read_columns(file: memoryview | RemoteFile, offsets: Offsets) -> Columns:
     if flags.any():
         labels = _vectors(file, offsets, flags.astype(bool), labels, int(widths[0]))
     return Columns(ids, labels)
+
+
+def read_heads(file: memoryview | RemoteFile, offsets: Offsets) -> NDArray[np.uint32]:
+    """Read magic, cflag with length, and number of labels of some records, uint32[n, 3].
+
+    Raises:
+        DataError: the file ends before.
+    """
+    return _gather(file, offsets, 12).view("<u4")
 
 
 def _heads(

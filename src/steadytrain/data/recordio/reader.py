@@ -1,7 +1,8 @@
 """Read a ``.rec``, or several as one set: images by number, and columns for labels and ids.
 
-Reads need no lock and no file position, so any number of threads may share one :class:`Records`. Whoever truncates the
-file meanwhile makes the system kill this process (SIGBUS): replace record files, never rewrite them in place.
+Reads need no lock and no file position, so any number of threads may share one :class:`Records`. Images are read by
+calls that can fail, and are tried again: a disk or a file server that does not give a mapped page ends the process
+(SIGBUS). Labels are gathered from a map, as the file is opened: replace record files, never rewrite them in place.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
@@ -37,11 +38,20 @@ from steadytrain.data.recordio.card import (
     record_files,
     spots_of,
 )
-from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
+from steadytrain.data.recordio.framing import (
+    HEADER_BYTES,
+    MAGIC,
+    MAX_PAYLOAD,
+    ImageRecord,
+    index_path,
+    read_payload,
+    unpack,
+)
 from steadytrain.data.recordio.index import (
     Columns,
     Offsets,
     read_columns,
+    read_heads,
     read_index,
     require_begins,
     require_complete,
@@ -50,11 +60,13 @@ from steadytrain.data.recordio.index import (
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, read_list_columns
 from steadytrain.data.sources.filenames import printable
+from steadytrain.data.storage.local_files import read_patiently, require_all
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.format import count
 from steadytrain.machine.process import allow_open_files
 
 try:
@@ -64,7 +76,7 @@ except ImportError:  # Windows
 
 MOST_CLASSES = 1_000_000
 
-FILES_EACH = 5
+FILES_EACH = 6
 """Files that this process has open for each record file, at most."""
 
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
@@ -72,7 +84,9 @@ _START = struct.Struct("<III")
 _SAMPLE = 256
 _REMOTE_SAMPLE = 3  # of an object, where each is a request
 _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare them with their cards
-_HEAD_BYTES = 8 + HEADER_BYTES
+_SHORT = 256  # bytes; a record that holds labels alone, and not many, has no more
+_SHORT_AT_ONCE = 16384
+_AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
 
 
 Ints = NDArray[np.int64]
@@ -115,18 +129,36 @@ class Extents(NamedTuple):
         ]
 
 
+class _Descriptor:
+    """An open file by its number; closed when the last reader has let go of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        status = os.fstat(number)
+        self.state = status.st_size, status.st_mtime_ns
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 @dataclass(eq=False)
 class _File:
     """One of the files: its map, where its records begin, and the card beside it, if there is one.
 
     Of an object in a store (``remote``) not all bytes are in the map at first: until then its ``view`` fetches them.
+    ``found`` are the offsets of all records; ``numbers`` are those of them that hold a picture, and ``offsets`` theirs.
+    ``is_of_faces``: it is laid out as InsightFace's, and of several labels the first is the class.
     """
 
     path: Path
+    descriptor: _Descriptor | None
     map: mmap.mmap
     view: memoryview | RemoteFile
     remote: RemoteFile | None
+    found: Offsets
+    numbers: Ints | range
     offsets: Offsets
+    is_of_faces: bool
     card: Card | None
 
     @property
@@ -134,15 +166,58 @@ class _File:
         """The path, or the URI of the object."""
         return str(self.path) if self.remote is None else self.remote.uri
 
+    @property
+    def num_skipped(self) -> int:
+        """Records that hold no picture."""
+        return len(self.found) - len(self.offsets)
+
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
         """Where each record begins, and its bytes up to the next one: int64[N], int64[N]."""
-        begins = np.sort(self.offsets)
-        ends = np.append(begins[1:], len(self.view))
-        return self.offsets, ends[np.searchsorted(begins, self.offsets)] - self.offsets
+        sizes = np.diff(self.found, append=len(self.view))
+        return self.offsets, sizes if isinstance(self.numbers, range) else sizes[self.numbers]
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Read bytes of a local file.
+
+        Raises:
+            DataError: it is closed.
+            StorageError: the system does not give them, or the file has been cut short or replaced.
+        """
+        if (descriptor := self.descriptor) is None:
+            raise DataError("closed")
+        if not hasattr(os, "pread"):  # Windows
+            assert isinstance(self.view, memoryview)
+            return self.view[offset : offset + size]
+        with contextlib.suppress(OSError):
+            data = os.pread(descriptor.number, size, offset)
+            if len(data) == size:
+                return memoryview(data)
+        try:
+            return memoryview(read_patiently(partial(self._reopen_and_read, offset, size), self.shown))
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {self.path} any more ({error.strerror}): put it back and run the same command again"
+            ) from error
+
+    def _reopen_and_read(self, offset: int, size: int) -> bytes:
+        descriptor = _Descriptor(os.open(self.path, os.O_RDONLY))
+        length, before = descriptor.state[0], len(self.view)
+        if length < before:
+            raise StorageError(
+                f"{self.path} was truncated while being read, from {before:,} to {length:,} bytes: put the whole file"
+                " back and run the same command again"
+            )
+        if self.remote is None and self.descriptor is not None and descriptor.state != self.descriptor.state:
+            raise StorageError(f"{self.path} was replaced while being read: run the same command again")
+        data = require_all(os.pread(descriptor.number, size, offset), size)
+        if self.descriptor is not None:
+            self.descriptor = descriptor
+        return data
 
     def close(self) -> None:
         """Let go of the file, and of the view if nobody has it."""
+        self.descriptor = None
         if isinstance(self.view, memoryview):
             self.view.release()
         if self.remote is not None:
@@ -171,9 +246,10 @@ class _File:
         try:
             columns = read_columns(self.view, self.offsets)
         except DataError as error:
-            raise DataError(f"{self.shown}: {error}") from None
+            remedy = "" if self.remote is not None else f": steady check {shlex.quote(str(self.path))} names them"
+            raise DataError(f"{self.shown}: {error}{remedy}") from None
         try:
-            require_complete(self.view, self.offsets)
+            require_complete(self.view, self.found)
         except DataError as error:
             raise DataError(
                 f"{self.shown}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
@@ -201,7 +277,9 @@ class _File:
         if self.card is not None and self.card.by_class:
             return np.repeat(np.arange(len(self.card.classes)), self.card.counts)
         labels = self.columns.labels
-        single = labels[:, 0]
+        if self.is_of_faces:
+            labels = labels[:, :1]
+        single = nearest_whole(labels[:, 0])
         if labels.shape[1] > 1 or not np.all((single >= 0) & (single == np.floor(single)) & (single < 2**62)):
             return labels
         largest = int(single.max(initial=0))
@@ -269,12 +347,13 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         compares: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
     """
     try:
-        with path.open("rb") as file:
+        with read_patiently(partial(path.open, "rb"), str(path)) as file:
             # The map keeps the lock: as long as it lives, nobody takes the file for one that nobody needs.
             with contextlib.suppress(OSError):
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            descriptor = _Descriptor(os.dup(file.fileno()))
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except ValueError:
@@ -287,15 +366,20 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         card = card_of(path)
         compares = compares or card is None or not card.bytes
         offsets = _find_records(path, view, card, compares=compares)
+        numbers = range(len(offsets)) if card is not None else _find_pictures(view, offsets)
         if card is not None:
             _require_card_fits(card, view, offsets, compares=compares)
+        is_of_faces = (
+            len(numbers) > 0 and numbers[0] > 0 and names_identities(unpack(read_payload(view, int(offsets[0]))))
+        )
     except SteadyError as error:
         if remote is not None:
             remote.close()
         if not isinstance(error, DataError) or str(path) in str(error):
             raise
         raise DataError(f"{path}: {error}") from None
-    return _File(path, mapped, view, remote, offsets, card)
+    used = offsets if isinstance(numbers, range) else offsets[numbers]
+    return _File(path, descriptor, mapped, view, remote, offsets, numbers, used, is_of_faces, card)
 
 
 def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
@@ -307,8 +391,9 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     wrong_index: DataError | None = None
     offsets = np.empty(0, np.int64)
     try:
-        if index.exists() and index.stat().st_size:
-            offsets = read_index(index)
+        with contextlib.suppress(FileNotFoundError):
+            if read_patiently(partial(os.stat, index), str(index)).st_size:
+                offsets = read_index(index)
     except DataError as error:
         wrong_index = error
     compares = compares or not len(offsets)
@@ -323,6 +408,9 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
         if start.startswith(b"version https://git-lfs"):
             raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
         if int.from_bytes(start[:4], "little") != MAGIC:
+            file_type = recognise(bytes(view[:LOOK_AT]) if isinstance(view, memoryview) else start, len(view))
+            if file_type is not None and file_type.name != "text":
+                raise DataError(f"this is {file_type.name}, not a record file: {file_type.advice}")
             raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
     if wrong_index is not None:
         raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
@@ -340,6 +428,51 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
+
+
+def _find_pictures(view: memoryview | RemoteFile, offsets: Offsets) -> Ints | range:
+    """Return the numbers of the records that hold more than labels; all of them, where none does.
+
+    Sets of faces, as InsightFace writes them, begin with a record of two labels, between which records about identities
+    lie, at the end, each with the two labels between which its images lie. No image is read for it: such a record is
+    short, and so only the heads of short ones are.
+    """
+    short, bare = np.flatnonzero(np.diff(offsets, append=len(view)) <= _SHORT), list[Ints]()
+    for start in range(0, len(short), _SHORT_AT_ONCE):
+        rows = short[start : start + _SHORT_AT_ONCE]
+        try:
+            magics, words, flags = read_heads(view, offsets[rows]).T.astype(np.int64)
+        except DataError:  # beyond the end: told where it is read
+            continue
+        is_bare = (
+            (magics == MAGIC) & (words >> 29 == 0) & (flags > 0) & (words & MAX_PAYLOAD == HEADER_BYTES + 4 * flags)
+        )
+        bare.append(rows[is_bare])
+    skipped = np.concatenate(bare) if bare else short
+    if not len(skipped) or len(skipped) == len(offsets):
+        return range(len(offsets))
+    return np.delete(np.arange(len(offsets)), skipped)
+
+
+def names_identities(record: ImageRecord) -> bool:
+    """Return whether a record that holds no picture is the first one of a set of faces.
+
+    Its two labels are the id behind the last image's, from which on records are about identities, and where they end.
+    """
+    labels = record.labels
+    return len(labels) == 2 and 2 <= labels[0] <= labels[1] and all(float(label).is_integer() for label in labels)
+
+
+def nearest_whole(labels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round labels that are whole numbers but for the noise of computing with floats; others stay as they are.
+
+    >>> nearest_whole(np.array([1.0000001, 2.5, 6.999999, -1], np.float32)).tolist()
+    [1.0, 2.5, 7.0, -1.0]
+    """
+    whole = np.rint(labels)
+    noise = np.maximum(1e-5, 2 * np.finfo(np.float32).eps * np.abs(labels))
+    with np.errstate(invalid="ignore"):  # infinities
+        return np.where(np.abs(labels - whole) <= noise, whole, labels)
 
 
 def _index_remedy(path: Path, view: memoryview | RemoteFile) -> str:
@@ -401,8 +534,8 @@ class Records:
     """The images of one ``.rec`` or of several, by number. Make one with :meth:`open`; close it, or use it as a context
     manager.
 
-    ``len(records)`` is the number of images; number i is the i-th in the file, and the files follow each other. Views
-    that :meth:`image` gave stay good after :meth:`close`: the map lives as long as the last of them.
+    ``len(records)`` is the number of images; number i is the i-th in the file, and the files follow each other. What
+    :meth:`image` gave stays good after :meth:`close`.
 
     >>> import tempfile
     >>> from steadytrain.data.recordio.framing import pack_header
@@ -465,38 +598,41 @@ class Records:
         return self._starts[-1]
 
     def image(self, number: int) -> memoryview:
-        """Return the encoded image of record ``number``, from 0 on: a view until closed, unless it lies in parts.
+        """Return the encoded image of record ``number``, from 0 on.
 
         Raises:
             IndexError: there is no such record.
             DataError: the file is damaged there, or closed.
-            StorageError: the file has been cut short since it was opened.
+            StorageError: the system cannot read it, or it has been cut short or replaced since it was opened.
         """
         file, row = self._at(number)
-        view, offset = file.view, int(file.offsets[row])
+        view, offset, size = file.view, int(file.offsets[row]), int(file.extents[1][row])
         try:
             if isinstance(view, RemoteFile):
                 if self._closed:
                     raise DataError("closed")
-                view, offset = view[offset : offset + int(file.extents[1][row])], 0
-            elif file.map.size() < len(view):  # what lies behind its end now would end this process
-                raise StorageError(
-                    f"{file.path} was truncated while being read, from {len(view):,} to"
-                    f" {file.map.size():,} bytes: put the whole file back and run the same command again"
-                )
-            magic, word, flag = _START.unpack_from(view, offset)
-            start, end = offset + 8 + HEADER_BYTES + 4 * flag, offset + 8 + (word & MAX_PAYLOAD)
-            if magic == MAGIC and word >> 29 == 0 and start <= end <= len(view):
-                return view[start:end]
+                view, offset = view[offset : offset + size], 0
+                data = view
+            else:
+                data = file.read(offset, min(size, _AT_ONCE))
+            magic, word, flag = _START.unpack_from(data)
+            start, end = 8 + HEADER_BYTES + 4 * flag, 8 + (word & MAX_PAYLOAD)
+            if magic == MAGIC and word >> 29 == 0 and start <= end <= size:
+                if end > len(data):
+                    data = file.read(offset, end)
+                return data[start:end]
             return unpack(read_payload(view, offset)).image
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
                 raise DataError(f"{file.path} is closed") from None
-            name = describe_record(row, file.path, file.name(row))
+            name = describe_record(int(file.numbers[row]), file.path, file.name(row))
             raise DataError(f"{name} is damaged: {error}") from error
 
-    def require_images(self) -> None:
+    def require_images(self, say: Callable[[str], object] = lambda remark: None) -> None:
         """Look at some records of each file that has no card.
+
+        Args:
+            say: takes a line about records that hold no picture, and are skipped.
 
         Raises:
             DataError: none of them holds an image.
@@ -507,6 +643,14 @@ class Records:
                 reasons = [why_no_image(read_payload(file.view, int(offset))) for offset in file.offsets[rows]]
                 if all(reasons):
                     raise DataError(f"{file.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+            if file.num_skipped:
+                remark = count(file.num_skipped, "record has", "records have") + " labels and no picture"
+                if file.is_of_faces:
+                    remark += " (as in sets of faces, whose record 0 and last ones are about identities)"
+                remark += ": skipped"
+                if file.is_of_faces and (width := file.columns.labels.shape[1]) > 1:
+                    remark += f"; the first of {width} labels is the class"
+                say(f"{file.shown}: {remark}")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
@@ -515,13 +659,13 @@ class Records:
             IndexError: there is no such record.
         """
         file, row = self._at(number)
-        return describe_record(row, file.path, file.name(row))
+        return describe_record(int(file.numbers[row]), file.path, file.name(row))
 
     def names(self) -> Iterator[str]:
         """Yield the file that each record was made of; its number, as ``x.rec[17]``, where the ``.lst`` has none."""
         for file in self._files:
             for row in range(len(file.offsets)):
-                yield file.name(row) or f"{file.path.name}[{row}]"
+                yield file.name(row) or f"{file.path.name}[{file.numbers[row]}]"
 
     def _at(self, number: int) -> tuple[_File, int]:
         """Return the file that holds a record, and its number there."""
@@ -534,15 +678,12 @@ class Records:
         """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
         _ = self.labels  # they may lie all over the file, and are read in its order
         for file in self._files:
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # no such call here, or the file is closed
-                file.map.madvise(mmap.MADV_RANDOM)
+            with contextlib.suppress(AttributeError, OSError):  # no such call here
+                if file.descriptor is not None:
+                    os.posix_fadvise(file.descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
 
     def settle(self, numbers: Ints) -> None:
-        """Wait until the beginnings of some records, int64[n], are in memory, without holding the interpreter's lock.
-
-        :meth:`image` looks at them with the lock held: on a slow disk, no other thread could go on meanwhile. Of an
-        object in a store, wait until all of the records are on disk; StorageError where that cannot be.
-        """
+        """Wait until some records, int64[n], that lie in a store are on disk; StorageError where that cannot be."""
         waiting: list[tuple[RemoteFile, Ints]] = []
         for file, _, within in self._by_file(numbers):
             with contextlib.suppress(ValueError):  # the file is closed
@@ -553,12 +694,6 @@ class Records:
                         waiting.append((view, view.ask(*ranges, at_once=True)))
                     else:
                         file.use_copy_if_whole()
-                    continue
-                if file.map.size() < len(view):
-                    continue  # image() raises
-                begins = file.offsets[within]
-                ends = np.minimum(begins + _HEAD_BYTES, len(view) - 1)
-                np.frombuffer(file.map, np.uint8).take(np.concatenate((begins, ends)))
         for remote, pages in waiting:
             remote.wait(pages)
 
@@ -618,14 +753,15 @@ class Records:
         places = [("", "", 0)] * len(numbers)
         for file, rows, within in self._by_file(numbers):
             for at, row in zip(np.arange(len(numbers))[rows].tolist(), within.tolist(), strict=True):
-                places[at] = (file.name(row), file.path.name, row)
+                places[at] = (file.name(row), file.path.name, int(file.numbers[row]))
         return places
 
     def number(self, file: str, record: int) -> int:
         """Return the number of a record by its file's name and its number there. Raises IndexError: there is none."""
         for opened, start in zip(self._files, self._starts, strict=False):
-            if opened.path.name == file and 0 <= record < len(opened.offsets):
-                return start + record
+            row = int(np.searchsorted(opened.numbers, record))
+            if opened.path.name == file and row < len(opened.numbers) and opened.numbers[row] == record:
+                return start + row
         raise IndexError(f"record {record} of {file} is not in {self.path}")
 
     def _by_file(self, numbers: Ints) -> Iterator[tuple[_File, NDArray[np.bool_] | slice, Ints]]:

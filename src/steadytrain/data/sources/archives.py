@@ -35,6 +35,7 @@ from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.sources.filenames import few, is_ignored, is_image, printable
 from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
 from steadytrain.data.sources.zip_names import readings
+from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, storage_error
 from steadytrain.format import count
 
@@ -82,7 +83,7 @@ def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
     if compression := _compression(start):
         stored_at = _decompress(path, compression, scratch, say)
         start = _read_start(stored_at, path)
-    return SourceFile(path, stored_at, _kind(start, path), path.stat().st_mtime_ns)
+    return SourceFile(path, stored_at, _kind(start, path, stored_at.stat().st_size), path.stat().st_mtime_ns)
 
 
 def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceFile]:
@@ -105,7 +106,7 @@ def _compression(start: bytes) -> str:
 
 def _read_start(path: Path, name: Path | None = None) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_patiently(path) as file:
             start = file.read(LOOK_AT)
     except OSError as error:
         raise DataError(f"cannot read {name or path}: {error.strerror}") from error
@@ -114,14 +115,14 @@ def _read_start(path: Path, name: Path | None = None) -> bytes:
     return start
 
 
-def _kind(start: bytes, path: Path) -> str:
+def _kind(start: bytes, path: Path, size: int) -> str:
     if is_tar(start) or start[257:262] == b"ustar":
         return "tar"
     if start.startswith(b"\x0a\x23\xd7\xce"):
         return "rec"
     if len(start) > 4 and start[:2] == b"\0\0" and 0x08 <= start[2] <= 0x0E and 1 <= start[3] <= 8:
         return "idx"
-    file_type = recognise(start, len(start))
+    file_type = recognise(start, size)
     if file_type is not None and file_type.name == "a zip archive":
         return "zip"
     is_text = b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
@@ -172,7 +173,7 @@ def _decompressed(path: Path, compression: str) -> Iterator[bytes]:
         openers["zstd"], error_type = _zstd(path)
         damaged = (*damaged, error_type)
     try:
-        with path.open("rb") as raw, openers[compression](raw) as source:
+        with open_patiently(path) as raw, openers[compression](raw) as source:
             while chunk := source.read(_CHUNK):
                 yield chunk
     except EOFError:
@@ -221,7 +222,7 @@ def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = F
     """
 
     def walk(archive: SourceFile) -> Iterator[Member]:
-        with archive.stored_at.open("rb") as file:
+        with open_patiently(archive.stored_at) as file:
             of = str(archive.path)
             members = walk_tar(file, of) if archive.kind == "tar" else walk_zip(file, of, say)
             yield from _move_under(_stem(archive.path.name), members) if by_stem else members
@@ -249,7 +250,7 @@ def read_inner_tars(outer: SourceFile, say: Say) -> Files:
     """
 
     def walk() -> Iterator[Member]:
-        with outer.stored_at.open("rb") as file:
+        with open_patiently(outer.stored_at) as file:
             tars = []
             for member in walk_tar(file, str(outer.path)):
                 base = member.name.rpartition("/")[2]

@@ -25,6 +25,7 @@ from steadytrain.data.sources.archives import SourceFile, open_source
 from steadytrain.data.sources.filenames import few, order_splits
 from steadytrain.data.sources.labels import classes_from_numbers
 from steadytrain.data.sources.listing import Files, Listing, Names, Pieces, Pixels, Say
+from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError
 
 CIFAR_PIXELS = Pixels(32, 32, 3, planar=True)
@@ -162,7 +163,7 @@ def _idx_header(file: SourceFile) -> tuple[tuple[int, ...], int]:
     """The shape of an idx file's array, and the byte where it begins."""
     if file.kind != "idx":
         raise DataError(f"{file.path} is not an idx file: it must begin with the bytes 00 00 08")
-    with file.stored_at.open("rb") as opened:
+    with open_patiently(file.stored_at) as opened:
         head = opened.read(4 + 4 * 8)
         length = opened.seek(0, 2)
     if head[2] != _UNSIGNED_BYTES:

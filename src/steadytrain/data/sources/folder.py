@@ -22,7 +22,7 @@ import unicodedata
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ from steadytrain.data.sources.layout import (
     splits_in_classes,
 )
 from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
+from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError
 
 MOST_LEVELS = 100
@@ -127,22 +128,28 @@ def count_images(source: Path) -> tuple[int, int]:
 
 def read_entries(folder: Path | str) -> tuple[list[str], list[str]]:
     """Names of the folders and of the files in a folder, sorted, without what is ignored."""
-    folders: list[str] = []
-    files: list[str] = []
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if is_ignored(entry.name):
-                    continue
-                try:
-                    is_folder = entry.is_dir()
-                except OSError:  # a link to itself
-                    is_folder = False
-                (folders if is_folder else files).append(entry.name)
+        return read_patiently(partial(_scan_entries, folder), str(folder))
     except FileNotFoundError:
         raise DataError(f"there is no folder {folder}") from None
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+
+
+def _scan_entries(folder: Path | str) -> tuple[list[str], list[str]]:
+    folders: list[str] = []
+    files: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_ignored(entry.name):
+                continue
+            try:
+                is_folder = entry.is_dir()
+            except OSError as error:
+                if is_of_the_system(error):
+                    raise
+                is_folder = False  # a link to itself
+            (folders if is_folder else files).append(entry.name)
     return sorted(folders), sorted(files)
 
 

@@ -6,13 +6,13 @@ archives, shards and arrays; whoever reads them reads those files in place, so n
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.errors import DataError, StorageError
+from steadytrain.data.storage.local_files import read_patiently, read_range, require_all
+from steadytrain.errors import DataError
 
 Say = Callable[[str], None]
 """Takes a remark for the user, a line each."""
@@ -39,11 +40,6 @@ _PORTION_BYTES = 1 << 19
 _NAMES_BLOCK = 1 << 16
 _LARGEST_FILE = 1 << 30
 _NO_FILE = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-_EXHAUSTED = {
-    errno.EMFILE: "this process has too many files open: raise the limit (ulimit -n)",
-    errno.ENFILE: "this machine has too many files open: raise the limit (sysctl fs.file-max)",
-    errno.ENOMEM: "no memory left",
-}
 
 
 class Names(Sequence[str]):
@@ -171,15 +167,14 @@ class Piece(NamedTuple):
 
         Raises:
             OSError: the file cannot be read or ends too early, or the image's checksum differs.
+            StorageError: the system cannot read it.
             zlib.error: deflated bytes are damaged, or inflate to more than 512 MiB, or to more than 64 MiB and 200
                 times their number; where the archive says so, nothing is read.
         """
         most = min(MOST_INFLATED, max(_FREE_OF_RATIO, MOST_RATIO * self.size))
         if self.deflated and self.inflated > most:
             raise zlib.error(f"it decompresses to {self.inflated:,} bytes, more than {most:,}: unzip it yourself")
-        with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
-            file.seek(self.offset)
-            data = file.read(self.size)
+        data = read_patiently(partial(read_range, self.path, self.offset, self.size), self.path)
         if len(data) < self.size:
             raise OSError(f"cut short: {os.path.basename(self.path)} ends within it")  # noqa: PTH119
         if self.deflated:
@@ -386,9 +381,13 @@ class Files:
 
 
 def stat_file(path: str) -> tuple[int, int]:
-    """The bytes of a file and when it was last changed (ns); -1 and 0 for a broken link."""
+    """The bytes of a file and when it was last changed (ns); -1 and 0 for a broken link.
+
+    Raises:
+        StorageError: the system cannot say.
+    """
     try:
-        status = os.stat(path)  # noqa: PTH116 - a million times
+        status = read_patiently(partial(os.stat, path), path)
     except OSError:  # reported when it is read
         return -1, 0
     return status.st_size, status.st_mtime_ns
@@ -399,19 +398,23 @@ def read_file(path: str) -> bytes:
 
     Raises:
         BadImageError: this image cannot be read; says why.
-        StorageError: the machine cannot open any more files, which is not the image's fault.
+        StorageError: the system cannot read it, which is not the image's fault.
     """
     try:
-        # Looked at before it is opened: a pipe would keep us waiting.
-        status = os.stat(path)  # noqa: PTH116
-        if not stat.S_ISREG(status.st_mode):
-            raise BadImageError(f"{_NO_FILE.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
-        if status.st_size > _LARGEST_FILE:
-            raise BadImageError(f"{status.st_size:,} bytes, more than {_LARGEST_FILE:,}")
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
-            return file.read()
+        return read_patiently(partial(_read_whole, path), path)
     except OSError as error:
         raise unreadable(error, path) from None
+
+
+def _read_whole(path: str) -> bytes:
+    # Looked at before it is opened: a pipe would keep us waiting.
+    status = os.stat(path)  # noqa: PTH116
+    if not stat.S_ISREG(status.st_mode):
+        raise BadImageError(f"{_NO_FILE.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
+    if status.st_size > _LARGEST_FILE:
+        raise BadImageError(f"{status.st_size:,} bytes, more than {_LARGEST_FILE:,}")
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+        return require_all(file.read(), status.st_size)
 
 
 def read_piece(piece: Piece) -> bytes:
@@ -426,10 +429,8 @@ def read_piece(piece: Piece) -> bytes:
         raise BadImageError(f"damaged in the archive: {error}") from None
 
 
-def unreadable(error: OSError, path: str) -> BadImageError | StorageError:
-    """Turn a system error into a bad image, or into the machine's exhaustion, which ends the work."""
-    if error.errno in _EXHAUSTED:
-        return StorageError(f"{path} cannot be opened: {_EXHAUSTED[error.errno]}")
+def unreadable(error: OSError, path: str) -> BadImageError:
+    """Turn an error about the file itself into a bad image."""
     if isinstance(error, FileNotFoundError) and os.path.islink(path):  # noqa: PTH114
         return BadImageError("a broken link")
     return BadImageError((error.strerror or str(error)).lower())

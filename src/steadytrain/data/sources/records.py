@@ -39,16 +39,16 @@ def list_records(paths: Sequence[Path], *, classes: Sequence[str] | None, scratc
     listings: list[Listing] = []
     for split, group in order_splits(groups, say, where).items():
         class_list = classes or (listings[0].classes if listings else None) or None
-        parts = [_list_file(path, split, class_list, scratch) for path in group]
+        parts = [_list_file(path, split, class_list, scratch, say) for path in group]
         listings.append(merge(parts) if len(parts) > 1 else parts[0])
     return listings
 
 
-def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch: Path) -> Listing:
+def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch: Path, say: Say) -> Listing:
     with Records.open(path) as records:
         if not len(records):
             raise DataError(f"{path} holds no records")
-        records.require_images()
+        records.require_images(say)
         labels, classes, card = records.labels, records.classes, records.card
         label_names = card.label_names if card is not None else ()
         if labels.ndim == 1 and (class_list is not None or classes):

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from steadytrain.data.sources.listing import (
     read_file,
     read_piece,
 )
+from steadytrain.data.storage.local_files import read_patiently, read_range
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.machine.cgroups import cores
 
@@ -343,9 +345,7 @@ def _read(place: str | Piece, size: int, *, whole: bool) -> bytes | None:
             return read_piece(place)
         if whole:
             return read_file(place)
-        with open(place, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
-            file.seek(max(0, size - END_BYTES))
-            return file.read(END_BYTES)
+        return read_patiently(partial(read_range, place, max(0, size - END_BYTES), END_BYTES), place)
     except (BadImageError, OSError):  # reported when it is packed
         return None
 

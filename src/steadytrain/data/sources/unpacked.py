@@ -30,13 +30,14 @@ from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Extents, Ints
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece, unreadable
+from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
 
 MOST_OPEN = 128
 
-_EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif")  # of PNG, WebP and AVIF; last as a PNG's text
+# Of PNG, WebP and AVIF; as a PNG's text; and XMP of any of them.
+_EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif", b"xmp", b"XMP ")
 
 
 class Unpacked:
@@ -97,6 +98,7 @@ class Unpacked:
         Raises:
             IndexError: there is no such image.
             BadImageError: it cannot be read, or cannot be turned upright; says why.
+            StorageError: the system cannot read it, which is not the image's fault.
         """
         if not 0 <= number < len(self.listing):
             raise IndexError(f"image {number} of {self.listing.root}, which has {len(self.listing)}")
@@ -154,8 +156,8 @@ class Unpacked:
                 descriptor = os.open(piece.path, os.O_RDONLY)
                 if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            except OSError as error:
-                raise unreadable(error, piece.path) from None
+            except OSError:
+                return read_piece(piece)
             file = self._files.setdefault(piece.path, descriptor)
             if file != descriptor:  # another thread was first
                 os.close(descriptor)
@@ -193,7 +195,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
-    """Return an image file's own bytes, or, where its EXIF orientation is not upright, bare pixels that are.
+    """Return an image file's own bytes, or, where its orientation is not upright, bare pixels that are.
 
     Args:
         data: the whole file.
@@ -204,7 +206,8 @@ def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
         BadImageError: it has to be turned, and cannot be decoded.
     """
     if data[:2] == b"\xff\xd8":
-        may_be_turned = data.find(b"Exif\0", 0, scan_of(data)) >= 0
+        header = scan_of(data)
+        may_be_turned = data.find(b"Exif\0", 0, header) >= 0 or data.find(b"tiff:Orientation", 0, header) >= 0
     else:
         may_be_turned = data[:4] in (b"II*\0", b"MM\0*") or any(tag in data for tag in _EXIF_TAGS)
     if not may_be_turned:  # cheap, and the whole answer for most JPEGs

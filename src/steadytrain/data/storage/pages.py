@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -172,6 +173,8 @@ class PagedFile:
         self._map[at : at + 4 * (last - first)] = now().to_bytes(4, "little") * (last - first)
         try:
             data = os.pread(self._file.fileno(), end - start, start)
+            if len(data) < end - start:
+                raise OSError(errno.EIO, f"only {len(data):,} of {end - start:,} bytes came")
         except OSError as error:
             reason = f"cannot read {self.file} ({error.strerror or error})"
             raise StorageError(f"{reason}: remove {self.file.parent}, and run the same command again") from error

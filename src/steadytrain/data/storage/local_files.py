@@ -1,0 +1,162 @@
+"""Read files of this machine; what fails for a reason that may pass is tried again, from the opening on.
+
+A network file system answers ESTALE after its server was restarted, EIO or ETIMEDOUT where the server was slow and the
+mount is a soft one, ENOTCONN where a FUSE process has ended; an interrupted call answers EINTR or EAGAIN. None of these
+says anything of the file. They are tried again with growing pauses (:data:`PAUSES_SECONDS`); one that stays is an error
+of the system, which ends the work: nobody may take it for a bad image, leave that out and go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+from steadytrain.errors import StorageError
+
+PAUSES_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
+"""Between the tries of a read; after the last of them it is given up."""
+
+_OF_THE_FILE = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG),
+        *(errno.EINVAL, errno.EILSEQ, errno.EFBIG, errno.EOVERFLOW),
+    }
+)
+_EXHAUSTED = {
+    errno.EMFILE: "this process has too many files open: raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many files open: raise the limit (sysctl fs.file-max)",
+    errno.ENOMEM: "no memory left",
+}
+
+T = TypeVar("T")
+
+
+def is_of_the_system(error: OSError) -> bool:
+    """Return whether an error says something of the machine, its disks or its network, and nothing of the file.
+
+    >>> is_of_the_system(OSError(errno.ESTALE, "Stale file handle")), is_of_the_system(FileNotFoundError(2, "x"))
+    (True, False)
+    >>> is_of_the_system(TimeoutError()), is_of_the_system(OSError("cut short"))
+    (True, False)
+    """
+    if error.errno is None:
+        return isinstance(error, TimeoutError | ConnectionError | BlockingIOError | InterruptedError)
+    return error.errno not in _OF_THE_FILE
+
+
+def read_patiently(read: Callable[[], T], name: str) -> T:
+    """Call ``read``, again where it fails for a reason that may pass. It opens the file each time.
+
+    Args:
+        read: raises OSError where it fails.
+        name: of the file, for the message.
+
+    Raises:
+        OSError: the file itself cannot be read: there is none, or it may not be read.
+        StorageError: the system cannot read it, in the last try either.
+    """
+    for pause in (*PAUSES_SECONDS, None):
+        try:
+            return read()
+        except OSError as error:
+            if not is_of_the_system(error):
+                raise
+            if pause is None or error.errno in _EXHAUSTED:
+                raise _lasting(error, name) from error
+        time.sleep(pause)
+    raise AssertionError
+
+
+def _lasting(error: OSError, name: str) -> StorageError:
+    """Describe an error of the system that did not pass."""
+    if error.errno in _EXHAUSTED:
+        return StorageError(f"{name} cannot be opened: {_EXHAUSTED[error.errno]}")
+    number = "" if error.errno is None else f" ({errno.errorcode.get(error.errno, 'errno')}, {error.errno})"
+    return StorageError(
+        f"cannot read {name}: {error.strerror or str(error) or type(error).__name__}{number}, in"
+        f" {1 + len(PAUSES_SECONDS)} tries over {sum(PAUSES_SECONDS):.0f} seconds: the disk or the"
+        " file server failed, not the image. When it works again, the same command resumes; a file that it has lost has"
+        " to be put back or removed"
+    )
+
+
+class _PatientFile(io.RawIOBase):
+    """A file that is read from front to back, or by seeking: each read as of :func:`read_patiently`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+        self._file = read_patiently(self._open, str(path))
+
+    def _open(self) -> io.FileIO:
+        return self._path.open("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = self._file.seek(offset, whence) if whence != os.SEEK_CUR else self._at + offset
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = read_patiently(partial(self._read, len(buffer)), str(self._path))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            self._file.seek(self._at)
+            return require_all(self._file.read(size), 0)
+        except OSError as error:
+            if is_of_the_system(error):
+                with contextlib.suppress(OSError):  # the next try is to have it afresh
+                    opened = self._open()
+                    self._file.close()
+                    self._file = opened
+            raise
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def open_patiently(path: Path) -> BinaryIO:
+    """Open a file to be read and sought in; what fails for a reason that may pass is tried again.
+
+    Raises:
+        OSError: there is none, or it may not be read.
+        StorageError: the system cannot read it; also of every read.
+    """
+    return cast(BinaryIO, io.BufferedReader(_PatientFile(path)))
+
+
+def read_range(path: str, offset: int, size: int) -> bytes:
+    """Read ``size`` bytes of a file from ``offset`` on; fewer where it ends before.
+
+    Raises:
+        OSError: it cannot be read, or not all that it has.
+    """
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+        file.seek(offset)
+        data = file.read(size)
+        while data and len(data) < size and (more := file.read(size - len(data))):
+            data += more
+        return require_all(data, max(0, min(size, os.fstat(file.fileno()).st_size - offset)))
+
+
+def require_all(data: bytes | None, size: int) -> bytes:
+    """Return what was read. Raises OSError where that is less than the file has: a system may give a part."""
+    if data is None or len(data) < size:
+        raise OSError(errno.EIO, f"only {len(data or b''):,} of {size:,} bytes came")
+    return data
