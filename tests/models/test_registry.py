@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import timm
-from timm.data import resolve_model_data_config
+from timm.data.config import resolve_model_data_config
 
 from steadytrain import models
 from steadytrain.config import Model
@@ -89,7 +89,7 @@ def test_an_old_name_of_timms_means_what_timm_builds_by_it(name: str) -> None:
 def test_an_old_name_brings_the_preprocessing_of_its_weights(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = resolve_model_data_config(timm.create_model(name))
+        theirs = resolve_model_data_config(timm.create_model(name))  # type: ignore[no-untyped-call]
         built = models.build(Model(f"timm/{name}"), num_classes=10, channels=3, size=None)
     seen = built.input
     assert (seen.mean, seen.std, seen.crop) == (theirs["mean"], theirs["std"], theirs["crop_pct"])

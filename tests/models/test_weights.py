@@ -242,6 +242,11 @@ def test_a_head_is_found_where_nobody_named_it() -> None:
     assert find_head(net, 11) == ()
 
 
+def fc(built: models.Built) -> Any:
+    """The classifier of the network ``digits``."""
+    return built.module.get_submodule("fc")
+
+
 def named(folder: Path, classes: list[str] | None, count: int = 3) -> tuple[str, models.Built]:
     """The file of a network with a classifier of these classes, and the network."""
     first = network(classes=count)
@@ -257,10 +262,10 @@ def test_rows_of_a_classifier_follow_the_names_of_the_classes(tmp_path: Path) ->
     path, first = named(tmp_path, ["bus", "car", "truck"])
     same = retrained(path, ["bus", "car", "truck"])
     assert same.notes == ()
-    assert torch.equal(same.module.fc.weight, first.module.fc.weight)
+    assert torch.equal(fc(same).weight, fc(first).weight)
     built = retrained(path, ["Truck", "bus", "car"])
-    assert torch.equal(built.module.fc.weight, first.module.fc.weight[[2, 0, 1]])
-    assert torch.equal(built.module.fc.bias, first.module.fc.bias[[2, 0, 1]])
+    assert torch.equal(fc(built).weight, fc(first).weight[[2, 0, 1]])
+    assert torch.equal(fc(built).bias, fc(first).bias[[2, 0, 1]])
     assert built.notes == ("the classifier's rows were put into the order of the data's classes",)
 
 
@@ -268,8 +273,8 @@ def test_classes_of_other_names_get_a_fresh_classifier_though_they_are_as_many(t
     path, first = named(tmp_path, ["bus", "car", "truck"])
     for classes in (["bleeding", "polyp", "ulcer"], ["0", "1", "2"]):
         built = retrained(path, classes)
-        assert built.module.fc.weight.abs().max() < 0.06 < first.module.fc.weight.abs().max()
-        assert not built.module.fc.bias.any()
+        assert fc(built).weight.abs().max() < 0.06 < fc(first).weight.abs().max()
+        assert not fc(built).bias.any()
         loss = nn.functional.cross_entropy(built.module.eval()(torch.randn(15, 3, 16, 16)), torch.arange(15) % 3)
         assert loss.item() == pytest.approx(1.099, abs=0.1)  # log 3
         listed = ", ".join(classes)
@@ -299,11 +304,11 @@ def test_classes_of_the_same_name_keep_their_rows(
     built = retrained(path, classes)
     for place, row in enumerate(rows):
         if row is None:
-            assert 0 < built.module.fc.weight[place].abs().max() < 0.06
-            assert not built.module.fc.bias[place].any()
+            assert 0 < fc(built).weight[place].abs().max() < 0.06
+            assert not fc(built).bias[place].any()
         else:
-            assert torch.equal(built.module.fc.weight[place], first.module.fc.weight[row])
-            assert torch.equal(built.module.fc.bias[place], first.module.fc.bias[row])
+            assert torch.equal(fc(built).weight[place], fc(first).weight[row])
+            assert torch.equal(fc(built).bias[place], fc(first).bias[row])
     (said,) = built.notes
     assert note in said
 
@@ -311,7 +316,7 @@ def test_classes_of_the_same_name_keep_their_rows(
 def test_weights_that_name_no_classes_keep_their_rows_by_place_and_it_is_said(tmp_path: Path) -> None:
     path, first = named(tmp_path, None)
     built = retrained(path, ["ape", "bee", "cow"])
-    assert torch.equal(built.module.fc.weight, first.module.fc.weight)
+    assert torch.equal(fc(built).weight, fc(first).weight)
     assert built.notes == ("the weights name no classes: their 3 outputs are taken for ape, bee, cow, in this order",)
 
 
@@ -320,19 +325,19 @@ def test_a_bare_classifier_of_1000_classes_is_taken_for_imagenets(tmp_path: Path
     synsets = imagenet_synsets(1000)
     assert retrained(path, list(synsets)).notes == ("the weights name no classes: they are taken for ImageNet's",)
     turned = retrained(path, list(reversed(synsets)))
-    assert torch.equal(turned.module.fc.weight, first.module.fc.weight.flip(0))
+    assert torch.equal(fc(turned).weight, fc(first).weight.flip(0))
     numbers = retrained(path, [str(number) for number in range(1000)])
-    assert torch.equal(numbers.module.fc.weight, first.module.fc.weight)
+    assert torch.equal(fc(numbers).weight, fc(first).weight)
     assert "they are taken for the places of ImageNet's" in numbers.notes[0]
     others = retrained(path, [f"kind {number}" for number in range(1000)])
-    assert torch.equal(others.module.fc.weight, first.module.fc.weight)
+    assert torch.equal(fc(others).weight, fc(first).weight)
     assert "1,000 outputs are taken for kind 0, kind 1," in others.notes[0]
 
 
 def test_two_classifiers_of_a_network_follow_the_names_alike(tmp_path: Path) -> None:
     """A distilled transformer has two."""
     shape: dict[str, Any] = {"channels": 3, "size": 32}
-    spec = {"options": {"depth": 1, "embed_dim": 32, "num_heads": 2}}
+    spec: dict[str, Any] = {"options": {"depth": 1, "embed_dim": 32, "num_heads": 2}}
     first = models.build(Model("timm/deit_tiny_distilled_patch16_224", **spec), num_classes=2, **shape)
     state = {key: torch.randn_like(value) for key, value in first.module.state_dict().items()}
     path = saved(tmp_path, state, {"classes": ["car", "bus"]})
@@ -402,10 +407,10 @@ def test_entries_beside_a_network_are_left_out_and_a_larger_network_is_refused(t
 @pytest.mark.parametrize("name", ["flexivit_small", "vit_tiny_patch16_224"])
 def test_positions_are_resized_as_timm_resizes_those_of_the_architecture(tmp_path: Path, name: str) -> None:
     options: Any = {"depth": 1, "embed_dim": 48, "num_heads": 3}
-    first = timm.create_model(name, num_classes=4, **options)
+    first: Any = timm.create_model(name, num_classes=4, **options)
     nn.init.normal_(first.pos_embed)
     path = saved(tmp_path, first.state_dict())
     overlay = {"file": path, "num_classes": 4}
-    theirs = timm.create_model(name, True, overlay, overlay, num_classes=4, img_size=160, **options)
+    theirs: Any = timm.create_model(name, True, overlay, overlay, num_classes=4, img_size=160, **options)
     ours = models.build(Model(f"timm/{name}", weights=path, options=options), num_classes=4, channels=3, size=160)
-    assert torch.equal(ours.module.pos_embed, theirs.pos_embed)
+    assert torch.equal(ours.module.get_parameter("pos_embed"), theirs.pos_embed)

@@ -158,6 +158,9 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     for part, value in file_values.items():
         is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
         values[part] = {**values[part], **value} if is_table else value
+    for key, other in (("budget.epochs", "budget.steps"), ("budget.steps", "budget.epochs")):
+        if changes.get(key) is not None and other not in changes:  # they exclude each other: the named one holds
+            changes = {**changes, other: None}
     try:
         return Recipe.from_dict(values).with_(changes)
     except RecipeError:

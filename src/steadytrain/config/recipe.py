@@ -170,9 +170,6 @@ class Recipe:
             table[last] = plain(value)
         if values["optim"]["name"] == "sgd" != self.optim.name and "optim" not in all_changes:
             values["optim"]["nesterov"] = all_changes.get("optim.nesterov")  # another optimizer's means nothing
-        for key, other in (("epochs", "steps"), ("steps", "epochs")):  # they exclude each other: the named one holds
-            if all_changes.get(f"budget.{key}") is not None and f"budget.{other}" not in all_changes:
-                values["budget"][other] = None
         recipe = Recipe.from_dict(values)
         parts = {
             part: replace(getattr(recipe, part), from_file=self._is_from_file(recipe, part, key, all_changes))

@@ -114,7 +114,7 @@ def build(
     file = None
     if model.weights is not None and not _is_params(model.weights):
         file = read_weights(Path(model.weights))
-        size = size or (file.input and file.input.size)
+        size = size or (None if file.input is None else file.input.size)
     try:
         built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
         side = size or built.input.size or 224
@@ -589,8 +589,8 @@ def _make_timm(
         reset_head(module, head)
         notes.append(head_note(config.num_classes, num_classes))
     elif classes:
-        names, state = imagenet_names(num_classes), module.state_dict()
-        notes += load_weights(module, state, head=head, what=f"the weights of {name}", names=names, classes=classes)
+        outputs, state = imagenet_names(num_classes), module.state_dict()
+        notes += load_weights(module, state, head=head, what=f"the weights of {name}", names=outputs, classes=classes)
     tag = f".{config.tag}" if config.tag else ""
     return replace(built, licence=licence, notes=tuple(notes), weights=f"timm/{config.architecture}{tag}")
 
