@@ -27,7 +27,7 @@ from steadytrain.errors import DataError, RunError
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.data import load, open_data, open_records, require_outputs
+from steadytrain.training.data import load, match_places, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module, logits_of, write_per_image
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
@@ -42,8 +42,8 @@ class EvaluationData:
         ids: of the records to take; None: all.
         outputs: int64, the model's output for each label (-1 for a class without images); None: the label itself. Where
             an image may have several, the column of the data for each of the model's outputs.
-        matched: how many classes were matched by ``name``, ``synset``, ``synonym``, ``number`` or ``file``; empty
-            where the data have the model's class list.
+        matched: how many classes were matched by ``name``, ``synset``, ``synonym``, ``number`` (a place in the class
+            list) or ``file``; empty where the data have the model's class list.
         batch_size: images at a time, as the model's run evaluated its own data; None for other data.
     """
 
@@ -234,6 +234,16 @@ def open_evaluation_data(
                 " one class for each image"
             )
         require_outputs(records, len(records.classes), of="its card")
+        if not mapping and match_places(
+            records,
+            _names_for(trained, records),
+            trained.classes,
+            is_unnamed=trained.is_unnamed,
+            of="the model",
+            say=say,
+        ):
+            require_outputs(records, len(trained.classes), of=trained.name)
+            return EvaluationData(records, matched={"number": len(np.unique(records.labels))})
         matches = _match(trained, records.classes, records.labels, str(data), mapping)
     except BaseException:
         records.close()
@@ -273,6 +283,14 @@ def _open_labels(trained: Trained, data: str | Path, mapping: Mapping[str, str],
     raise DataError(f"{data} has {has} for each image, and {trained.name} names several labels of {few(labels)}")
 
 
+def _names_for(trained: Trained, records: Records) -> tuple[str, ...]:
+    """Return the names of records' classes: by their card, or by a list's folders if some are classes of the model."""
+    if records.card is not None:
+        return records.classes
+    matches = match_classes(records.named_classes, trained.classes, synsets=trained.synsets)
+    return records.named_classes if any(match.output is not None for match in matches) else ()
+
+
 class _UnmatchedError(DataError):
     """The data have classes that the model has not."""
 
@@ -281,7 +299,7 @@ def _prepare(trained: Trained, data: str | Path, mapping: Mapping[str, str], **o
     """Pack under the data's own class names; with the model's list where that fails, as for a folder of one class."""
 
     def check(listing: Listing) -> None:
-        if listing.labels.ndim == 1:
+        if listing.labels.ndim == 1 and not trained.is_unnamed:
             _match(trained, listing.classes, listing.labels, str(data), mapping)
 
     options |= {"trainable": True, "only": "val", "shorter_side": packed_side(trained.input.size), "check": check}

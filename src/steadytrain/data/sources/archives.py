@@ -33,6 +33,7 @@ import numpy as np
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.sources.filenames import is_ignored, is_image, printable
 from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
+from steadytrain.data.sources.rows import is_json_lines
 from steadytrain.errors import DataError, storage_error
 from steadytrain.format import count
 
@@ -118,6 +119,8 @@ def _kind(start: bytes, path: Path) -> str:
         return "rec"
     if len(start) > 4 and start[:2] == b"\0\0" and 0x08 <= start[2] <= 0x0E and 1 <= start[3] <= 8:
         return "idx"
+    if is_json_lines(start):
+        return "text"
     file_type = recognise(start, len(start))
     if file_type is not None and file_type.name == "a zip archive":
         return "zip"

@@ -200,7 +200,7 @@ class _Source:
             return self._list_archives([file], path)
         self._refuse("--labels", path)
         if file.kind == "list":
-            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes)
+            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes, say=self.say)
             if np.all(listing.sizes < 0):
                 raise none_found(path, listing.root, listing.names)
             return [listing]
