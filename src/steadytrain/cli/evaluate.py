@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import Device, Json, Labels, Root, Which, require_range
+from steadytrain.cli.options import (
+    Device,
+    Json,
+    LabelColumn,
+    Labels,
+    PathColumn,
+    Root,
+    SplitColumn,
+    Which,
+    require_range,
+)
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -65,6 +75,9 @@ def evaluate(
     *,
     root: Root = None,
     labels: Labels = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = (),
+    split_column: SplitColumn = None,
     weights: Which = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -129,6 +142,7 @@ def evaluate(
     above = _threshold(trained, threshold)
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
+        options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
         opened = open_evaluation_data(trained, data, say=note, **options)
     options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
     if calibrate:

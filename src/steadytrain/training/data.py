@@ -212,18 +212,32 @@ def _say_unseen(labels: Labels, classes: tuple[str, ...], say: Callable[[str], N
 
 def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
     classes = None if data.classes is None else Path(data.classes)
-    return prepare(data.train, classes=classes, root=data.root, labels=data.labels)
+    if _is_val_alone_a_table(data):  # where paths start, and which columns count, is then said of that
+        return prepare(data.train, classes=classes)
+    columns = {"path_column": data.path_column, "label_column": data.label_column, "split_column": data.split_column}
+    return prepare(data.train, classes=classes, root=data.root, labels=data.labels, **columns)
+
+
+def _is_val_alone_a_table(data: Data) -> bool:
+    return data.labels is None and _is_table(data.val) and not _is_table(data.train)
+
+
+def _is_table(source: str | Path | None) -> bool:
+    return source is not None and Path(source).suffix.lower() in LISTS
 
 
 def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[..., Prepared]) -> Prepared:
     """Prepare the validation data, with the classes that were named, else those of the training data."""
     card = record_files(train.path)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    root = data.root if Path(val).suffix.lower() in LISTS else None  # where paths in it start, as the training data's
+    options: dict[str, Any] = {"only": "val"}
+    if _is_table(val):  # its paths start where the training data's do, and its columns are called alike
+        options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
+        options |= {"split_column": data.split_column} if _is_val_alone_a_table(data) else {}
     named = train.named_classes or None  # by the list beside records that have no card
-    prepared = prepare(val, classes=card if card.exists() else named, only="val", root=root)
+    prepared = prepare(val, classes=card if card.exists() else named, **options)
     own = None if named or card.exists() else card_for(prepared.only("val"))
     if own is not None and Path(val).suffix != ".rec" and _are_values(own.classes, len(train.classes)):
-        return prepare(val, classes=train.classes, only="val", root=root)
+        return prepare(val, classes=train.classes, **options)
     return prepared
 
 

@@ -196,6 +196,9 @@ def open_evaluation_data(
     root: str | Path | None = None,
     labels: str | Path | None = None,
     classes: Mapping[str, str] | None = None,
+    path_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    split_column: str | None = None,
     say: Say = print_note,
     progress: Progress | None = None,
 ) -> EvaluationData:
@@ -204,7 +207,8 @@ def open_evaluation_data(
     Args:
         trained: the model.
         data: as for :func:`evaluate`.
-        root, labels, say, progress: as for :func:`steadytrain.data.packing.prepare.prepare`.
+        root, labels, path_column, label_column, split_column, say, progress: as for
+            :func:`steadytrain.data.packing.prepare.prepare`.
         classes: the model's class by that of the data, for those that are not matched by name.
 
     Raises:
@@ -223,9 +227,11 @@ def open_evaluation_data(
             sets.train.close()
         return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size)
     mapping = classes or {}
+    options: dict[str, Any] = {"root": root, "labels": labels, "say": say, "progress": progress}
+    options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     if trained.is_multi_label:
-        return _open_labels(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
-    prepared = _prepare(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
+        return _open_labels(trained, data, mapping, **options)
+    prepared = _prepare(trained, data, mapping, **options)
     records = open_records(prepared.only("val"))
     try:
         if records.labels.ndim > 1:

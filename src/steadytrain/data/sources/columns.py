@@ -185,6 +185,8 @@ def find_columns(
     split = chosen.get("--split-column")
     if split is None:
         split = _find_split(names, body, left)
+    elif others := sorted({row[split] for row in body if row[split].casefold() not in SPLITS}):
+        raise DataError(f"--split-column {named.split} holds {others[0]!r}; it must be train, val or test")
     left = [place for place in left if place != split]
     numbering = None if has_header or labels else _find_numbering(body, left)
     left = [place for place in left if place != numbering]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import normpath, splitext
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from steadytrain.data.sources.archives import (
     read_archives,
     read_inner_tars,
 )
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import (
     SPLITS,
     braces,
@@ -52,6 +54,7 @@ def find(
     labels: Path | None = None,
     classes: Sequence[str] | None = None,
     group: str | None = None,
+    columns: ColumnNames | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -63,6 +66,7 @@ def find(
         labels: a file of labels, for images that lie in no folders of classes.
         classes: the class list and its order; None takes what is found.
         group: the name of a table's column that says what each image belongs to.
+        columns: the columns of a table that hold paths, labels and splits, where the user has named them.
         scratch: a folder to decompress into. It may not exist yet; whoever gave it removes it when nothing is read from
             the listings any more.
         say: takes remarks, a line each.
@@ -75,7 +79,8 @@ def find(
         StorageError: no room to decompress.
     """
     try:
-        listings = _Source(source, root, labels, classes, group, scratch, say).listings()
+        asked = _Source(source, root, labels, classes, group, columns or ColumnNames(), scratch, say)
+        listings = asked.listings()
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
@@ -84,6 +89,11 @@ def find(
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
         raise
+    for flag, name in asked.columns.options() if not asked.tables else ():
+        raise DataError(
+            f"{flag} {name} names a column of a table (CSV, TSV), and the labels of {source} do not come from one: drop"
+            f" {flag}"
+        )
     for listing in listings:
         if group is not None and listing.groups is None:
             raise DataError(
@@ -101,6 +111,7 @@ def find_all(
     labels: str | Path | None = None,
     classes: Sequence[str] | None = None,
     group: str | None = None,
+    columns: ColumnNames | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -109,10 +120,8 @@ def find_all(
     if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
         raise DataError(f"{twice[0]} is listed twice, so that each of its images would be used twice: list it once")
     root, labels = (None if path is None else Path(path) for path in (root, labels))
-    listed = [
-        find(source, root=root, labels=labels, classes=classes, group=group, scratch=scratch, say=say)
-        for source in sources
-    ]
+    lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group, "columns": columns}
+    listed = [find(source, **lookup, scratch=scratch, say=say) for source in sources]
     return listed[0] if len(listed) == 1 else merge_sources(listed)
 
 
@@ -151,8 +160,10 @@ class _Source:
     labels: Path | None
     classes: Sequence[str] | None
     group: str | None
+    columns: ColumnNames
     scratch: Path
     say: Say
+    tables: list[Path] = field(default_factory=list)  # that were read
 
     def listings(self) -> list[Listing]:
         """List it."""
@@ -206,9 +217,7 @@ class _Source:
             return [listing]
         if file.kind == "text":
             images = ImagesInFolder(self.root or path.parent, table=path)
-            return read_table(
-                path, images, classes=self.classes, say=self.say, stored_at=file.stored_at, group=self.group
-            )
+            return self._read_table(path, images, file.stored_at)
         if file.kind == "rec":
             return self._list_records([file], path)
         if file.kind == "idx":
@@ -217,6 +226,14 @@ class _Source:
             f"{path} is not a kind of file that can be read: use a folder of classes, a .lst, a table (CSV), an archive"
             " (tar, zip), WebDataset shards, idx or CIFAR binary files, or a .rec"
         )
+
+    def _read_table(
+        self, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path | None = None
+    ) -> list[Listing]:
+        """Read a table of images; its bytes lie ``stored_at``, if not at ``path``."""
+        self.tables.append(path)
+        options: dict[str, Any] = {"classes": self.classes, "say": self.say, "group": self.group}
+        return read_table(path, images, **options, stored_at=stored_at, named=self.columns)
 
     def _list_records(self, files: Sequence[SourceFile], source: Path | str) -> list[Listing]:
         self._refuse("--labels", source)
@@ -292,7 +309,7 @@ class _Source:
             images = (
                 ImagesInFolder(path, table=labels) if files is None else ImagesInArchives(files, path, table=labels)
             )
-            return read_table(labels, images, classes=self.classes, say=self.say, group=self.group)
+            return self._read_table(labels, images)
         if files is None:
             top, files = folder.scan_folder(path)
             rows = top.images

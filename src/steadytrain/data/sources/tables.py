@@ -341,10 +341,10 @@ def _fill_vectors(where: str, vectors: NDArray[np.float32], say: Say) -> NDArray
     """Read -1 as 0 where all values are -1 and 1, and empty cells as 0."""
     empty = np.isnan(vectors)
     if not empty.any() and bool((np.abs(vectors) == 1).all()) and bool((vectors < 0).any()):
-        say(f"{where}: the labels are -1 and 1: -1 is read as 0, that an image has not the label")
+        say(f"{where}: the labels are -1 and 1: -1 is read as 0, that the image lacks the label")
         return np.maximum(vectors, 0)
     if num_empty := int(empty.sum()):
-        say(f"{where}: {num_empty:,} empty cells among the labels are read as 0, that an image has not the label")
+        say(f"{where}: {num_empty:,} empty cells among the labels are read as 0, that the image lacks the label")
     return np.where(empty, np.float32(0), vectors)
 
 
