@@ -33,6 +33,7 @@ from steadytrain.machine.process import opening_data
 from steadytrain.training.profile.clock import Clock
 
 LISTS = (".lst", ".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".manifest")
+_DIGITS = 10
 MOST_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
 
@@ -236,15 +237,19 @@ def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[
     named = train.named_classes or None  # by the list beside records that have no card
     prepared = prepare(val, classes=card if card.exists() else named, **options)
     own = None if named or card.exists() else card_for(prepared.only("val"))
-    if own is not None and Path(val).suffix != ".rec" and _are_values(own.classes, len(train.classes)):
+    if own is not None and Path(val).suffix != ".rec" and are_values(own.classes, len(train.classes), val):
         return prepare(val, classes=train.classes, **options)
     return prepared
 
 
-def _are_values(names: Sequence[str], num_classes: int) -> bool:
-    """Whether names of classes are some of the numbers of ``num_classes`` places, in their order."""
+def are_values(names: Sequence[str], num_classes: int, source: str | Path) -> bool:
+    """Tell whether the names of a source's classes are some of the numbers of ``num_classes`` places.
+
+    Those of a table are, and those of folders where these are sorted as numbers are: up to 10.
+    """
     numbers = [int(name) for name in names if name.isascii() and name.isdigit() and name == str(int(name))]
-    return len(names) == len(numbers) < num_classes and numbers == sorted(numbers) and max(numbers) < num_classes
+    are_numbers = len(numbers) == len(names) > 0 and max(numbers) < num_classes
+    return are_numbers and len(names) < num_classes and (_is_table(source) or num_classes <= _DIGITS)
 
 
 def open_records(path: Path) -> Records:
@@ -323,7 +328,7 @@ def match_places(
     Raises:
         DataError: the records name another number of classes than there are places.
     """
-    if (names and not is_unnamed) or names == classes or (is_unnamed and _are_values(names, len(classes))):
+    if (names and not is_unnamed) or names == classes:
         return False
     if names and len(names) != len(classes):
         raise DataError(

@@ -27,7 +27,7 @@ from steadytrain.errors import DataError, RunError
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.data import load, match_places, open_data, open_records, require_outputs
+from steadytrain.training.data import are_values, load, match_places, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module, logits_of, write_per_image
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
@@ -240,7 +240,8 @@ def open_evaluation_data(
                 " one class for each image"
             )
         require_outputs(records, len(records.classes), of="its card")
-        if not mapping and match_places(
+        is_by_value = trained.is_unnamed and are_values(records.named_classes, len(trained.classes), data)
+        if not (mapping or is_by_value) and match_places(
             records,
             _names_for(trained, records),
             trained.classes,

@@ -32,7 +32,8 @@ _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 _ALONE = 0.5  # share of the words in cells with commas that stand alone elsewhere, from which on commas join labels
 _LONGEST_LIST = 1 << 16
-_ITEM = re.compile(r"""'[^']*'|"[^"]*"|[^\s,'"]+""")
+_QUOTED = r"""(?:'[^'\\]*'|"[^"\\]*")"""
+_ITEM, _ARRAY = re.compile(_QUOTED), re.compile(rf"{_QUOTED}(?:\s+{_QUOTED})+")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Cells:
         """
         if not self.is_multi_hot:
             return multi_hot([self.parts.get(text, ()) for text in texts], where=where, classes=classes)
-        rows = {text: [_BITS[bit.casefold().rstrip(".")] for bit in bits] for text, bits in self.parts.items()}
+        rows = {text: [_BITS[_bit_of(bit)] for bit in bits] for text, bits in self.parts.items()}
         vectors = np.array([rows[text] for text in texts], np.float32)
         if classes is not None and vectors.shape[1] != len(classes):
             raise DataError(
@@ -130,7 +131,7 @@ def _is_multi_hot(parts: Mapping[str, Sequence[str]]) -> bool:
     lengths = set(map(len, parts.values()))
     if len(lengths) != 1 or (length := lengths.pop()) < 2:
         return False
-    if any(bit.casefold().rstrip(".") not in _BITS for bits in parts.values() for bit in bits):
+    if any(_bit_of(bit) not in _BITS for bits in parts.values() for bit in bits):
         return False
     return length > 2 or len(parts) > 1 or any(len(set(bits)) < len(bits) for bits in parts.values())
 
@@ -151,19 +152,12 @@ def _read_lists(cells: set[str], where: str) -> dict[str, tuple[str, ...]] | Non
 
 
 def _read_list(cell: str) -> tuple[str, ...] | None:
-    """The items of a list; None where a text is none. Without quotes or commas it is read as NumPy prints arrays."""
+    """The items of a list; None where a text is none. Without commas or quotes it is read as NumPy prints arrays."""
     if len(cell) > _LONGEST_LIST:
         return None
     inside = cell[1:-1].strip()
-    if "[" in inside:
-        return None
-    is_quoted = "'" in inside or '"' in inside
-    if cell[0] == "[" and "," not in inside:
-        items = _ITEM.findall(inside)
-        if is_quoted and len(items) > 1:  # Python would read 'cat' 'dog' as one text
-            return tuple(item.strip("'\"") for item in items)
-        if not is_quoted:
-            return tuple(items) if all(item.casefold().rstrip(".") in _BITS for item in items) else (inside,)
+    if cell[0] == "[" and _ARRAY.fullmatch(inside):  # Python would read 'cat' 'dog' as one text
+        return tuple(item[1:-1] for item in _ITEM.findall(inside))
     for read in (json.loads, ast.literal_eval):
         try:
             values = read(cell)
@@ -172,9 +166,16 @@ def _read_list(cell: str) -> tuple[str, ...] | None:
         if isinstance(values, list | tuple | set) and all(isinstance(value, str | int | float) for value in values):
             return tuple(map(str, values))
         return None
-    if cell[0] == "[" and not is_quoted:
-        return tuple(item.strip() for item in inside.split(",") if item.strip())
-    return None
+    if cell[0] != "[" or any(sign in inside for sign in "['\""):
+        return None
+    words = inside.split()
+    if all(_bit_of(word) in _BITS for word in words):
+        return tuple(words)
+    return tuple(item.strip() for item in inside.split(",") if item.strip())
+
+
+def _bit_of(text: str) -> str:
+    return text.casefold().rstrip(".")
 
 
 def _read_commas(cells: set[str], header: str, where: str, classes: Sequence[str] | None, say: Say) -> Cells | None:
