@@ -128,9 +128,9 @@ def test_one_hot_columns_follow_a_class_list(read: Read) -> None:
 
 
 ASKED = {
-    "numbers that are no zeros and ones": (
-        "path,age,weight\na.png,7,3\nb.png,8,9\n",
-        r"which column is the label\? Name it with --label-column \(the columns: path, age, weight\)",
+    "numbers without names": (
+        "a.png,7,3\nb.png,8,9\n",
+        r"which column is the label\? Name it with --label-column \(the columns: they have no names: 1 to 3\)",
     ),
     "x-rays": (
         "Path,Sex,Age,No Finding,Edema\na.png,Female,40,1.0,\nb.png,Male,41,,1.0\n",
@@ -154,6 +154,15 @@ def test_what_can_be_read_in_two_ways_is_asked_about(read: Read, kind: str) -> N
     text, message = ASKED[kind]
     with pytest.raises(DataError, match=message):
         read(text, name="a.txt")
+
+
+def test_training_asks_for_the_column_where_labels_are_other_numbers(tmp_path: Path, read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("path,age,weight\na.png,7,3\nb.png,8,9\n", said)
+    assert listing.labels.tolist() == [[7, 3], [8, 9]]
+    assert any("several labels per image, in this order: age, weight" in line for line in said)
+    with pytest.raises(DataError, match=r"\(7 in image 0\): training needs one class for each image \(--label-column"):
+        prepare(tmp_path / "a.csv", trainable=True, cache=tmp_path / "cache")
 
 
 PETS = ASKED["pets"][0]

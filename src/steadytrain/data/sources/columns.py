@@ -292,7 +292,7 @@ def _find_numbering(body: Sequence[Sequence[str]], left: Sequence[int]) -> int |
 def _find_labels(
     names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int
 ) -> tuple[int, ...]:
-    """The columns of labels: the one that is called so; the only one left; or all that are left, if zeros and ones."""
+    """The columns of labels: the one that is called so; the only one left; or all that are left, if numbers."""
     header = [_plain(name) for name in names]
     if known := [place for name in LABELS for place in left if header and header[place] == name]:
         return (known[0],)
@@ -300,7 +300,8 @@ def _find_labels(
     others = [place for place in others if not header or not _NO_LABELS.fullmatch(header[place])] or others
     if len(others) == 1:
         return (others[0],)
-    if others and body and all(_is_truth(row[place]) for row in body for place in others):
+    is_label = _is_number if header else _is_truth  # columns without names could be anything
+    if others and body and all(is_label(row[place]) for row in body for place in others):
         return tuple(others)
     listed = list_columns(names, width)
     if others:
@@ -324,10 +325,13 @@ def _find_labels(
     )
 
 
+def _is_number(cell: str) -> bool:
+    return is_number(_TRUTHS.get(cell.casefold(), cell))
+
+
 def _is_truth(cell: str) -> bool:
     """Whether a cell says of a label whether an image has it, or how much: from 0 to 1; or -1 for no."""
-    cell = _TRUTHS.get(cell.casefold(), cell)
-    return is_number(cell) and (0 <= float(cell) <= 1 or float(cell) == -1)
+    return _is_number(cell) and (cell.casefold() in _TRUTHS or 0 <= float(cell) <= 1 or float(cell) == -1)
 
 
 def _key(uri: str) -> str:

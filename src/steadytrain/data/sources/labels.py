@@ -251,5 +251,6 @@ def require_zero_or_one(labels: Labels, *, where: str) -> None:
     row, column = (int(at[0]) for at in np.nonzero((labels != 0) & (labels != 1)))
     raise DataError(
         f"{where} has label vectors with other values than 0 and 1 ({labels[row, column]:g} in image {row}): training"
-        " needs one class for each image, or a 1 for each label that an image has and a 0 for each other"
+        " needs one class for each image (--label-column names its column of a table), or a 1 for each label that an"
+        " image has and a 0 for each other"
     )
