@@ -322,8 +322,8 @@ def _print_estimate(
         local_sources(sources, note) as places,
         progress("trying", 0, unit="steps") as advance,
     ):
-        columns = ColumnNames.of(*(lookup.pop(f"{kind}_column") for kind in ("path", "label", "split")))
-        lookup |= {"classes": classes, "columns": columns}
+        named = ColumnNames.of(*(lookup.pop(f"{kind}_column") for kind in ("path", "label", "split")))
+        lookup |= {"classes": classes, "columns": named}
         listings = find_all(places, **lookup, scratch=Path(scratch), say=note)
         sampled = trial.draw_sample(Selection(**selection).of(listings, note))
         shorter, largest = trial.measure_sides(sampled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.data.sources.samples import encoded, found
@@ -176,8 +177,8 @@ WIDE = table(
 
 
 def test_columns_are_those_that_are_named(read: Read) -> None:
-    def columns(**names: object) -> ColumnNames:
-        return ColumnNames.of(names.get("path"), names.get("label"), names.get("split"))  # type: ignore[arg-type]
+    def columns(*, path: str | None = None, label: str | None = None, split: str | None = None) -> ColumnNames:
+        return ColumnNames.of(path, label, split)
 
     [one] = read(WIDE, columns=columns(label="colour"))
     assert labelled(one)["a.png"] == "red"
@@ -201,7 +202,7 @@ def test_several_columns_that_are_named_are_labels(read: Read) -> None:
     assert boxes.labels.tolist() == [[3, 4], [5, 6]]
 
 
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such column": (
         {"label": "color"},
         r"--label-column is 'color', and there is no such column \(the columns: file, alt, kind, colour, fold\)\. Did"
@@ -218,7 +219,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_columns_that_are_not_there_are_told_with_those_that_are(read: Read, case: str) -> None:
     names, message = WRONG[case]
-    columns = ColumnNames.of(names.get("path"), names.get("label"), names.get("split"))  # type: ignore[arg-type]
+    columns = ColumnNames.of(names.get("path"), names.get("label"), names.get("split"))
     with pytest.raises(DataError, match=message):
         read(WIDE, columns=columns)
 
@@ -245,7 +246,7 @@ def test_columns_of_what_is_no_table_are_refused(tmp_path: Path, read: Read) -> 
 def test_columns_are_named_in_python_and_in_the_recipe(tmp_path: Path, read: Read) -> None:
     read(WIDE, columns=ColumnNames(labels=("kind",)))
     path = tmp_path / "a.csv"
-    named = {"path_column": "alt", "label_column": "colour"}
+    named: dict[str, Any] = {"path_column": "alt", "label_column": "colour"}
     [packed] = st.pack(path, tmp_path / "packed", **named)
     assert packed.card.classes == ("blue", "red")
     with Unpacked.open(path, **named) as opened:
