@@ -146,6 +146,7 @@ ASKED = {
         r"no column of image paths: .* Images that are numbers in a table are not read: write each as a file",
     ),
     "pixels in columns": ("label,pixel0,pixel1\n0,7,7\n1,8,8\n", "Images that are numbers in a table are not read"),
+    "sizes alone": ("path,width,height\na.png,1,0\nb.png,0,1\n", "no label column: .* --label-column"),
     "no path": ("what,where\nx,y\n", "no image paths, and no first line with column names"),
 }
 

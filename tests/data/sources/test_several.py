@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ SEVERAL = {
 }
 
 
-def listed(folder: Path, cells: list[str], header: str = "labels", **options: object) -> Listing:
+def listed(folder: Path, cells: list[str], header: str = "labels", **options: Any) -> Listing:
     """A table of one image for each cell."""
     lines = [f"path\t{header}"]
     for number, cell in enumerate(cells):

@@ -45,10 +45,11 @@ SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "ml_use", "dat
 MOST_LISTED = 10
 
 _NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
-_NO_LABELS = re.compile(  # what tools write beside the label: sizes and boxes
+# What tools write beside the label.
+_SIZES = re.compile(
     r"((image|img|orig|original)_)?(width|height|w|h|size|(file_?)?size|bytes|channels|depth|area|md5|sha\d+)"
-    r"|(roi|bbox|box)[._]?\w*|[xy](_?(min|max|\d))?|[xy]c|(left|top|right|bottom)"
 )
+_BOXES = re.compile(r"(roi|bbox|box)[._]?\w*|[xy](_?(min|max|\d))?|[xy]c|(left|top|right|bottom)")
 _FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _STORES = ("gs", "s3", "s3a", "az", "abfs", "abfss", "wasbs", "oss", "obs", "cos", "hdfs")
 _MOST_PIXELS = 16
@@ -297,7 +298,9 @@ def _find_labels(
     if known := [place for name in LABELS for place in left if header and header[place] == name]:
         return (known[0],)
     others = [place for place in left if not header or header[place] not in _NUMBERING]
-    others = [place for place in others if not header or not _NO_LABELS.fullmatch(header[place])] or others
+    if header:
+        others = [place for place in others if not _SIZES.fullmatch(header[place])]
+        others = [place for place in others if not _BOXES.fullmatch(header[place])] or others
     if len(others) == 1:
         return (others[0],)
     is_label = _is_number if header else _is_truth  # columns without names could be anything

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -186,8 +187,8 @@ def _read_commas(cells: set[str], header: str, where: str, classes: Sequence[str
     if isinstance(classes, LabelNames) and words <= set(map(class_name, classes)):
         return Cells(parts)
     alone = {split[0] for split in parts.values() if len(split) == 1}
-    num_cells_of = {word: sum(word in split for split in joined) for word in words}
-    is_shared = max(num_cells_of.values(), default=0) > 1
+    uses = Counter(word for split in joined for word in set(split))
+    is_shared = max(uses.values(), default=0) > 1
     if all(word.isascii() and word.isdigit() for word in words) and len({len(split) for split in parts.values()}) > 1:
         return Cells(parts)
     if joined and len(words & alone) >= _ALONE * len(words):
