@@ -137,6 +137,9 @@ def test_a_folder_is_taken_in_its_order_where_the_training_records_name_nothing(
     assert opened.val.labels.tolist() == opened.train.labels.tolist()
     assert any("the training data names no classes: those of" in line and "2 is 10" in line for line in said)
     opened.close()
+    (tmp_path / "all.csv").write_text("path,label\n" + "".join(f"val/{name}/1.png,{name}\n" for name in NUMBERS))
+    sets(training, tmp_path / "all.csv", said).close()
+    assert any("are taken for its labels (10 is label 10" in line for line in said)
     with pytest.raises(DataError, match=r"has 12 of them, not 2 \(0, 11\): put the \.lst that im2rec made beside"):
         sets(training, folder(tmp_path / "some", ["0", "11"]))
     (tmp_path / "val.csv").write_text("path,label\nval/3/1.png,3\nval/7/1.png,7\n")

@@ -177,7 +177,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         val_path = _prepare_val(data, data.val, train, prepare).only("val")
     if val_path is not None:
         val = open_records(val_path)
-        _require_same_classes(train, val, classes, say)
+        _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
         require_outputs(val, len(classes), of=str(train.path))
         _say_unseen(val.labels, classes, say)
         return DataSets(train, val, None, None, classes, held_out=False)
@@ -200,7 +200,7 @@ def _class_list(data: Data, train: Records, say: Callable[[str], None]) -> tuple
     if data.classes is None or train.labels.ndim > 1 or train.named_classes:
         return train.class_list
     classes = read_classes(data.classes)
-    match_places(train, (), classes, is_unnamed=False, of=str(data.classes), say=say)
+    match_places(train, (), classes, is_unnamed=False, of=str(data.classes), source=str(data.train), say=say)
     return classes
 
 
@@ -277,22 +277,27 @@ def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:
         raise DataError(f"{opened.path} has label {largest}, and {of} has {num_classes} classes (from 0 on)")
 
 
-def _require_same_classes(train: Records, val: Records, classes: tuple[str, ...], say: Callable[[str], None]) -> None:
+def _require_same_classes(
+    train: Records, val: Records, classes: tuple[str, ...], source: str, say: Callable[[str], None]
+) -> None:
     kinds = [
         "several labels for each image" if opened.labels.ndim > 1 else "one class for each image"
         for opened in (train, val)
     ]
     if kinds[0] != kinds[1]:
         raise DataError(f"{train.path} has {kinds[0]} and {val.path} {kinds[1]}: give both of one kind")
-    if val.class_list == classes or (train.labels.ndim > 1 and None in (train.card, val.card)):
+    if train.labels.ndim > 1 and None in (train.card, val.card):
         return
     names, is_unnamed = val.class_list, not train.named_classes and classes == train.classes
     if train.labels.ndim == 1:
         names = val.names_among(classes)
-        if match_places(val, names, classes, is_unnamed=is_unnamed, of="the training data", say=say):
+        where = {"of": "the training data", "source": source}
+        if match_places(val, names, classes, is_unnamed=is_unnamed, **where, say=say):
             return
         if val.card is None and names == classes[: len(names)]:
             return
+    if names == classes:
+        return
     only_train, only_val = sorted(set(classes) - set(names)), sorted(set(names) - set(classes))
     differences = [f"only in training: {few(only_train)}"] if only_train else []
     differences += [f"only in validation: {few(only_val)}"] if only_val else []
@@ -313,6 +318,7 @@ def match_places(
     *,
     is_unnamed: bool,
     of: str,
+    source: str,
     say: Callable[[str], None],
 ) -> bool:
     """Tell whether labels are places in a class list, because they or the list have no names; ``say`` is told so.
@@ -323,26 +329,32 @@ def match_places(
         classes: the class list.
         is_unnamed: these are numbers, the places of the labels in records that name no classes.
         of: what the list is of, for messages.
+        source: what the records were made of, for messages.
         say: takes a line.
 
     Raises:
         DataError: the records name another number of classes than there are places.
     """
+    if is_unnamed and names == classes and len(classes) > _DIGITS:
+        say(
+            f"{of} names no classes: the numbers in {source} are taken for its labels (10 is label 10; im2rec sorts"
+            " folders by name, where 10 follows 1)"
+        )
     if (names and not is_unnamed) or names == classes:
         return False
     if names and len(names) != len(classes):
         raise DataError(
-            f"{of} names no classes, so that those of {records.path} can only be matched by their places, and it has"
+            f"{of} names no classes, so that those of {source} can only be matched by their places, and it has"
             f" {len(classes):,} of them, not {len(names):,} ({few(names)}): put the .lst that im2rec made beside the"
             " records, or pack both from one source"
         )
     if names:
         pairs = few([f"{number} is {name}" for number, name in enumerate(names)], 3)
-        say(f"{of} names no classes: those of {records.path} are taken in their order ({pairs})")
+        say(f"{of} names no classes: those of {source} are taken in their order ({pairs})")
     elif not is_unnamed:
         used = np.unique(records.labels).astype(np.int64).tolist()
         pairs = few([f"{number} is {classes[number]}" for number in used if number < len(classes)], 3)
-        say(f"{records.path} names no classes: its labels are places in the class list of {of} ({pairs})")
+        say(f"{source} names no classes: its labels are places in the class list of {of} ({pairs})")
     return True
 
 

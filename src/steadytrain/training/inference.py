@@ -247,6 +247,7 @@ def open_evaluation_data(
             trained.classes,
             is_unnamed=trained.is_unnamed,
             of="the model",
+            source=str(data),
             say=say,
         ):
             require_outputs(records, len(trained.classes), of=trained.name)

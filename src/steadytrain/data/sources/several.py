@@ -102,9 +102,9 @@ def read_cells(
     if (lists := _read_lists(cells, where)) is not None:
         return Cells(lists, is_multi_hot=_is_multi_hot(lists))
     for sign in (",", ";", "|", None):
-        parts = {cell: tuple(part.strip() for part in cell.split(sign)) for cell in cells}
-        if _is_multi_hot(parts):
-            return Cells(parts, is_multi_hot=True)
+        bits = {cell: tuple(part.strip() for part in cell.split(sign)) for cell in cells}
+        if _is_multi_hot(bits):
+            return Cells(bits, is_multi_hot=True)
     signs = [sign for sign in ";|" if any(sign in cell for cell in cells)]
     if len(signs) > 1:
         raise DataError(f"{where}: labels contain both ';' and '|': use only one of them as the separator")
