@@ -186,7 +186,8 @@ def test_records_without_names_are_places_of_a_model_and_this_is_said(tmp_path: 
     train(run)
     trained, said = restore(run), list[str]()
     opened = open_evaluation_data(trained, records(tmp_path / "val.rec"), say=said.append)
-    assert opened.outputs is None and opened.matched == {"number": 12}
+    assert opened.outputs is not None and opened.outputs.tolist() == list(range(12))
+    assert opened.matched == {"number": 12}
     assert any("its labels are places in the class list of the model" in line for line in said)
     opened.records.close()
     with pytest.raises(DataError, match="has label 11, and mlp has 11 classes"):

@@ -251,7 +251,7 @@ def open_evaluation_data(
             say=say,
         ):
             require_outputs(records, len(trained.classes), of=trained.name)
-            return EvaluationData(records, matched={"number": len(np.unique(records.labels))})
+            return EvaluationData(records, outputs=_places(records), matched={"number": len(np.unique(records.labels))})
         matches = _match(trained, records.classes, records.labels, str(data), mapping)
     except BaseException:
         records.close()
@@ -289,6 +289,14 @@ def _open_labels(trained: Trained, data: str | Path, mapping: Mapping[str, str],
     records.close()
     has = "one class" if records.labels.ndim == 1 else f"other labels ({few(sorted(set(names) ^ set(labels)))})"
     raise DataError(f"{data} has {has} for each image, and {trained.name} names several labels of {few(labels)}")
+
+
+def _places(records: Records) -> NDArray[np.int64]:
+    """Return the output for each label that is a place: the label itself, and -1 for one without images."""
+    used = np.unique(records.labels).astype(np.int64)
+    outputs = np.full(int(used.max(initial=-1)) + 1, -1, np.int64)
+    outputs[used] = used
+    return outputs
 
 
 def _names_for(trained: Trained, records: Records) -> tuple[str, ...]:
