@@ -15,7 +15,17 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
-from steadytrain.cli.options import Device, Json, Labels, Root, require_range, require_seconds
+from steadytrain.cli.options import (
+    Device,
+    Json,
+    LabelColumn,
+    Labels,
+    PathColumn,
+    Root,
+    SplitColumn,
+    require_range,
+    require_seconds,
+)
 from steadytrain.cli.schedule import draw, require_kind
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -52,6 +62,9 @@ def bench_infer(
     data: str | None = None,
     root: Root = None,
     labels: Labels = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = (),
+    split_column: SplitColumn = None,
     seconds: float = 2.0,
     minutes: float | None = None,
     plot: Path | None = None,
@@ -95,7 +108,8 @@ def bench_infer(
         require_kind(plot)
     if save is not None and save.suffix.lower() != ".json":
         raise InputError(f"--save is {save}: it must end with .json")
-    records = None if data is None else _pack(data, root, labels)
+    columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
+    records = None if data is None else _pack(data, root, labels, columns)
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
@@ -143,7 +157,7 @@ def _require_licence(name: str, *, accepted: bool) -> None:
             note(f"{name}: {remark}")
 
 
-def _pack(data: str, root: str | None, labels: str | None) -> Path:
+def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, Any]) -> Path:
     """Pack the images that outputs are compared on, unless they are packed already."""
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
@@ -151,9 +165,8 @@ def _pack(data: str, root: str | None, labels: str | None) -> Path:
     if labels is None and (plain_list := _list_plain_folder(data)):
         data, root = str(plain_list), data
     with progress_once_known(f"packing {data}", resumes=True) as advance:
-        prepared = prepare(
-            data, root=root, labels=labels, only="val", shorter_side=packed_side(299), say=note, progress=advance
-        )
+        options: dict[str, Any] = {"only": "val", "shorter_side": packed_side(299), "say": note, "progress": advance}
+        prepared = prepare(data, root=root, labels=labels, **columns, **options)
     return prepared.only("val")
 
 

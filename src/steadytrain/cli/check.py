@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, require_range
+from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, SplitColumn, require_range
 from steadytrain.errors import DataError, InputError
 from steadytrain.format import clean, count, wrap
 from steadytrain.format import size as bytes_text
@@ -30,6 +30,9 @@ def check(
     val: Path | None = None,
     root: Path | None = None,
     labels: Path | None = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = (),
+    split_column: SplitColumn = None,
     no_decode: bool = False,
     near: bool = False,
     index: bool = False,
@@ -80,7 +83,8 @@ def check(
         "workers": workers or cores(),
         "most": None if json or salvage else MAX_SHOWN,
     }
-    places = {"root": root, "labels": labels}
+    places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
+    places |= {"label_column": label_column or None, "split_column": split_column}
     documents: list[dict[str, Any]] = []
     code = 0
     writes = index or salvage is not None
@@ -116,7 +120,8 @@ def _reports(
     if all(_is_records(Path(name)) for name in names):
         for flag, place in places.items():
             if place is not None:
-                raise InputError(f"--{flag} goes with images, and {names[0]} is a record file: drop it")
+                option = f"--{flag.replace('_', '-')}"
+                raise InputError(f"{option} goes with images, and {names[0]} is a record file: drop it")
         done: list[Examined] = []
         for name in names:
             path = Path(name)

@@ -16,7 +16,17 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.convert import read_colours
-from steadytrain.cli.options import Device, Json, Labels, Root, Which, require_range
+from steadytrain.cli.options import (
+    Device,
+    Json,
+    LabelColumn,
+    Labels,
+    PathColumn,
+    Root,
+    SplitColumn,
+    Which,
+    require_range,
+)
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -67,6 +77,9 @@ def evaluate(
     *,
     root: Root = None,
     labels: Labels = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = (),
+    split_column: SplitColumn = None,
     weights: Which = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -138,6 +151,7 @@ def evaluate(
     above = _threshold(trained, threshold)
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
+        options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
         opened = open_evaluation_data(trained, data, say=note, **options)
     options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
     if calibrate:

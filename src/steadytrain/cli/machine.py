@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import Device, Json, Labels, Root, require_range, require_seconds
+from steadytrain.cli.options import (
+    Device,
+    Json,
+    LabelColumn,
+    Labels,
+    PathColumn,
+    Root,
+    SplitColumn,
+    require_range,
+    require_seconds,
+)
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
 from steadytrain.errors import InputError, RankLostError
@@ -105,6 +115,9 @@ def feed(
     *,
     root: Root = None,
     labels: Labels = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = (),
+    split_column: SplitColumn = None,
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     augment: Augment = "auto",
     transforms: str | None = None,
@@ -151,7 +164,9 @@ def feed(
     side = packed_side(size)
     only: Literal["val"] | None = "val" if evaluation else None
     with progress_once_known(f"packing {data}", resumes=True) as advance:
-        prepared = prepare(data, root=root, labels=labels, only=only, shorter_side=side, say=note, progress=advance)
+        options: dict[str, Any] = {"only": only, "shorter_side": side, "say": note, "progress": advance}
+        options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
+        prepared = prepare(data, root=root, labels=labels, **options)
     with Records.open(prepared.only(only or "train")) as records:
         records.require_images(note)
         crop = _training_crop(records, size, augment)

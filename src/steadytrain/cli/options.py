@@ -31,6 +31,16 @@ Root = Annotated[
     Parameter(help="Folder that the paths in a .lst or table are relative to (default: the folder of the list)."),
 ]
 Labels = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
+PathColumn = Annotated[
+    str | None, Parameter(help="A table's column of paths, by its name or number (default: found by name and content).")
+]
+LabelColumn = Annotated[
+    tuple[str, ...],
+    Parameter(
+        consume_multiple=False, help="A table's column of labels; may be given several times, for columns of 0 and 1."
+    ),
+]
+SplitColumn = Annotated[str | None, Parameter(help="A table's column that says train, val or test.")]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
 Which = Annotated[
     Literal["best", "last"],
@@ -169,6 +179,9 @@ class TrainingOptions:
     price: str | None = None
     root: str | None = None
     labels: Labels = None
+    path_column: PathColumn = None
+    label_column: LabelColumn = ()
+    split_column: SplitColumn = None
     classes: str | None = None
     run: str | None = None
     recipe: Path | None = None
@@ -182,6 +195,7 @@ class TrainingOptions:
     def changes(self) -> dict[str, Any]:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
         flag_values = {key: getattr(self, flag) for flag, key in FLAGS.items()}
+        flag_values["data.label_column"] = list(self.label_column) or None
         if self.workers is not None:
             flag_values["parallel.procs" if self._has_workers else "parallel.threads"] = self.workers
         values = {key: value for key, value in flag_values.items() if value is not None and key not in self.measured}
@@ -260,6 +274,9 @@ FLAGS = {
     "classes": "data.classes",
     "root": "data.root",
     "labels": "data.labels",
+    "path_column": "data.path_column",
+    "label_column": "data.label_column",
+    "split_column": "data.split_column",
     "size": "data.size",
     "grow_size": "data.grow_size",
     "model": "model.name",

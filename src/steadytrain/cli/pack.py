@@ -19,7 +19,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli import INTERRUPTED
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, Root, Settings, require_range
+from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, Root, Settings, SplitColumn, require_range
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, count
@@ -71,6 +71,9 @@ def pack(
     train_per_class: int | None = None,
     seed: int = 0,
     group: str | None = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = (),
+    split_column: SplitColumn = None,
     identical: Literal["bytes", "pixels"] = "bytes",
     shards: int | None = None,
     shorter_side: int | None = None,
@@ -149,6 +152,7 @@ def pack(
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(joined := " ".join(sources)).exists():
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{joined}')")
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
+    lookup |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     selection: dict[str, Any] = {"only": only, "exclude": exclude}
     selection |= {
         "val_fraction": val_fraction,
@@ -305,6 +309,7 @@ def _print_estimate(
     from steadytrain.data.packing import estimate as trial
     from steadytrain.data.packing.encode import Settings as PackSettings
     from steadytrain.data.recordio.card import read_classes
+    from steadytrain.data.sources.columns import ColumnNames
     from steadytrain.data.sources.find import find_all
     from steadytrain.data.sources.select import Selection
     from steadytrain.data.storage.sources import local_sources
@@ -317,7 +322,9 @@ def _print_estimate(
         local_sources(sources, note) as places,
         progress("trying", 0, unit="steps") as advance,
     ):
-        listings = find_all(places, **lookup | {"classes": classes}, scratch=Path(scratch), say=note)
+        named = ColumnNames.of(*(lookup.pop(f"{kind}_column") for kind in ("path", "label", "split")))
+        lookup |= {"classes": classes, "columns": named}
+        listings = find_all(places, **lookup, scratch=Path(scratch), say=note)
         sampled = trial.draw_sample(Selection(**selection).of(listings, note))
         shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224

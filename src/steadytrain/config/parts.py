@@ -91,6 +91,10 @@ class Data:
         std: standard deviation of each channel (1 or 3 numbers above 0); None as for ``mean``.
         root: folder that the paths in a list or a table are relative to. None uses the folder of the list.
         labels: file of labels for ``train``, for images that are not in class folders.
+        path_column: column of a table that has the images' paths, by its name or its number from 1 on. None finds it.
+        label_column: column of a table that has the labels; several, such as ``["cat", "dog"]``, have a 1 for each
+            label that an image has. None finds it.
+        split_column: column of a table that says which images are for training, validation and test. None finds it.
         order: order of training images: ``global`` shuffles all of them; ``blocks`` shuffles blocks and reads each in
             one go, for disks that are slow at random reads.
         balance: ``classes`` shows all classes equally often: an epoch has as many images as without, but those of rare
@@ -120,12 +124,17 @@ class Data:
     std: tuple[float, ...] | None = None
     root: str | Path | None = None
     labels: str | Path | None = None
+    path_column: str | None = None
+    label_column: tuple[str, ...] = ()
+    split_column: str | None = None
     order: Literal["global", "blocks"] = "global"
     balance: Literal["none", "classes"] = "none"
     repeats: int = 1
     from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
+        if isinstance(self.label_column, str):
+            object.__setattr__(self, "label_column", (self.label_column,))
         check_types(self, "data")
         refuse_secrets("data.train", self.train)
         refuse_secrets("data.val", self.val)

@@ -293,6 +293,7 @@ class _Job:
             numbers=numbers,
             difference=difference,
             provenance=provenance(trained),
+            is_unnamed=trained.is_unnamed,
         )
 
 

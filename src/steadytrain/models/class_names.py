@@ -84,7 +84,7 @@ def match_classes(names: Sequence[str], classes: Sequence[str], *, synsets: Sequ
     A class is the one of the same name, else of the same synset, else of a name that differs only in case, blanks,
     underscores and hyphens, else of a synonym of that synset. The first of these that fits decides: where it fits
     several classes, there is no match. Where all names are whole numbers that are no names of the model's classes,
-    they are numbers of its outputs.
+    they are numbers of its outputs; where its classes are called by numbers, names of the same value (``1``, ``001``).
 
     Args:
         names: of the data set's classes.
@@ -93,11 +93,20 @@ def match_classes(names: Sequence[str], classes: Sequence[str], *, synsets: Sequ
 
     >>> [match.output for match in match_classes(["Dog", "ca_t", "cow"], ["cat", "dog"])]
     [1, 0, None]
+    >>> [match.output for match in match_classes(["1", "2"], ["001", "002"])]
+    [0, 1]
     >>> match_classes(["n02124075"], ["tiger", "egyptian_cat"])[0]
     Match(name='n02124075', output=1, how='synset', candidates=())
     """
     places = {name: number for number, name in enumerate(classes)}
     is_numbers = all(name.isascii() and name.isdigit() for name in names) and not set(names) & places.keys()
+    if is_numbers and all(name.isascii() and name.isdigit() for name in classes):
+        values = _group((str(int(name)),) for name in classes)
+        found = {name: tuple(sorted(values.get(str(int(name)), ()))) for name in names}
+        return tuple(
+            Match(name, outputs[0], "name") if len(outputs) == 1 else Match(name, candidates=outputs)
+            for name, outputs in found.items()
+        )
     if is_numbers:
         numbers = [int(name) for name in names]
         return tuple(

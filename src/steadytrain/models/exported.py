@@ -66,6 +66,7 @@ class Description:
         numbers: in which the network computes; ``int8``: where it was quantized, else fp32.
         difference: the largest of any logit from the checkpoint's, as it was checked when the file was written.
         provenance: run, digests of recipe and weights, versions, date.
+        is_unnamed: its classes are called by numbers, their places in records that name none.
 
     >>> one = Description(model="digits", input=Input(size=8, channels=1), classes=("0", "1"))
     >>> Description.from_json(one.to_json(), where="a file") == one
@@ -83,6 +84,7 @@ class Description:
     numbers: Numbers = "fp32"
     difference: float | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
+    is_unnamed: bool = False
 
     def __post_init__(self) -> None:
         check_types(self, "description")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,7 +21,7 @@ from steadytrain.config.batches import Batches
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
-from steadytrain.data.recordio.card import record_files
+from steadytrain.data.recordio.card import card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import few
 from steadytrain.data.sources.labels import require_zero_or_one
@@ -32,7 +32,8 @@ from steadytrain.format import count
 from steadytrain.machine.process import opening_data
 from steadytrain.training.profile.clock import Clock
 
-LISTS = (".lst", ".csv", ".tsv", ".txt")
+LISTS = (".lst", ".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".manifest")
+_DIGITS = 10
 MOST_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
 
@@ -69,6 +70,11 @@ class DataSets:
     def num_labels(self) -> int | None:
         """Labels that an image may have several of; None where each has one class."""
         return len(self.classes) if self.train.labels.ndim > 1 else None
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether classes are called by numbers, their places in records that name none."""
+        return self.num_labels is None and not self.train.named_classes and self.classes == self.train.classes
 
     @property
     def class_counts(self) -> NDArray[np.int64]:
@@ -136,9 +142,9 @@ def look(
     with ExitStack() as stack:
         stack.enter_context(opening_data())
         train = _prepare_train(data, prepare).train
-        if data.val is not None:
-            _prepare_val(data, data.val, train, prepare)
         opened = stack.enter_context(open_records(train))
+        if data.val is not None:
+            _prepare_val(data, data.val, opened, prepare)
         _require_classes(opened)
         if faults := opened.new_faults():
             say(faults)
@@ -157,8 +163,8 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     prepared = _prepare_train(data, prepare)
     train = open_records(prepared.train, say)
     _require_classes(train)
-    classes = train.class_list
-    require_outputs(train, len(classes), of="its card")
+    classes = _class_list(data, train, say)
+    require_outputs(train, len(classes), of="its card" if classes == train.class_list else str(data.classes))
     counts = DataSets(train, None, None, None, classes, held_out=False).class_counts
     if empty := [classes[number] for number in np.flatnonzero(counts == 0).tolist()]:
         subject = f"class {empty[0]} has" if len(empty) == 1 else f"{len(empty):,} classes ({few(empty)}) have"
@@ -170,10 +176,10 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         )
     val_path = prepared.val
     if data.val is not None:
-        val_path = _prepare_val(data, data.val, train.path, prepare).only("val")
+        val_path = _prepare_val(data, data.val, train, prepare).only("val")
     if val_path is not None:
         val = open_records(val_path, say)
-        _require_same_classes(train, val)
+        _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
         require_outputs(val, len(classes), of=str(train.path))
         _say_unseen(val.labels, classes, say)
         return DataSets(train, val, None, None, classes, held_out=False)
@@ -191,6 +197,15 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     return DataSets(train, train, train_ids, val_ids, classes, held_out=True)
 
 
+def _class_list(data: Data, train: Records, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Return the names of the classes: the training data's, or for records that name none those that were named."""
+    if data.classes is None or train.labels.ndim > 1 or train.named_classes:
+        return train.class_list
+    classes = read_classes(data.classes)
+    match_places(train, (), classes, is_unnamed=False, of=str(data.classes), source=str(data.train), say=say)
+    return classes
+
+
 def _say_unseen(labels: Labels, classes: tuple[str, ...], say: Callable[[str], None]) -> None:
     """Say which labels no validation image has, where an image may have several: mAP is without them."""
     if labels.ndim > 1 and (unseen := np.flatnonzero(~(labels > 0).any(0)).tolist()):
@@ -200,14 +215,43 @@ def _say_unseen(labels: Labels, classes: tuple[str, ...], say: Callable[[str], N
 
 def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
     classes = None if data.classes is None else Path(data.classes)
-    return prepare(data.train, classes=classes, root=data.root, labels=data.labels)
+    if _is_val_alone_a_table(data):  # where paths start, and which columns count, is then said of that
+        return prepare(data.train, classes=classes)
+    columns = {"path_column": data.path_column, "label_column": data.label_column, "split_column": data.split_column}
+    return prepare(data.train, classes=classes, root=data.root, labels=data.labels, **columns)
 
 
-def _prepare_val(data: Data, val: str | Path, train: Path, prepare: Callable[..., Prepared]) -> Prepared:
-    """Prepare the validation data, with the classes that were named, else those of the training data's card."""
-    card = record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    root = data.root if Path(val).suffix.lower() in LISTS else None  # where paths in it start, as the training data's
-    return prepare(val, classes=card if card.exists() else None, only="val", root=root)
+def _is_val_alone_a_table(data: Data) -> bool:
+    return data.labels is None and _is_table(data.val) and not _is_table(data.train)
+
+
+def _is_table(source: str | Path | None) -> bool:
+    return source is not None and Path(source).suffix.lower() in LISTS
+
+
+def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[..., Prepared]) -> Prepared:
+    """Prepare the validation data, with the classes that were named, else those of the training data."""
+    card = record_files(train.path)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
+    options: dict[str, Any] = {"only": "val"}
+    if _is_table(val):  # its paths start where the training data's do, and its columns are called alike
+        options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
+        options |= {"split_column": data.split_column} if _is_val_alone_a_table(data) else {}
+    named = train.named_classes or None  # by the list beside records that have no card
+    prepared = prepare(val, classes=card if card.exists() else named, **options)
+    own = None if named or card.exists() else card_for(prepared.only("val"))
+    if own is not None and Path(val).suffix != ".rec" and are_values(own.classes, len(train.classes), val):
+        return prepare(val, classes=train.classes, **options)
+    return prepared
+
+
+def are_values(names: Sequence[str], num_classes: int, source: str | Path) -> bool:
+    """Tell whether the names of a source's classes are some of the numbers of ``num_classes`` places.
+
+    Those of a table are, and those of folders where these are sorted as numbers are: up to 10.
+    """
+    numbers = [int(name) for name in names if name.isascii() and name.isdigit() and name == str(int(name))]
+    are_numbers = len(numbers) == len(names) > 0 and max(numbers) < num_classes
+    return are_numbers and len(names) < num_classes and (_is_table(source) or num_classes <= _DIGITS)
 
 
 def open_records(path: Path, say: Callable[[str], None] = lambda message: None) -> Records:
@@ -235,27 +279,85 @@ def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:
         raise DataError(f"{opened.path} has label {largest}, and {of} has {num_classes} classes (from 0 on)")
 
 
-def _require_same_classes(train: Records, val: Records) -> None:
+def _require_same_classes(
+    train: Records, val: Records, classes: tuple[str, ...], source: str, say: Callable[[str], None]
+) -> None:
     kinds = [
         "several labels for each image" if opened.labels.ndim > 1 else "one class for each image"
         for opened in (train, val)
     ]
     if kinds[0] != kinds[1]:
         raise DataError(f"{train.path} has {kinds[0]} and {val.path} {kinds[1]}: give both of one kind")
-    if train.card is None or val.card is None or train.class_list == val.class_list:
+    if train.labels.ndim > 1 and None in (train.card, val.card):
         return
-
-    def few(names: set[str]) -> str:
-        return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-    in_train, in_val = set(train.class_list), set(val.class_list)
-    differences = [f"only in training: {few(in_train - in_val)}"] if in_train - in_val else []
-    differences += [f"only in validation: {few(in_val - in_train)}"] if in_val - in_train else []
+    names, is_unnamed = val.class_list, not train.named_classes and classes == train.classes
+    if train.labels.ndim == 1:
+        names = val.names_among(classes)
+        where = {"of": "the training data", "source": source}
+        if match_places(val, names, classes, is_unnamed=is_unnamed, **where, say=say):
+            return
+        if val.card is None and names == classes[: len(names)]:
+            return
+    if names == classes:
+        return
+    only_train, only_val = sorted(set(classes) - set(names)), sorted(set(names) - set(classes))
+    differences = [f"only in training: {few(only_train)}"] if only_train else []
+    differences += [f"only in validation: {few(only_val)}"] if only_val else []
+    card = "CARD, that of the packed training images"
+    if train.card is not None:
+        card = str(record_files(train.path)[0].with_suffix(".json"))
     raise DataError(
         f"{train.path} and {val.path} have different class lists"
         f" ({'; '.join(differences) or 'the same names in another order'}):"
-        f" pack the validation images again with --classes {record_files(train.path)[0].with_suffix('.json')}"
+        f" pack the validation images again with --classes {card}"
     )
+
+
+def match_places(
+    records: Records,
+    names: tuple[str, ...],
+    classes: tuple[str, ...],
+    *,
+    is_unnamed: bool,
+    of: str,
+    source: str,
+    say: Callable[[str], None],
+) -> bool:
+    """Tell whether labels are places in a class list, because they or the list have no names; ``say`` is told so.
+
+    Args:
+        records: whose labels they are, int64[N].
+        names: of their classes; empty where nothing names them.
+        classes: the class list.
+        is_unnamed: these are numbers, the places of the labels in records that name no classes.
+        of: what the list is of, for messages.
+        source: what the records were made of, for messages.
+        say: takes a line.
+
+    Raises:
+        DataError: the records name another number of classes than there are places.
+    """
+    if is_unnamed and names == classes and len(classes) > _DIGITS:
+        say(
+            f"{of} names no classes: the numbers in {source} are taken for its labels (10 is label 10; im2rec sorts"
+            " folders by name, where 10 follows 1)"
+        )
+    if (names and not is_unnamed) or names == classes:
+        return False
+    if names and len(names) != len(classes):
+        raise DataError(
+            f"{of} names no classes, so that those of {source} can only be matched by their places, and it has"
+            f" {len(classes):,} of them, not {len(names):,} ({few(names)}): put the .lst that im2rec made beside the"
+            " records, or pack both from one source"
+        )
+    if names:
+        pairs = few([f"{number} is {name}" for number, name in enumerate(names)], 3)
+        say(f"{of} names no classes: those of {source} are taken in their order ({pairs})")
+    elif not is_unnamed:
+        used = np.unique(records.labels).astype(np.int64).tolist()
+        pairs = few([f"{number} is {classes[number]}" for number in used if number < len(classes)], 3)
+        say(f"{source} names no classes: its labels are places in the class list of {of} ({pairs})")
+    return True
 
 
 @dataclass(frozen=True)

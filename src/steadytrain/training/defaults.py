@@ -25,6 +25,7 @@ from steadytrain.config.defaults import (
 )
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import find_validation_records
 from steadytrain.data.sources.find import require_there
 from steadytrain.data.storage.object_cache import find_validation_object
@@ -231,5 +232,7 @@ def _advice(recipe: Recipe, facts: Facts) -> str:
     words = ["steady", "finetune", str(data.train)]
     for flag, value in (("val", data.val), ("root", data.root), ("labels", data.labels), ("classes", data.classes)):
         words += [] if value is None else [f"--{flag}", str(value)]
+    columns = ColumnNames.of(data.path_column, data.label_column, data.split_column)
+    words += [word for option in columns.options() for word in option]
     few = f"{per_class:,.0f} images a class are few to train from scratch"
     return f"{few}; fine-tuning does better: {shlex.join(words)}"

@@ -28,7 +28,7 @@ from steadytrain.errors import DataError, RunError
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.data import load, open_data, open_records, require_outputs
+from steadytrain.training.data import are_values, load, match_places, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module, logits_of, write_per_image
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
@@ -43,8 +43,8 @@ class EvaluationData:
         ids: of the records to take; None: all.
         outputs: int64, the model's output for each label (-1 for a class without images); None: the label itself. Where
             an image may have several, the column of the data for each of the model's outputs.
-        matched: how many classes were matched by ``name``, ``synset``, ``synonym``, ``number`` or ``file``; empty
-            where the data have the model's class list.
+        matched: how many classes were matched by ``name``, ``synset``, ``synonym``, ``number`` (a place in the class
+            list) or ``file``; empty where the data have the model's class list.
         batch_size: images at a time, as the model's run evaluated its own data; None for other data.
     """
 
@@ -197,6 +197,9 @@ def open_evaluation_data(
     root: str | Path | None = None,
     labels: str | Path | None = None,
     classes: Mapping[str, str] | None = None,
+    path_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    split_column: str | None = None,
     say: Say = print_note,
     progress: Progress | None = None,
 ) -> EvaluationData:
@@ -205,7 +208,8 @@ def open_evaluation_data(
     Args:
         trained: the model.
         data: as for :func:`evaluate`.
-        root, labels, say, progress: as for :func:`steadytrain.data.packing.prepare.prepare`.
+        root, labels, path_column, label_column, split_column, say, progress: as for
+            :func:`steadytrain.data.packing.prepare.prepare`.
         classes: the model's class by that of the data, for those that are not matched by name.
 
     Raises:
@@ -224,9 +228,11 @@ def open_evaluation_data(
             sets.train.close()
         return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size)
     mapping = classes or {}
+    options: dict[str, Any] = {"root": root, "labels": labels, "say": say, "progress": progress}
+    options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     if trained.is_multi_label:
-        return _open_labels(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
-    prepared = _prepare(trained, data, mapping, root=root, labels=labels, say=say, progress=progress)
+        return _open_labels(trained, data, mapping, **options)
+    prepared = _prepare(trained, data, mapping, **options)
     records = open_records(prepared.only("val"), say)
     try:
         if records.labels.ndim > 1:
@@ -235,6 +241,18 @@ def open_evaluation_data(
                 " one class for each image"
             )
         require_outputs(records, len(records.classes), of="its card")
+        is_by_value = trained.is_unnamed and are_values(records.named_classes, len(trained.classes), data)
+        if not (mapping or is_by_value) and match_places(
+            records,
+            _names_for(trained, records),
+            trained.classes,
+            is_unnamed=trained.is_unnamed,
+            of="the model",
+            source=str(data),
+            say=say,
+        ):
+            require_outputs(records, len(trained.classes), of=trained.name)
+            return EvaluationData(records, outputs=_places(records), matched={"number": len(np.unique(records.labels))})
         matches = _match(trained, records.classes, records.labels, str(data), mapping)
     except BaseException:
         records.close()
@@ -274,6 +292,22 @@ def _open_labels(trained: Trained, data: str | Path, mapping: Mapping[str, str],
     raise DataError(f"{data} has {has} for each image, and {trained.name} names several labels of {few(labels)}")
 
 
+def _places(records: Records) -> NDArray[np.int64]:
+    """Return the output for each label that is a place: the label itself, and -1 for one without images."""
+    used = np.unique(records.labels).astype(np.int64)
+    outputs = np.full(int(used.max(initial=-1)) + 1, -1, np.int64)
+    outputs[used] = used
+    return outputs
+
+
+def _names_for(trained: Trained, records: Records) -> tuple[str, ...]:
+    """Return the names of records' classes: by their card, or by a list's folders if some are classes of the model."""
+    if records.card is not None:
+        return records.classes
+    matches = match_classes(records.named_classes, trained.classes, synsets=trained.synsets)
+    return records.named_classes if any(match.output is not None for match in matches) else ()
+
+
 class _UnmatchedError(DataError):
     """The data have classes that the model has not."""
 
@@ -282,7 +316,7 @@ def _prepare(trained: Trained, data: str | Path, mapping: Mapping[str, str], **o
     """Pack under the data's own class names; with the model's list where that fails, as for a folder of one class."""
 
     def check(listing: Listing) -> None:
-        if listing.labels.ndim == 1:
+        if listing.labels.ndim == 1 and not trained.is_unnamed:
             _match(trained, listing.classes, listing.labels, str(data), mapping)
 
     options |= {"trainable": True, "only": "val", "shorter_side": packed_side(trained.input.size), "check": check}

@@ -313,6 +313,8 @@ class Session:
             }
             if self.built.symbol:
                 about["symbol"] = self.built.symbol
+            if self.data.is_unnamed:
+                about["unnamed"] = True
             with self.clock.within("checkpoint"):
                 path = self.run.directory / name
                 checkpoints.write_weights(path, weights, about)

@@ -56,6 +56,7 @@ class Trained:
         calibrated_on: the digest of the images that it was fitted on, empty where it was not.
         licence: of the weights, or of those that they were trained from; empty where there are none.
         symbol: MXNet's symbol JSON that it was made of; empty elsewhere.
+        is_unnamed: its classes are called by numbers, their places in records that name none.
     """
 
     module: nn.Module
@@ -72,6 +73,7 @@ class Trained:
     calibrated_on: str = ""
     licence: str = ""
     symbol: str = ""
+    is_unnamed: bool = False
 
     @property
     def title(self) -> str:
@@ -199,6 +201,7 @@ def restore(
         calibrated_on=calibrated_on,
         licence=str(about.get("licence", "")),
         symbol=built.symbol,
+        is_unnamed=bool(about.get("unnamed")),
     )
     return trained if names is None else rename_classes(trained, names)
 
@@ -230,6 +233,7 @@ def _restore_exported(
         temperature=described.temperature,
         calibrated_on=described.calibrated_on,
         licence=described.licence,
+        is_unnamed=described.is_unnamed,
     )
     return trained if names is None else rename_classes(trained, names)
 
@@ -441,4 +445,4 @@ def rename_classes(trained: Trained, names: tuple[str, ...]) -> Trained:
             f"--classes has {len(names):,} names, and {trained.name} has {len(trained.classes):,} outputs: give one"
             " name for each, in their order (or lines of a class of the data, a tab and a class of the model)"
         )
-    return replace(trained, classes=names, synsets=())
+    return replace(trained, classes=names, synsets=(), is_unnamed=False)

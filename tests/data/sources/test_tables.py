@@ -105,7 +105,7 @@ def test_ids_are_completed_by_the_suffix_that_is_there(read: Read, tmp_path: Pat
 
 
 def test_whole_numbers_are_classes_in_the_order_of_numbers(read: Read) -> None:
-    [listing] = read("a.jpg,10\nb.jpg,9\nc.jpg,010\n")
+    [listing] = read("a.jpg,10\nb.jpg,9\nc.jpg,10.0\n")
     assert listing.classes == ("9", "10")
     assert listing.labels.tolist() == [1, 0, 1]
     [named] = read("a.jpg,1\nb.jpg,0.0\n", classes=("cat", "dog"))

@@ -376,10 +376,11 @@ def remedies_for_source(
     bad: int,
     root: Path | None = None,
     labels: Path | None = None,
+    columns: Sequence[tuple[str, str]] = (),
 ) -> Remedies:
     """Remedies for a folder or other sources of ``total`` images, of which ``bad`` cannot be used.
 
-    ``root`` and ``labels`` are those that were given with the sources.
+    ``root`` and ``labels`` are those that were given with the sources, ``columns`` the options for a table's columns.
     """
     has, source = findings.has, shlex.join(sources)
     if sources[0].lower().endswith(".lst") and root is None and 2 * findings.counts["unreadable"] > total:
@@ -387,7 +388,7 @@ def remedies_for_source(
     path, name = Path(sources[0]), "packed"
     if len(sources) == 1 and os.path.exists(path):  # noqa: PTH110 - a pattern of many names may be too long for one
         name = (path.name.partition(".")[0] if path.is_file() else path.resolve().name) or name
-    places = (("--root", root), ("--labels", labels))
+    places = (("--root", root), ("--labels", labels), *columns)
     options = "".join(f" {option} {shlex.quote(str(place))}" for option, place in places if place)
     remedies = (
         (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from steadytrain.data.checking.images import (
 from steadytrain.data.packing.pack import Progress, default_max_bad
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import (
@@ -56,6 +58,9 @@ def examine_source(
     val: str | Path | None = None,
     root: Path | None = None,
     labels: Path | None = None,
+    path_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    split_column: str | None = None,
     decode: bool = True,
     near: bool = False,
     workers: int = 1,
@@ -71,6 +76,7 @@ def examine_source(
             validation images count.
         root: the folder that a ``.lst``'s paths start from.
         labels: a file of labels, for images that lie in no folders of classes.
+        path_column, label_column, split_column: as for :func:`~steadytrain.data.packing.pack.pack`.
         decode: look at the images, too; else at names alone.
         near: find also images that look alike: encoded again, scaled or mirrored.
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
@@ -90,6 +96,7 @@ def examine_source(
     # By os.path here and below: the names of many files may be longer than a path may be, which pathlib raises.
     shown = " ".join(str(Path(item)) if os.path.exists(item) else item for item in sources)  # noqa: PTH110
     kind, file_type = _describe(sources)
+    columns = ColumnNames.of(path_column, label_column, split_column)
 
     def remark(text: str) -> None:
         remarks.append(text)
@@ -98,7 +105,8 @@ def examine_source(
 
     # Whatever is decompressed is read from there until all is looked at.
     with scratch_beside(Path(tempfile.gettempdir(), "steady-check")) as scratch:
-        listings, refusal = _list_anyway(sources, root=root, labels=labels, scratch=scratch / "source", say=remark)
+        lookup: dict[str, Any] = {"root": root, "labels": labels, "columns": columns}
+        listings, refusal = _list_anyway(sources, **lookup, scratch=scratch / "source", say=remark)
         if not listings:  # packing does not take it: named for what it is, where that is known
             path = Path(sources[0])
             remedies: tuple[tuple[str, str], ...] = ()
@@ -154,7 +162,9 @@ def examine_source(
         height=images.height,
         facts=tuple(facts),
         remarks=tuple(remarks),
-        remedies=remedies_for_source(sources, findings, total=total, bad=bad, root=root, labels=labels),
+        remedies=remedies_for_source(
+            sources, findings, total=total, bad=bad, root=root, labels=labels, columns=columns.options()
+        ),
         seconds=time.monotonic() - began,
     )
 
@@ -176,12 +186,18 @@ def _describe(sources: Sequence[str]) -> tuple[str, FileType | None]:
 
 
 def _list_anyway(
-    sources: Sequence[str], *, root: Path | None = None, labels: Path | None = None, scratch: Path, say: Say
+    sources: Sequence[str],
+    *,
+    root: Path | None = None,
+    labels: Path | None = None,
+    columns: ColumnNames | None = None,
+    scratch: Path,
+    say: Say,
 ) -> tuple[list[Listing], str]:
     """List sources as one set, what packing refuses by whatever classes there are; and why it refuses, or nothing."""
     path = Path(sources[0])
     try:
-        return find_all(sources, root=root, labels=labels, scratch=scratch, say=say), ""
+        return find_all(sources, root=root, labels=labels, columns=columns, scratch=scratch, say=say), ""
     except DataError as error:
         if not all(map(os.path.exists, sources)):
             raise

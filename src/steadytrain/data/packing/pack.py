@@ -44,6 +44,7 @@ from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, d
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.lst import RecordList, format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
@@ -85,6 +86,9 @@ class PackRequest:
     labels: str | Path | None = None
     classes: tuple[str, ...] | None = None
     group: str | None = None
+    path_column: str | None = None
+    label_column: tuple[str, ...] = ()
+    split_column: str | None = None
     selection: Selection = field(default_factory=Selection)
     settings: Settings = field(default_factory=Settings)
 
@@ -104,7 +108,9 @@ class PackRequest:
     def listings(self, places: Sequence[str], scratch: Path, say: Callable[[str], None]) -> list[Listing]:
         """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
         lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
-        return self.selection.of(find_all(places, **lookup, group=self.group, scratch=scratch, say=say), say)
+        columns = ColumnNames.of(self.path_column, self.label_column, self.split_column)
+        lookup |= {"group": self.group, "columns": columns}
+        return self.selection.of(find_all(places, **lookup, scratch=scratch, say=say), say)
 
 
 def pack(
@@ -120,6 +126,9 @@ def pack(
     train_per_class: int | None = None,
     seed: int = 0,
     group: str | None = None,
+    path_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    split_column: str | None = None,
     identical: Identical = "bytes",
     shards: int | None = None,
     shorter_side: int | None = None,
@@ -152,6 +161,8 @@ def pack(
         train_per_class: instead, how many images of each class to train with; the rest validates.
         seed: chooses which.
         group: a table's column: images that share its value (a patient, a video) stay on one side of the split.
+        path_column, label_column, split_column: the table's columns of paths, labels (several make label vectors) and
+            splits, by their names or by their numbers from 1 on; None finds them.
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
@@ -194,6 +205,9 @@ def pack(
         labels=labels,
         classes=None if classes is None else read_classes(classes),
         group=group,
+        path_column=path_column,
+        label_column=(label_column,) if isinstance(label_column, str) else tuple(label_column or ()),
+        split_column=split_column,
         selection=selection,
         settings=settings,
     )

@@ -16,12 +16,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Literal
+from typing import Any, Literal
 
 from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import Progress, assign_files, digest, identity, mute, pack_listings
@@ -35,6 +35,7 @@ from steadytrain.data.recordio.card import (
     refuse_other_classes,
 )
 from steadytrain.data.sources import filenames
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import group_by_split
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.labels import require_zero_or_one
@@ -86,6 +87,9 @@ def prepare(
     root: str | Path | None = None,
     labels: str | Path | None = None,
     classes: str | Path | Sequence[str] | None = None,
+    path_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    split_column: str | None = None,
     trainable: bool = False,
     only: Literal["val"] | None = None,
     cache: str | Path | None = None,
@@ -103,6 +107,7 @@ def prepare(
             takes; of a source that is split ``train`` and ``val`` are used.
         root, labels: as for :func:`~steadytrain.data.packing.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
+        path_column, label_column, split_column: as for :func:`~steadytrain.data.packing.pack.pack`.
         trainable: refuse labels that nothing can be trained on, before anything is packed.
         only: of a source that is split, pack no more than this part, unless a copy of all is there already.
         cache: where packed copies lie; None: ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
@@ -123,8 +128,9 @@ def prepare(
     else:
         class_list = classes if classes is None or isinstance(classes, tuple) else tuple(classes)
     source = local_name(str(source))
+    columns = ColumnNames.of(path_column, label_column, split_column)
     with contextlib.ExitStack() as stack:
-        prepared = _as_records(source, root, labels, say)
+        prepared = _as_records(source, {"--root": root, "--labels": labels, **dict(columns.options())}, say)
         if prepared is None:
             [source] = stack.enter_context(local_sources([source], say))
             prepared = _Request(
@@ -132,6 +138,7 @@ def prepare(
                 root=None if root is None else Path(root),
                 labels=None if labels is None else Path(labels),
                 classes=class_list,
+                columns=columns,
                 trainable=trainable,
                 only=only,
                 settings=Settings(shorter_side=shorter_side),
@@ -160,12 +167,11 @@ def default_cache() -> Path:
     return folder
 
 
-def _as_records(source: str, root: object, labels: object, say: Say) -> Prepared | None:
-    """Return record files as they are; None for whatever has to be packed."""
+def _as_records(source: str, options: Mapping[str, object], say: Say) -> Prepared | None:
+    """Return record files as they are; None for whatever has to be packed. ``options`` are for other sources."""
     if Path(source).suffix != ".rec" or Path(source).is_dir():
         return None
-    if root is not None or labels is not None:
-        option = "--root" if root is not None else "--labels"
+    if option := next((option for option, value in options.items() if value is not None), None):
         raise DataError(f"{source} has its labels in it: drop {option}")
     files = open_objects(source, say) if is_uri(source) else record_files(source)
     if not files[0].exists():
@@ -187,6 +193,7 @@ class _Request:
     root: Path | None
     labels: Path | None
     classes: tuple[str, ...] | None
+    columns: ColumnNames
     trainable: bool
     only: str | None
     settings: Settings
@@ -202,7 +209,7 @@ class _Request:
         """Names all copies of this source by these settings, whatever state it was in."""
         place = Path(self.source).resolve()
         options = [None if path is None else str(path.resolve()) for path in (self.root, self.labels)]
-        kind = ["labels"] if isinstance(self.classes, LabelNames) else []
+        kind = [*self.columns.options(), *(["labels"] if isinstance(self.classes, LabelNames) else [])]
         request = json.dumps([str(place), *options, self.classes, *kind]).encode()
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[-40:]
         return f"{stem}-{digest(self.settings, [request])[:8]}"
@@ -235,9 +242,8 @@ class _Request:
 
     def _list(self, scratch: Path) -> list[Listing]:
         try:
-            listings = find(
-                self.source, root=self.root, labels=self.labels, classes=self.classes, scratch=scratch, say=self.say
-            )
+            lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
+            listings = find(self.source, **lookup, columns=self.columns, scratch=scratch, say=self.say)
         except DataError as error:
             # Every command that takes data has --root and --labels.
             has_option = "--classes" in str(error)

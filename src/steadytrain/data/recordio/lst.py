@@ -13,8 +13,9 @@ Line(id=7, labels=(0.5, 1e-09), path='a\\tb.jpg')
 from __future__ import annotations
 
 import math
+import unicodedata
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -93,6 +94,30 @@ def parse_line(line: str) -> Line:
         if not abs(labels[-1]) <= LARGEST_LABEL:
             raise ValueError(f"the label {text!r} is not a number that fits into a record")
     return Line(int(index), tuple(labels), path)
+
+
+def name_by_folders(labels: NDArray[np.int64], paths: Iterable[str]) -> tuple[str, ...]:
+    """Name class numbers by the folders of their images, which lists of ``im2rec`` have in their paths.
+
+    Args:
+        labels: int64[N], 0 or more.
+        paths: of N images.
+
+    Returns:
+        A name for each number from 0 to the largest; none where a number has two folders, a folder two numbers, or a
+        number no image.
+
+    >>> name_by_folders(np.array([0, 1, 2, 2]), ["1/a.jpg", "10/b.jpg", "2/c.jpg", "2/d.jpg"])
+    ('1', '10', '2')
+    >>> name_by_folders(np.array([0, 1]), ["a.jpg", "b.jpg"])
+    ()
+    """
+    pairs = set(zip(labels.tolist(), (path.replace("\\", "/").rpartition("/")[0] for path in paths), strict=True))
+    folders = {int(label): folder.rpartition("/")[2] for label, folder in pairs}
+    one_to_one = len(pairs) == len(folders) == len(set(folders.values())) == max(folders, default=-1) + 1
+    if not one_to_one or not all(folders.values()):
+        return ()
+    return tuple(unicodedata.normalize("NFC", printable(folders[label])) for label in sorted(folders))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:

@@ -58,7 +58,13 @@ from steadytrain.data.recordio.index import (
     require_records,
     scan,
 )
-from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, read_list_columns
+from steadytrain.data.recordio.lst import (
+    RecordList,
+    describe_record,
+    list_path,
+    name_by_folders,
+    read_list_columns,
+)
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.storage.local_files import read_patiently, require_all
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
@@ -811,12 +817,30 @@ class Records:
         return ids
 
     @cached_property
+    def named_classes(self) -> tuple[str, ...]:
+        """The card's class names; without one those of the images' folders in the lists beside the files.
+
+        Nothing where neither names them: labels are then places in a class list that is not known.
+        """
+        if self.card is not None:
+            return self.card.classes
+        if self.labels.ndim > 1 or any(file.listed is None or bool((file.lines < 0).any()) for file in self._files):
+            return ()
+        return name_by_folders(self.labels.astype(np.int64), self.names())
+
+    def names_among(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Return :attr:`named_classes`, if by a card; by a list's folders, if some of these are among ``classes``."""
+        return self.named_classes if self.card is not None or set(self.named_classes) & set(classes) else ()
+
+    @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The card's class names; without a card "0" to the largest label; nothing for label vectors."""
+        """Their names, as :attr:`named_classes`; else "0" to the largest label; nothing for label vectors."""
         if self.card is not None:
             return self.card.classes
         if self.labels.ndim > 1:
             return ()
+        if self.named_classes:
+            return self.named_classes
         largest = int(self.labels.max(initial=0))
         if largest >= MOST_CLASSES:
             raise DataError(f"{self.path}: labels run up to {largest:,}; at most {MOST_CLASSES:,} classes are possible")

@@ -7,7 +7,8 @@
         folder          folders of classes, on a disk or inside an archive
         archives        members of tars and zips (zip_names: in which encoding they are called); compressed files
                         decompressed; webdataset: shards of samples
-        tables          .lst, CSV and TSV (labels: texts to class numbers; paths: the files that a table names)
+        tables          .lst, CSV, TSV, JSON lines (rows and columns: what stands where; several: labels in one cell;
+                        labels: texts to class numbers; paths: the files that a table names)
         imagenet        ImageNet as its owners hand it out, and labels in a file of their own
         arrays          idx (MNIST) and CIFAR: arrays of pixels
         records         other .rec files

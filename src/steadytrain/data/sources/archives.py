@@ -34,6 +34,7 @@ import numpy as np
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.sources.filenames import few, is_ignored, is_image, printable
 from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
+from steadytrain.data.sources.rows import is_json_lines
 from steadytrain.data.sources.zip_names import readings
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, storage_error
@@ -122,12 +123,12 @@ def _kind(start: bytes, path: Path, size: int) -> str:
         return "rec"
     if len(start) > 4 and start[:2] == b"\0\0" and 0x08 <= start[2] <= 0x0E and 1 <= start[3] <= 8:
         return "idx"
+    if is_json_lines(start):
+        return "text"
     file_type = recognise(start, size)
     if file_type is not None and file_type.name == "a zip archive":
         return "zip"
     is_text = b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if is_text and path.suffix.lower() == ".jsonl":
-        return "text"
     if file_type is not None and not (is_text and file_type.name in _MAY_BE_TEXT):
         raise DataError(f"{path} is {file_type.name}: {file_type.advice}")
     if file_type is not None and file_type.name.startswith("a list"):

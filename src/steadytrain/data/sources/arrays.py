@@ -102,7 +102,7 @@ def list_idx_pair(file: SourceFile, *, classes: Sequence[str] | None, scratch: P
     """
     pair = [file, open_source(_idx_partner(file.path), scratch, say)]
     images, labels = pair if len(_idx_header(file)[0]) > 1 else pair[::-1]
-    return _list_idx(images, labels, root=file.path, split="", classes=classes)
+    return _list_idx(images, labels, root=file.path, split="", classes=classes, say=say)
 
 
 def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
@@ -130,12 +130,12 @@ def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Pat
     for split, path in sorted(splits.items()):
         class_list = classes or (listings[0].classes if listings else None)
         images, labels = (open_source(file, scratch, say) for file in (path, _idx_partner(path)))
-        listings.append(_list_idx(images, labels, root=folder, split=split, classes=class_list))
+        listings.append(_list_idx(images, labels, root=folder, split=split, classes=class_list, say=say))
     return listings
 
 
 def _list_idx(
-    images: SourceFile, labels: SourceFile, *, root: Path, split: str, classes: Sequence[str] | None
+    images: SourceFile, labels: SourceFile, *, root: Path, split: str, classes: Sequence[str] | None, say: Say
 ) -> Listing:
     (shape, start), (num_labels, labels_start) = _idx_header(images), _idx_header(labels)
     if not 3 <= len(shape) <= 4 or len(num_labels) != 1:
@@ -153,7 +153,7 @@ def _list_idx(
             " together"
         )
     numbers = np.fromfile(labels.stored_at, np.uint8, count=count, offset=labels_start).astype(np.int64)
-    names, numbers = classes_from_numbers(numbers, names=None, classes=classes, where=str(labels.path))
+    names, numbers = classes_from_numbers(numbers, names=None, classes=classes, where=str(labels.path), say=say)
     size, time = height * width * channels, max(images.time, labels.time)
     array = _Array(images.path.name, str(images.stored_at), start, size, count, time)
     return _list_arrays([array], Pixels(height, width, channels), numbers, root=root, classes=names, split=split)

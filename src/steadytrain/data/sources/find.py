@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import normpath, splitext
 from typing import Any
@@ -25,6 +22,7 @@ from steadytrain.data.sources.archives import (
     read_archives,
     read_inner_tars,
 )
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import (
     braces,
     expand,
@@ -75,6 +73,7 @@ def find(
     labels: Path | None = None,
     classes: Sequence[str] | None = None,
     group: str | None = None,
+    columns: ColumnNames | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -86,6 +85,7 @@ def find(
         labels: a file of labels, for images that lie in no folders of classes.
         classes: the class list and its order; None takes what is found.
         group: the name of a table's column that says what each image belongs to.
+        columns: the columns of a table that hold paths, labels and splits, where the user has named them.
         scratch: a folder to decompress into. It may not exist yet; whoever gave it removes it when nothing is read from
             the listings any more.
         say: takes remarks, a line each.
@@ -98,7 +98,8 @@ def find(
         StorageError: no room to decompress.
     """
     try:
-        listings = _Source(source, root, labels, classes, group, scratch, say).listings()
+        asked = _Source(source, root, labels, classes, group, columns or ColumnNames(), scratch, say)
+        listings = asked.listings()
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
@@ -107,6 +108,11 @@ def find(
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
         raise
+    for flag, name in asked.columns.options() if not asked.tables else ():
+        raise DataError(
+            f"{flag} {name} names a column of a table (CSV, TSV), and the labels of {source} do not come from one: drop"
+            f" {flag}"
+        )
     for listing in listings:
         if group is not None and listing.groups is None:
             raise DataError(
@@ -124,6 +130,7 @@ def find_all(
     labels: str | Path | None = None,
     classes: Sequence[str] | None = None,
     group: str | None = None,
+    columns: ColumnNames | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -132,10 +139,8 @@ def find_all(
     if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
         raise DataError(f"{twice[0]} is listed twice, so that each of its images would be used twice: list it once")
     root, labels = (None if path is None else Path(path) for path in (root, labels))
-    listed = [
-        find(source, root=root, labels=labels, classes=classes, group=group, scratch=scratch, say=say)
-        for source in sources
-    ]
+    lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group, "columns": columns}
+    listed = [find(source, **lookup, scratch=scratch, say=say) for source in sources]
     return listed[0] if len(listed) == 1 else merge_sources(listed)
 
 
@@ -187,8 +192,10 @@ class _Source:
     labels: Path | None
     classes: Sequence[str] | None
     group: str | None
+    columns: ColumnNames
     scratch: Path
     say: Say
+    tables: list[Path] = field(default_factory=list)  # that were read
 
     def listings(self) -> list[Listing]:
         """List it."""
@@ -251,6 +258,14 @@ class _Source:
             f"{path} is not a kind of file that can be read: use a folder of classes, a .lst, a table (CSV), an archive"
             " (tar, zip), WebDataset shards, idx or CIFAR binary files, or a .rec"
         )
+
+    def _read_table(
+        self, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path | None = None
+    ) -> list[Listing]:
+        """Read a table of images; its bytes lie ``stored_at``, if not at ``path``."""
+        self.tables.append(path)
+        options: dict[str, Any] = {"classes": self.classes, "say": self.say, "group": self.group}
+        return read_table(path, images, **options, stored_at=stored_at, named=self.columns)
 
     def _list_records(self, files: Sequence[SourceFile], source: Path | str) -> list[Listing]:
         self._refuse("--labels", source)
@@ -397,15 +412,6 @@ class _Source:
         member = normpath(f"{members.base}{name}")
         row = next(row for row, other in enumerate(members.files.names) if normpath(other) == member)
         return self._read_table(table, images, _write_scratch(self.scratch, table.name, members.files.read(row)))
-
-    def _read_table(
-        self, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path | None = None
-    ) -> list[Listing]:
-        """Read a table, or JSON lines as one."""
-        stored_at = stored_at or path
-        if path.suffix.lower() == ".jsonl":
-            stored_at = _table_of_json_lines(stored_at, path, self.scratch)
-        return read_table(path, images, classes=self.classes, say=self.say, stored_at=stored_at, group=self.group)
 
     def _label(self, path: Path, labels: Path, files: Files | None = None) -> list[Listing]:
         """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
@@ -564,49 +570,12 @@ def _by_folder(listing: Listing, parts: Parts, base: str) -> list[Listing]:
     return [replace(take(listing, rows[split]), split=split) for split in rows if len(rows[split])]
 
 
-def _table_of_json_lines(stored_at: Path, path: Path, scratch: Path) -> Path:
-    """Write a table of the objects in a file of JSON lines (Hugging Face's ``metadata.jsonl``); return its path.
-
-    Raises:
-        DataError: a line is no object.
-    """
-    names: dict[str, None] = {}
-    rows: list[dict[str, str]] = []
-    with stored_at.open(encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                values = json.loads(line) if line.strip() else None
-            except (ValueError, RecursionError):
-                values = ()
-            if values is None:
-                continue
-            if not isinstance(values, dict):
-                raise DataError(f"{path}: line {number} is not a JSON object: each line needs one for an image")
-            texts = {key: _cell(value) for key, value in values.items()}
-            names |= dict.fromkeys(texts)
-            rows.append(texts)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(names), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return _write_scratch(scratch, f"{path.stem}.csv", text.getvalue().encode())
-
-
 def _write_scratch(scratch: Path, name: str, data: bytes) -> Path:
     """Write a file into the scratch folder under a name that none has yet; return its path."""
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / f"{len(list(scratch.iterdir()))}-{name}"
     path.write_bytes(data)
     return path
-
-
-def _cell(value: object) -> str:
-    """A value of JSON as a table's cell: several labels are joined by a semicolon."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str | int) for item in value):
-        return ";".join(map(str, value))
-    return "" if value is None else json.dumps(value)
 
 
 def _refuse_arrays(names: Iterable[str], root: Path) -> None:

@@ -1,13 +1,15 @@
 """Labels as people write them, words or numbers, to class numbers and class names, or to label vectors.
 
-A class list that is given decides: words are looked up in it; whole numbers that are no names in it are places in it.
-Without one, words are sorted by code point, as folders are.
+A class list that is given decides: a text that is a name in it is that class, also where it looks like a number. Whole
+numbers are places in a list of words; in a list of numbers they are the name of the same value (``1`` is ``001``).
+Without a list, words are sorted by code point, as folders are, and numbers by their value; leading zeros stay.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +18,18 @@ from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import LARGEST_LABEL
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.filenames import few
-from steadytrain.data.sources.listing import Labels
+from steadytrain.data.sources.listing import Labels, Say
 from steadytrain.errors import DataError, did_you_mean
 
-MOST_LABELS = 10_000
-SEVERAL_LABELS = frozenset(["labels", "tags", "classes", "categories", "attributes"])
-"""Names of columns that may hold several labels in a cell."""
-
 _MOST_DIGITS = 18
+_MOST_SHOWN = 3
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# Zero-width spaces, joiners, marks of direction, soft hyphens: nobody sees them. Joiners shape letters within a word.
+_INVISIBLE = dict.fromkeys(
+    [0x00AD, 0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF]
+)
+_BLANKS = dict.fromkeys([0x00A0, 0x2007, 0x202F], " ")  # that do not break lines
+_JOINERS = "\u200c\u200d"
 
 
 def whole_number(text: str) -> int | None:
@@ -39,25 +45,37 @@ def whole_number(text: str) -> int | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number that a record can hold."""
-    try:
-        return abs(float(text)) <= LARGEST_LABEL
-    except ValueError:
-        return False
+    """Whether a text is a number, as spreadsheets and programs write them, that a record can hold.
+
+    >>> is_number("-1"), is_number("0.5"), is_number("1e3"), is_number("1_0"), is_number("nan"), is_number("\uff11")
+    (True, True, True, False, False, False)
+    """
+    return _NUMBER.fullmatch(text) is not None and abs(float(text)) <= LARGEST_LABEL
 
 
 def class_name(text: str) -> str:
-    """A class name as it is stored: composed Unicode, without blanks around it."""
-    return unicodedata.normalize("NFC", text.strip())
+    """A class name as it is stored: composed Unicode, without invisible characters and without blanks around it.
+
+    >>> class_name("cat\u200b") == class_name("\ufeff cat\xa0") == "cat"
+    True
+    """
+    seen = unicodedata.normalize("NFC", text.translate(_INVISIBLE).translate(_BLANKS))
+    return seen.strip().strip(_JOINERS).strip()
 
 
 def classes_from_texts(
-    texts: Sequence[str], *, classes: Sequence[str] | None, where: str
+    texts: Sequence[str], *, classes: Sequence[str] | None, where: str, say: Say = lambda _: None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Class names and class numbers of labels that are texts.
 
-    Where every label is a whole number, classes are in the order of the numbers, and named by them. Without ``classes``
-    the class list is made of the labels that occur.
+    Without ``classes`` the class list is made of the labels that occur. Leading zeros are part of a name; ``7.0`` is
+    ``7`` where all labels are whole numbers.
+
+    Args:
+        texts: a label for each image.
+        classes: the class list.
+        where: they come from, for messages.
+        say: is told where numbers were taken for something else than names.
 
     Raises:
         DataError: a label is not in ``classes``.
@@ -66,29 +84,81 @@ def classes_from_texts(
     (('cat', 'dog'), array([1, 0, 1]))
     >>> classes_from_texts(["10", "9", "10"], classes=None, where="a.csv")
     (('9', '10'), array([1, 0, 1]))
+    >>> classes_from_texts(["010", "002"], classes=("001", "002", "010"), where="a.csv")
+    (('001', '002', '010'), array([2, 1]))
     >>> classes_from_texts(["1", "0"], classes=("cat", "dog"), where="a.csv")
     (('cat', 'dog'), array([1, 0]))
     """
     places: dict[str, int] = {}  # of the different labels, in the order in which they come
     inverse = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64)
-    numbers = [whole_number(text) for text in places]
-    all_numbers = None not in numbers
-    labels = [str(number) for number in numbers] if all_numbers else [class_name(text) for text in places]
+    labels = [class_name(text) for text in places]
+    if None not in map(whole_number, labels) and (classes is None or not set(labels) & set(classes)):
+        labels = [label.partition(".")[0] for label in labels]
     if classes is None:
-        names = tuple(sorted(set(labels), key=int if all_numbers else None))
+        names = tuple(sorted(set(labels), key=_order_of(labels)))
+        number_of: Mapping[str, int] = {name: number for number, name in enumerate(names)}
     else:
         names = tuple(classes)
-        if all_numbers and not set(labels) <= set(names):
-            places_in_list = np.array(numbers, np.int64)
-            require_in_list(places_in_list, names, where)
-            return names, places_in_list[inverse]
-    number_of = {name: number for number, name in enumerate(names)}
-    require_known([label for label in labels if label not in number_of], names, where)
+        number_of = _find_in_list(labels, names, where, say)
     return names, np.array([number_of[label] for label in labels], np.int64)[inverse]
 
 
+def is_padded(text: str) -> bool:
+    """Whether a text is a whole number with zeros before it: a code, whose zeros are part of its name.
+
+    >>> is_padded("007"), is_padded("0"), is_padded("0.5")
+    (True, False, False)
+    """
+    return len(text) > 1 and text[0] == "0" and whole_number(text) is not None and text[1] != "."
+
+
+def _order_of(labels: Sequence[str]) -> Callable[[str], tuple[float, str]] | None:
+    """The key that class names are sorted by: the value of numbers; None, by code point, for words."""
+    return (lambda name: (float(name), name)) if all(map(is_number, labels)) else None
+
+
+def _find_in_list(labels: Sequence[str], names: tuple[str, ...], where: str, say: Say) -> dict[str, int]:
+    """The number of each label in a class list: by its name, by the value of a name, or as a place in a list of words.
+
+    Raises:
+        DataError: a label is none of these.
+    """
+    number_of = {class_name(name): number for number, name in reversed(list(enumerate(names)))}
+    number_of |= {name: number for number, name in enumerate(names)}
+    found = {label: number_of[label] for label in labels if label in number_of}
+    left = [label for label in labels if label not in found]
+    by_value: dict[int | None, list[int]] = {}
+    for number, name in enumerate(names):
+        by_value.setdefault(whole_number(name), []).append(number)
+    words = by_value.pop(None, [])
+    alike = {label: by_value[value] for label in left if (value := whole_number(label)) in by_value}
+    if alike and all(len(numbers) == 1 for numbers in alike.values()):
+        found |= {label: numbers[0] for label, numbers in alike.items()}
+        pairs = [f"{label} as {names[number]}" for label, [number] in alike.items()]
+        say(f"{where}: labels are read as the classes of the same value: {few(pairs, _MOST_SHOWN)}")
+    unknown = [label for label in left if label not in found]
+    if unknown and not found and len(words) == len(names) and None not in map(whole_number, labels):
+        numbers = np.array([whole_number(label) for label in labels], np.int64)
+        require_in_list(numbers, names, where)
+        say_places(where, names, numbers, say)
+        return dict(zip(labels, numbers.tolist(), strict=True))
+    require_known(unknown, names, where)
+    return found
+
+
+def say_places(where: str, names: Sequence[str], numbers: NDArray[np.int64], say: Say) -> None:
+    """Say that class numbers are taken for places in a class list."""
+    pairs = [f"{number} is {names[number]}" for number in np.unique(numbers).tolist()]
+    say(f"{where}: labels are numbers without names and are taken for places in the class list: {few(pairs, 3)}")
+
+
 def classes_from_numbers(
-    numbers: NDArray[np.int64], *, names: Sequence[str] | None, classes: Sequence[str] | None, where: str
+    numbers: NDArray[np.int64],
+    *,
+    names: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    where: str,
+    say: Say = lambda _: None,
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Class names and class numbers of labels that are numbers in a file.
 
@@ -97,6 +167,7 @@ def classes_from_numbers(
         names: of the numbers, where the source has them; None names them "0", "1" and so on.
         classes: the class list; None makes one of ``names``, or of the numbers up to the largest.
         where: they come from, for messages.
+        say: is told what numbers without names were taken for.
 
     Raises:
         DataError: a number is negative, has no name or that of another, is not in ``classes``, or is too large.
@@ -111,7 +182,15 @@ def classes_from_numbers(
     if names is None:
         if classes is None:
             return tuple(str(number) for number in range(largest + 1)), numbers
-        return classes_from_texts([str(number) for number in numbers.tolist()], classes=classes, where=where)
+        texts = [str(number) for number in numbers.tolist()]
+        class_list, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
+        if len(odd := np.flatnonzero(labels != numbers)) and set(texts) <= set(class_list):
+            number, place = int(numbers[odd[0]]), int(labels[odd[0]])
+            say(
+                f"{where}: numbers are read as the names of classes ({number} is the class called {number}, which is"
+                f" number {place} of the list), not as places in the class list"
+            )
+        return class_list, labels
     named = tuple(class_name(name) for name in names)
     if len(set(named)) < len(named):
         twice = next(name for place, name in enumerate(named) if name in named[:place])
@@ -148,65 +227,6 @@ def require_known(unknown: Sequence[str], names: tuple[str, ...], where: str) ->
         )
 
 
-def label_separator(texts: Sequence[str], *, header: str, where: str) -> str:
-    """The sign that joins several labels in the cells of one column; empty where each cell is one label.
-
-    ``;`` and ``|`` always join. A blank joins only in a column that is named for several (``tags``) and whose cells are
-    at least twice as many as the words in them, as only combinations are.
-
-    Raises:
-        DataError: it cannot be told.
-
-    >>> label_separator(["cat;dog", "cat"], header="label", where="a.csv")
-    ';'
-    >>> label_separator(["red cat"], header="", where="a.csv")
-    ''
-    """
-    cells = set(texts)
-    signs = [sign for sign in ";|" if any(sign in cell for cell in cells)]
-    if len(signs) > 1:
-        raise DataError(f"{where}: labels contain both ';' and '|': use only one of them as the separator")
-    if signs or header not in SEVERAL_LABELS or not any(" " in cell for cell in cells):
-        return signs[0] if signs else ""
-    words = {word for cell in cells for word in cell.split()}
-    if len(cells) <= len(words):
-        return ""
-    if len(cells) >= 2 * len(words):
-        return " "
-    raise DataError(
-        f"{where}: it is unclear whether spaces separate several labels in the column {header!r} ({len(cells):,} cells"
-        f" of {len(words):,} words): separate them by ';', or name the column 'label' if each cell is one class"
-    )
-
-
-def multi_hot(
-    texts: Sequence[str], sign: str, *, where: str, classes: Sequence[str] | None = None
-) -> tuple[tuple[str, ...], NDArray[np.float32]]:
-    """Names of the labels, sorted or as ``classes`` lists them, and float32[N, L] with 1 for each that a cell holds.
-
-    An empty cell is an image without a label; an empty ``sign`` joins nothing.
-
-    Raises:
-        DataError: more than 10,000 labels, or one that ``classes`` lacks.
-
-    >>> multi_hot(["dog;cat", "dog"], ";", where="a.csv")
-    (('cat', 'dog'), array([[1., 1.],
-           [0., 1.]], dtype=float32))
-    """
-    words = {text: text.split(sign) if sign else [text] for text in set(texts)}
-    parts = {text: {class_name(word) for word in split if word.strip()} for text, split in words.items()}
-    used = set().union(*parts.values())
-    names = tuple(sorted(used) if classes is None else classes)
-    require_known(list(used - set(names)), names, where)
-    if len(names) > MOST_LABELS:
-        raise DataError(f"{where} has {len(names):,} labels; {MOST_LABELS:,} are the most that vectors are made of")
-    column_of = {name: column for column, name in enumerate(names)}
-    vectors = np.zeros((len(texts), len(names)), np.float32)
-    for row, text in enumerate(texts):
-        vectors[row, [column_of[name] for name in parts[text]]] = 1
-    return names, vectors
-
-
 def align_columns(labels: Labels, names: Sequence[str], wanted: LabelNames, *, where: str) -> Labels:
     """Put the columns of label vectors, called ``names`` (empty: they have none), into the order of a class list.
 
@@ -231,5 +251,6 @@ def require_zero_or_one(labels: Labels, *, where: str) -> None:
     row, column = (int(at[0]) for at in np.nonzero((labels != 0) & (labels != 1)))
     raise DataError(
         f"{where} has label vectors with other values than 0 and 1 ({labels[row, column]:g} in image {row}): training"
-        " needs one class for each image, or a 1 for each label that an image has and a 0 for each other"
+        " needs one class for each image (--label-column names its column of a table), or a 1 for each label that an"
+        " image has and a 0 for each other"
     )

@@ -16,7 +16,7 @@ from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import group_by_split, order_splits
-from steadytrain.data.sources.labels import align_columns, classes_from_numbers
+from steadytrain.data.sources.labels import align_columns, classes_from_numbers, require_in_list, say_places
 from steadytrain.data.sources.listing import Listing, Names, Pieces, Say
 from steadytrain.data.sources.select import merge
 from steadytrain.errors import DataError
@@ -28,8 +28,9 @@ _HEAD_WORDS = 3  # magic, cflag and length, number of labels
 def list_records(paths: Sequence[Path], *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
     """List one or several record files, in their order; those named ``...-train.rec``, ``...-val.rec`` as splits.
 
-    Without ``classes`` the class list is that of the card, or of the cards together. Images that lie in parts are put
-    together in ``scratch``.
+    Without ``classes`` the class list is that of the card, or of the cards together. Labels of a file whose classes
+    have names, by its card or by the folders in the list beside it, are matched by these with ``classes``; those of any
+    other are places in it. Images that lie in parts are put together in ``scratch``.
 
     Raises:
         DataError: a file is no record file, damaged or empty, or has label vectors where ``classes`` are given.
@@ -52,9 +53,13 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
         labels, classes, card = records.labels, records.classes, records.card
         label_names = card.label_names if card is not None else ()
         if labels.ndim == 1 and (class_list is not None or classes):
-            names = classes if card is not None else None
             numbers = labels.astype(np.int64)
-            classes, labels = classes_from_numbers(numbers, names=names, classes=class_list, where=str(path))
+            if class_list is None or records.names_among(class_list):
+                classes, labels = classes_from_numbers(numbers, names=classes, classes=class_list, where=str(path))
+            else:
+                require_in_list(numbers, class_list, str(path))
+                say_places(str(path), class_list, numbers, say)
+                classes, labels = tuple(class_list), numbers
         elif isinstance(class_list, LabelNames) and labels.ndim > 1:
             labels = align_columns(labels, label_names, class_list, where=str(path))
             label_names = class_list

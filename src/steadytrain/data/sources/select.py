@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from steadytrain.data.checking.findings import Findings
 from steadytrain.data.checking.images import ImageTally, duplicates, look_at_files, look_in_children
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.sources.filenames import few, is_image
-from steadytrain.data.sources.labels import whole_number
+from steadytrain.data.sources.labels import class_name, is_number, whole_number
 from steadytrain.data.sources.listing import (
     PORTION_FILES,
     Labels,
@@ -49,7 +50,7 @@ ReadImages = Callable[[Listing, Sequence[int], bool], Iterator[bytes | memoryvie
 In place of the end, whatever is equal where it is equal (a checksum) will do.
 """
 
-_NO_LABEL = frozenset(["", "nan", "null", "n/a", "#n/a", "-1", "undefined"])
+_NO_LABEL = frozenset(["", "nan", "null", "n/a", "na", "#n/a", "<na>", "none", "-1", "undefined"])
 _CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
 
@@ -395,19 +396,22 @@ def remark(listings: Sequence[Listing], say: Say) -> None:
     classes, labels = listings[0].classes, listings[0].labels
     alike: dict[str, str] = {}
     for name in classes:
-        other = alike.setdefault(" ".join(name.casefold().split()), name)
+        key = " ".join(unicodedata.normalize("NFKC", class_name(name)).casefold().split())
+        other = alike.setdefault(key.lstrip("0") or "0", name)
         if other != name:
+            is_plain = " ".join(other.casefold().split()) == " ".join(name.casefold().split())
             say(
-                f"{other!r} and {name!r} are two classes that differ only in case or spaces: rename one if they"
-                " are the same"
+                f"{other!r} and {name!r} are two classes that differ only in"
+                f" {'case or spaces' if is_plain else 'leading zeros or forms of letters'}: rename one if they are the"
+                " same"
             )
         if _CLUTTER.fullmatch(name):
             say(f"{name} is not a category but holds images of none of the others: leave it out with --exclude {name}")
         if name.strip().casefold() in _NO_LABEL:
             say(f"{name!r} is a class here: leave it out with --exclude {name} if it stands for images without a label")
-    numbers = [name for name in classes if whole_number(name) is not None]
+    numbers = [name for name in classes if is_number(name)]
     if 0 < len(numbers) < len(classes):
-        words = [name for name in classes if whole_number(name) is None]
+        words = [name for name in classes if not is_number(name)]
         say(
             f"some class names are numbers ({few(numbers, 3)}) and some are words ({few(words, 3)}): rename"
             " those that mean the same"

@@ -28,6 +28,7 @@ from steadytrain.data.packing.prepare import Say, default_cache, print_note
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Extents, Ints
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
@@ -67,12 +68,16 @@ class Unpacked:
         root: str | Path | None = None,
         labels: str | Path | None = None,
         classes: Sequence[str] | None = None,
+        path_column: str | None = None,
+        label_column: str | Sequence[str] | None = None,
+        split_column: str | None = None,
         say: Say = print_note,
     ) -> Unpacked:
         """List a source; labels and classes are those that packing gives.
 
         Args:
-            source, root, labels, classes: as for :func:`~steadytrain.data.packing.pack.pack`.
+            source, root, labels, classes, path_column, label_column, split_column: as for
+                :func:`~steadytrain.data.packing.pack.pack`.
             split: which part of a source that is split; one that is not is its training part.
             say: takes a line each for what a user should know.
 
@@ -83,7 +88,9 @@ class Unpacked:
         with contextlib.ExitStack() as stack:
             scratch = stack.enter_context(_scratch())
             sources = stack.enter_context(local_sources([str(source)], say))
-            listings = find_all(sources, root=root, labels=labels, classes=classes, scratch=scratch, say=say)
+            lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}
+            columns = ColumnNames.of(path_column, label_column, split_column)
+            listings = find_all(sources, **lookup, columns=columns, scratch=scratch, say=say)
             parts = {listing.split or "train": listing for listing in listings}
             if split not in parts:
                 raise DataError(f"{source} has no part for {split}: it has {' and '.join(parts)}")

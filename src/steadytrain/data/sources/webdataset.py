@@ -1,7 +1,8 @@
 """WebDataset shards: members that share a key, ``000123.jpg`` and ``000123.cls``, are one sample.
 
-A key is a member's name up to the first dot of its last part. Labels come from ``.cls`` (a number, or a class name),
-else from a field of ``.json``, else from ``.txt`` where those are class names and no captions.
+A key is a member's name up to the first dot of its last part. Labels come from ``.cls`` (a number, a class name, or
+several labels as a cell of a table holds them), else from a field of ``.json``, else from ``.txt`` where those are
+class names and no captions.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources.filenames import few, is_ignored, is_image
-from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, whole_number
-from steadytrain.data.sources.listing import Files, Listing, Say
+from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, is_padded, whole_number
+from steadytrain.data.sources.listing import Files, Labels, Listing, Say
+from steadytrain.data.sources.several import multi_hot, read_cells
 from steadytrain.errors import DataError
 
 LABELS = ("cls", "json", "txt")
@@ -102,16 +105,40 @@ def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say
             f"{root}: the field {reader.loose_field!r} differs in every sample ({texts[0][:40]!r}, ...), so it cannot"
             " be the class: add a .cls with the class to each sample"
         )
-    if None in map(whole_number, known):
-        names, labels = classes_from_texts(texts, classes=classes, where=str(root))
-    else:
-        numbers = np.fromiter((whole_number(text) for text in texts), np.int64, len(texts))
-        named = reader.names_in_order(int(numbers.max(initial=0)), say)
-        names, labels = classes_from_numbers(numbers, names=named, classes=classes, where=str(root))
+    names, label_names, labels = _labels_of(texts, reader, classes, say)
     paths = None
     if len(files.archives) > 1:
         paths = (f"{files.archives[files.archive(row)]}/{files.names[row]}" for row in rows)
-    return files.listing(rows, labels, names=paths, root=root, classes=names)
+    return replace(files.listing(rows, labels, names=paths, root=root, classes=names), label_names=label_names)
+
+
+def _labels_of(
+    texts: Sequence[str], reader: _LabelReader, classes: Sequence[str] | None, say: Say
+) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
+    """Class names, names of label columns, and labels: one of the two is empty."""
+    where, label_list = str(reader.root), classes if isinstance(classes, LabelNames) else None
+    vectors: Labels
+    cells = read_cells(set(texts), header="", where=where, classes=classes, say=say)
+    if cells is not None and cells.are_single and label_list is None:
+        texts, cells = [cells.parts[text][0] for text in texts], None
+    if cells is not None:
+        label_names, vectors = cells.vectors(texts, where=where, classes=label_list)
+    elif label_list is not None:
+        label_names, vectors = multi_hot([[text] for text in texts], where=where, classes=label_list)
+    else:
+        numbers = [whole_number(text) for text in texts]
+        named = None if None in numbers else reader.names_in_order(max(number or 0 for number in numbers), say)
+        if None in numbers or (named is None and any(map(is_padded, set(texts)))):
+            class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
+        else:
+            of_images = np.array(numbers, np.int64)
+            class_names, labels = classes_from_numbers(of_images, names=named, classes=classes, where=where, say=say)
+        return class_names, (), labels
+    if classes is not None and label_list is None:
+        raise DataError(f"{where} has several labels for each image, and the class list one class: drop --classes")
+    names = f", in this order: {few(label_names, 20)}" if label_names else f": {vectors.shape[1]:,} without names"
+    say(f"{where}: several labels per image{names}")
+    return (), label_names, vectors
 
 
 def _samples(files: Files, root: Path) -> Iterator[_Sample]:
@@ -191,7 +218,7 @@ class _LabelReader:
         number = str(value)
         key = next((key for key in (*NAME_FIELDS, *NUMBER_FIELDS) if _is_name(fields.get(key))), None)
         if key is None:
-            return number
+            return text if is_padded(text) else number
         name = str(fields[key])
         known, before = self.names.setdefault(number, name), self.numbers.get(name, number)
         if len(self.numbers) < _MOST_NAMES:

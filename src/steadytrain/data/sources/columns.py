@@ -1,0 +1,374 @@
+"""Which columns of a table hold paths, labels and splits: those that the user names, else by their names and contents.
+
+What can be read in two ways is asked about: the message names the columns there are, and the options that choose.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from steadytrain.data.sources.filenames import SPLITS, is_image
+from steadytrain.data.sources.labels import is_number, whole_number
+from steadytrain.data.sources.listing import Say
+from steadytrain.errors import DataError, did_you_mean
+
+# Names of columns, in the order of preference.
+PATHS = (
+    *("path", "filepath", "file_path", "filepaths", "image_path", "img_path", "imagepath", "imgpath"),
+    *("image_filepath", "image_file_path", "full_path", "relative_path", "rel_path"),
+    *("filename", "file_name", "filenames", "file", "files", "fname", "image_filename", "image_file_name"),
+    *("img_filename", "image", "images", "img", "image_name", "img_name", "image_file", "image_index"),
+    *("image_id", "imageid", "img_id", "id_code", "isic_id", "photo_id", "source_ref", "image_uri", "id", "name"),
+)
+LABELS = (
+    *("label", "labels", "class", "class_name", "classname", "category", "category_name", "target", "breed", "species"),
+    *("diagnosis", "dx", "finding_labels", "emotion", "expression", "cultivar", "variant"),
+    *("tag", "tags", "classes", "categories", "class_label", "label_name", "y"),
+    *(
+        "class_id",
+        "classid",
+        "class_index",
+        "class_idx",
+        "label_id",
+        "labelid",
+        "label_idx",
+        "category_id",
+        "target_id",
+    ),
+)
+SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "ml_use", "data_set", "dataset")
+MOST_LISTED = 10
+
+_NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
+# What tools write beside the label.
+_SIZES = re.compile(
+    r"((image|img|orig|original)_)?(width|height|w|h|size|(file_?)?size|bytes|channels|depth|area|md5|sha\d+)"
+)
+_BOXES = re.compile(r"(roi|bbox|box)[._]?\w*|[xy](_?(min|max|\d))?|[xy]c|(left|top|right|bottom)")
+_FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
+_STORES = ("gs", "s3", "s3a", "az", "abfs", "abfss", "wasbs", "oss", "obs", "cos", "hdfs")
+_MOST_PIXELS = 16
+_TRUTHS = {"true": "1", "false": "0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnNames:
+    """The columns of a table that the user has named, by their names or by their numbers from 1 on.
+
+    Args:
+        path, split: None finds the column, if there is one.
+        labels: empty finds them; several columns make label vectors.
+    """
+
+    path: str | None = None
+    labels: tuple[str, ...] = ()
+    split: str | None = None
+
+    @staticmethod
+    def of(path: str | None, labels: str | Sequence[str] | None, split: str | None) -> ColumnNames:
+        """Take the labels' column, or several."""
+        names = (labels,) if isinstance(labels, str) else tuple(labels or ())
+        return ColumnNames(path=path, labels=names, split=split)
+
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """The options that were given, with their values."""
+        pairs = [("--path-column", self.path), *(("--label-column", name) for name in self.labels)]
+        return tuple((flag, name) for flag, name in [*pairs, ("--split-column", self.split)] if name is not None)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What each column of a table is."""
+
+    names: tuple[str, ...]  # of all columns; empty without a header
+    width: int
+    path: int
+    labels: tuple[int, ...]  # the label's column; several, each a number; or none, and folders are the classes
+    split: int | None = None
+    group: int | None = None
+    numbering: int | None = None  # numbers the lines, where no header says so
+    is_guess: bool = False  # the first line is taken for a header only because its path is none
+    are_labels_named: bool = False  # by the user
+
+    def cells(self, row: list[str]) -> tuple[str, str | tuple[float, ...], str]:
+        """The path, the label or labels, and the split in a row; an empty label may mean that an image has none.
+
+        Of several labels an empty one is NaN. Raises ValueError: what is wrong with it.
+        """
+        if len(row) < self.width or any(cell.strip() for cell in row[self.width :]):
+            raise ValueError(f"{len(row)} cell{'s' * (len(row) != 1)}, the first line has {self.width}")
+        name = row[self.path].strip()
+        if not name or "\0" in name:
+            raise ValueError("the path is empty" if not name else "the path holds a zero byte")
+        name = name.removeprefix("file://")
+        if "://" in name[:10]:
+            name = _key(name)
+        if "./" in name or "//" in name:
+            name = os.path.normpath(name)
+        split = ""
+        if self.split is not None and not (split := SPLITS.get(row[self.split].strip().casefold(), "")):
+            raise ValueError(f"the split {row[self.split]!r} is not train, val or test")
+        labels = [row[place].strip() for place in self.labels]
+        if not labels:
+            labels = ["", *name.replace("\\", "/").split("/")][-2:-1]
+            if labels[0] in ("", ".", ".."):
+                raise ValueError(f"{name} is in no folder that could be its class")
+        if len(labels) > 1:
+            return name, tuple(map(self._number, labels)), split
+        return name, labels[0], split
+
+    def _number(self, label: str) -> float:
+        number = _TRUTHS.get(label.casefold(), label)
+        if not number and self.are_labels_named:
+            return math.nan
+        if not is_number(number):
+            raise ValueError(f"the label {label!r} is not a number")
+        return float(number)
+
+    def remark(self, path: Path, say: Say) -> None:
+        """Return what of a table was guessed, or goes unused."""
+        if self.is_guess:
+            say(f"{path}: the first line is read as column names ({', '.join(self.names[:5])}), not as an image")
+        if not self.labels:
+            say(f"{path} has no label column: the folder of an image is its class")
+        if self.numbering is not None:
+            say(f"{path}: column {self.numbering + 1} numbers the lines and is ignored")
+        used = {self.path, *self.labels, self.split, self.group}
+        if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
+            named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
+            say(f"{path}: paths and labels are read from {named}; not used: {', '.join(unused[:5])}")
+
+
+def find_columns(
+    rows: Sequence[Sequence[str]],
+    *,
+    group: str | None = None,
+    named: ColumnNames | None = None,
+    is_headed: bool = False,
+    is_file: Callable[[str], bool] = lambda _: False,
+) -> Columns:
+    """Find the columns by the first rows of a table.
+
+    Args:
+        rows: with the names of the columns first, if there are any.
+        group: the name of the column that says what each image belongs to.
+        named: columns that the user has named.
+        is_headed: the first row is known to be one of names.
+        is_file: whether a path without an image's suffix leads to an image.
+
+    Raises:
+        DataError: no path, no label, or several columns that could be it; names them and the remedy.
+
+    >>> find_columns([["id", "breed"], ["0a1f", "boxer"]]).labels
+    (1,)
+    >>> find_columns([["a.jpg", "0", "1"], ["b.jpg", "1", "1"]]).labels
+    (1, 2)
+    >>> find_columns([["id", "a", "b"], ["0a1f", "boxer", "pug"]], named=ColumnNames(labels=("b",))).labels
+    (2,)
+    """
+    named = named or ColumnNames()
+    has_header = is_headed or _is_header(rows, named)
+    names = tuple(rows[0]) if has_header else ()
+    width = len(rows[0])
+    body = [[cell.strip() for cell in row] for row in rows[has_header:] if len(row) >= width]
+    chosen = {flag: _place_of(flag, name, names, width) for flag, name in named.options() if flag != "--label-column"}
+    labels = tuple(_place_of("--label-column", name, names, width) for name in named.labels)
+    _refuse_twice([(flag, chosen[flag]) for flag in chosen] + [("--label-column", place) for place in labels], names)
+    path = chosen.get("--path-column")
+    if path is None:
+        path = _find_path(names, body, width, {*chosen.values(), *labels}, is_file)
+    group_place = None if group is None else _place_of("--group", group, names, width)
+    left = [place for place in range(width) if place not in {path, group_place, *labels}]
+    split = chosen.get("--split-column")
+    if split is None:
+        split = _find_split(names, body, left)
+    elif others := sorted({row[split] for row in body if row[split].casefold() not in SPLITS}):
+        raise DataError(f"--split-column {named.split} holds {others[0]!r}; it must be train, val or test")
+    left = [place for place in left if place != split]
+    numbering = None if has_header or labels else _find_numbering(body, left)
+    left = [place for place in left if place != numbering]
+    if not labels:
+        labels = _find_labels(names, body, left, path, width)
+    header = [_plain(name) for name in names]
+    twice = [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]
+    if twice and not named.labels:
+        raise DataError(f"two columns are called {twice[0]!r}: rename one")
+    is_guess = has_header and not _has_known(rows[0]) and not named.options()
+    return Columns(names, width, path, labels, split, group_place, numbering, is_guess, bool(named.labels))
+
+
+def list_columns(names: Sequence[str], width: int = 0) -> str:
+    """List the columns of a table for a message."""
+    if not names:
+        return f"they have no names: 1 to {width}" if width else "no names"
+    return ", ".join(name.strip() or "''" for name in names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
+
+
+def _place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
+    """The place of a column that an option names, by its name, or else by its number from 1 on."""
+    for spell in (str.strip, _plain):
+        places = [place for place, other in enumerate(names) if spell(other) == spell(name)]
+        if len(places) > 1:
+            raise DataError(
+                f"{flag} is {name!r}, and {len(places)} columns are called so: give its number"
+                f" ({', '.join(str(place + 1) for place in places)})"
+            )
+        if places:
+            return places[0]
+    number = whole_number(name)
+    if number is not None and 1 <= number <= width:
+        return number - 1
+    near = did_you_mean(name, [other.strip() for other in names])
+    raise DataError(
+        f"{flag} is {name!r}, and there is no such column (the columns: {list_columns(names, width)}).{near}"
+    )
+
+
+def _refuse_twice(chosen: Iterable[tuple[str, int]], names: Sequence[str]) -> None:
+    flag_of: dict[int, str] = {}
+    for flag, place in chosen:
+        if place in flag_of:
+            name = names[place].strip() if names else str(place + 1)
+            both = f"{flag_of[place]} and {flag} name" if flag_of[place] != flag else f"{flag} twice names"
+            raise DataError(f"{both} the same column, {name}: name each column once")
+        flag_of[place] = flag
+
+
+def _find_path(
+    names: Sequence[str], body: Sequence[Sequence[str]], width: int, taken: set[int], is_file: Callable[[str], bool]
+) -> int:
+    header = [_plain(name) for name in names]
+    free = [place for place in range(width) if place not in taken]
+    images = [sum(is_image(row[place]) for row in body) if place in free else 0 for place in range(width)]
+    if known := [header.index(name) for name in PATHS if name in header and header.index(name) in free]:
+        return next((place for place in known if images[place]), known[0])
+    if max(images):
+        return images.index(max(images))
+    if files := [place for place in free if body and any(is_file(row[place]) for row in body[:_MOST_PIXELS])]:
+        return files[0]
+    if any(
+        name == "pixels" or re.fullmatch(r"pixel_?\d+", name)
+        for name in [*header, *map(_plain, body[0] if body else [])]
+    ):
+        listed = list_columns(names or body[0])
+        raise DataError(
+            f"no column of image paths: name one 'path' (the columns: {listed}). Images that are numbers in a table are"
+            " not read: write each as a file, such as a PNG, into a folder for each class"
+        )
+    if header:
+        raise DataError(
+            f"no column of image paths: name one 'path', or say which it is with --path-column (the columns:"
+            f" {list_columns(names)})"
+        )
+    raise DataError(
+        "no image paths, and no first line with column names: a table begins with path,label. Of paths without a"
+        " suffix, give the folder of the images with --root"
+    )
+
+
+def _find_split(names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int]) -> int | None:
+    """The column of splits by its name and what stands in it; without names by that alone."""
+    for place in left:
+        name = _plain(names[place]) if names else ""
+        values = {row[place].casefold() for row in body}
+        if (not names or name in SPLIT) and values and values <= SPLITS.keys():
+            return place
+        if name == "split" and values & SPLITS.keys():
+            other = sorted(values - SPLITS.keys())[0]
+            raise DataError(f"the column 'split' holds {other!r}; it must be train, val or test")
+    return None
+
+
+def _find_numbering(body: Sequence[Sequence[str]], left: Sequence[int]) -> int | None:
+    if len(left) < 2 or len(body) < 3:
+        return None
+    counts = [[str(number + first) for number in range(len(body))] for first in (0, 1)]
+    return next((place for place in left if [row[place] for row in body] in counts), None)
+
+
+def _find_labels(
+    names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int
+) -> tuple[int, ...]:
+    """The columns of labels: the one that is called so; the only one left; or all that are left, if numbers."""
+    header = [_plain(name) for name in names]
+    if known := [place for name in LABELS for place in left if header and header[place] == name]:
+        return (known[0],)
+    others = [place for place in left if not header or header[place] not in _NUMBERING]
+    if header:
+        others = [place for place in others if not _SIZES.fullmatch(header[place])]
+        others = [place for place in others if not _BOXES.fullmatch(header[place])] or others
+    if len(others) == 1:
+        return (others[0],)
+    is_label = _is_number if header else _is_truth  # columns without names could be anything
+    if others and body and all(is_label(row[place]) for row in body for place in others):
+        return tuple(others)
+    listed = list_columns(names, width)
+    if others:
+        raise DataError(
+            f"which column is the label? Name it with --label-column (the columns: {listed});"
+            " several times for several columns of zeros and ones"
+        )
+    numbers = [place for place in left if header and header[place] in _NUMBERING and header[place]]
+    if len(numbers) == 1 and len({row[numbers[0]] for row in body}) < len(body):  # it names what is seen, not the row
+        return (numbers[0],)
+    if any(_FOLDER.search(row[path]) for row in body):
+        return ()
+    if not header and width == 1:
+        raise DataError(
+            "only one column: each line needs a path and a label (where every 80 images in a row are a class:"
+            " awk '{print $0 \",\" int((NR-1)/80)}' FILE > labels.csv)"
+        )
+    raise DataError(
+        f"no label column: name one 'label', or say which it is with --label-column (the columns:"
+        f" {listed if names else 'a path alone'})"
+    )
+
+
+def _is_number(cell: str) -> bool:
+    return is_number(_TRUTHS.get(cell.casefold(), cell))
+
+
+def _is_truth(cell: str) -> bool:
+    """Whether a cell says of a label whether an image has it, or how much: from 0 to 1; or -1 for no."""
+    return _is_number(cell) and (cell.casefold() in _TRUTHS or 0 <= float(cell) <= 1 or float(cell) == -1)
+
+
+def _key(uri: str) -> str:
+    """The path of an object below its bucket. Raises ValueError for an address of the web."""
+    scheme, _, rest = uri.partition("://")
+    key = rest.partition("/")[2]
+    if scheme.casefold() not in _STORES or not key:
+        raise ValueError(f"{uri[:60]} is a web address: download the images first")
+    return key
+
+
+def _plain(name: str) -> str:
+    return name.strip().casefold().replace(" ", "_").replace("-", "_")
+
+
+def _has_known(cells: Sequence[str]) -> bool:
+    return any(_plain(cell) in PATHS or _plain(cell) in LABELS for cell in cells)
+
+
+def _is_header(rows: Sequence[Sequence[str]], named: ColumnNames) -> bool:
+    first = [cell.strip() for cell in rows[0]]
+    if any(is_image(cell) for cell in first):
+        return False
+    if {_plain(name) for _, name in named.options()} & set(map(_plain, first)):
+        return True
+    # A path that lacks its suffix among others that have theirs is a path all the same.
+    later = rows[1:2] if not any(is_number(cell) for cell in first) else rows[1:]
+    above = [place for place, cell in enumerate(first) if "/" not in cell and "\\" not in cell]
+    if later and any(all(place < len(row) and is_image(row[place].strip()) for row in later) for place in above):
+        return True
+    return _has_known(first) and not any(is_number(cell) for cell in first)
+
+
+def plain_name(columns: Columns) -> str:
+    """The name of the label's column, in lower case with underscores; empty where it has none."""
+    return _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""

@@ -1,0 +1,273 @@
+"""Which column is the path, the label, the split: of tables as they are handed out, and as a user names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.data.sources.samples import encoded, found
+
+import steadytrain as st
+from steadytrain.config import Data, Recipe
+from steadytrain.data.checking.sources import examine_source
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.packing.prepare import prepare
+from steadytrain.data.recordio.card import card_of
+from steadytrain.data.sources.columns import ColumnNames
+from steadytrain.data.sources.listing import Listing
+from steadytrain.data.sources.rows import is_json_lines
+from steadytrain.data.sources.unpacked import Unpacked
+from steadytrain.errors import DataError, RecipeError
+
+Read = Callable[..., list[Listing]]
+
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """``read(text)``: a table beside the images a.png to d.png, listed."""
+    for number, name in enumerate(NAMES):
+        (tmp_path / f"{name}.png").write_bytes(encoded(number))
+
+    def write_and_list(
+        text: str, said: list[str] | None = None, name: str = "a.csv", **options: object
+    ) -> list[Listing]:
+        (tmp_path / name).write_text(text)
+        return found(tmp_path / name, tmp_path / "scratch", said, **options)
+
+    return write_and_list
+
+
+def labelled(listing: Listing) -> dict[str, str]:
+    """The name of the class of each image."""
+    return {name: listing.classes[int(label)] for name, label in zip(listing.names, listing.labels, strict=True)}
+
+
+def table(head: str, *rows: str) -> str:
+    """A table with a row for each image."""
+    return "\n".join([head, *rows]) + "\n"
+
+
+KNOWN = {
+    "road signs": table(
+        "Width,Height,Roi.X1,Roi.Y1,Roi.X2,Roi.Y2,ClassId,Path",
+        *(f"48,40,5,5,43,35,{label},{name}.png" for name, label in zip(NAMES, "0102", strict=True)),
+    ),
+    "road signs with semicolons": table(
+        "Filename;Width;Height;Roi.X1;ClassId",
+        *(f"{name}.png;48;40;5;{label}" for name, label in zip(NAMES, "0102", strict=True)),
+    ),
+    "skin lesions": table(
+        "lesion_id,image_id,dx,dx_type,age,sex",
+        *(f"L{n},{name},{label},histo,40.0,male" for n, (name, label) in enumerate(zip(NAMES, "0102", strict=True))),
+    ),
+    "whales": table("Image,Id", *(f"{name}.png,{label}" for name, label in zip(NAMES, "0102", strict=True))),
+    "sizes beside an unknown name": table(
+        "img,width,height,kind of it", *(f"{name}.png,40,40,{label}" for name, label in zip(NAMES, "0102", strict=True))
+    ),
+    "eyes": table("id_code,diagnosis", *(f"{name},{label}" for name, label in zip(NAMES, "0102", strict=True))),
+    "boxes": table(
+        "fname,bbox_x1,bbox_y1,class", *(f"{name}.png,3,4,{label}" for name, label in zip(NAMES, "0102", strict=True))
+    ),
+    "first word and label": "a 0\nb 1\nc 0\nd 2\n",
+    "JSON lines": "".join(
+        json.dumps({"file_name": f"{name}.png", "label": label, "box": {"x": 1}}) + "\n"
+        for name, label in zip(NAMES, "0102", strict=True)
+    ),
+    "a manifest": "".join(
+        json.dumps({"source-ref": f"s3://bucket/{name}.png", "class": 7, "class-metadata": {"class-name": label}})
+        + "\n"
+        for name, label in zip(NAMES, "0102", strict=True)
+    ),
+    "an import file": "".join(
+        f"TRAIN,gs://bucket/{name}.png,{label}\n" for name, label in zip(NAMES, "0102", strict=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_well_known_tables_are_read_right(read: Read, kind: str) -> None:
+    [listing] = read(KNOWN[kind], name="a.txt")
+    assert labelled(listing) == {"a.png": "0", "b.png": "1", "c.png": "0", "d.png": "2"}
+
+
+def test_labels_of_several_words_behind_a_path_without_blanks(read: Read) -> None:
+    [listing] = read("a Boeing 737-200\nb A320\nc Boeing 737-200\nd DC-10\n", name="images_variant_train.txt")
+    assert labelled(listing)["a.png"] == "Boeing 737-200"
+    [suffixed] = read("a.png golden retriever\nb.png pug\nc.png golden retriever\n", name="a.txt")
+    assert suffixed.classes == ("golden retriever", "pug")
+
+
+def test_lists_of_attributes_are_labels_of_zeros_and_ones(read: Read) -> None:
+    said: list[str] = []
+    attributes = "4\nSmiling Male\na.png -1  1\nb.png  1  1\nc.png -1 -1\nd.png  1 -1\n"
+    [listing] = read(attributes, said, name="list_attr.txt")
+    assert (listing.label_names, listing.labels.tolist()) == (("Smiling", "Male"), [[0, 1], [1, 1], [0, 0], [1, 0]])
+    assert any("-1 is read as 0" in line for line in said)
+    [table] = read("image_id,Smiling,Male\na.png,-1,1\nb.png,1,1\nc.png,-1,-1\n")
+    assert table.labels.tolist() == [[0, 1], [1, 1], [0, 0]]
+    [truths] = read("path,wet,dry\na.png,True,False\nb.png,False,False\n")
+    assert truths.labels.tolist() == [[1, 0], [0, 0]]
+
+
+def test_findings_joined_by_bars_are_several(read: Read) -> None:
+    head = "Image Index,Finding Labels,Follow-up #,Patient ID\n"
+    [listing] = read(head + "a.png,No Finding,0,7\nb.png,Mass|Nodule,1,7\nc.png,Mass,2,8\n")
+    assert listing.label_names == ("Mass", "No Finding", "Nodule")
+
+
+def test_one_hot_columns_follow_a_class_list(read: Read) -> None:
+    text = "image,MEL,NV\na,1.0,0.0\nb,0.0,1.0\n"
+    [listing] = read(text, classes=("BCC", "MEL", "NV"))
+    assert labelled(listing) == {"a.png": "MEL", "b.png": "NV"}
+    with pytest.raises(DataError, match="the class list lacks: NV"):
+        read(text, classes=("BCC", "MEL"))
+
+
+ASKED = {
+    "numbers without names": (
+        "a.png,7,3\nb.png,8,9\n",
+        r"which column is the label\? Name it with --label-column \(the columns: they have no names: 1 to 3\)",
+    ),
+    "x-rays": (
+        "Path,Sex,Age,No Finding,Edema\na.png,Female,40,1.0,\nb.png,Male,41,,1.0\n",
+        r"which column is the label\? .* several times for several columns of zeros and ones",
+    ),
+    "pets": (
+        "#Image CLASS-ID SPECIES BREED ID\n#ID: 1:37 Class ids\na 1 1 1\nb 2 1 2\nc 3 1 3\nd 1 2 1\n",
+        r"which column is the label\? .*they have no names: 1 to 4",
+    ),
+    "pixels in a column": (
+        "emotion,pixels,Usage\n0,70 70 70,Training\n1,3 4 5,Training\n",
+        r"no column of image paths: .* Images that are numbers in a table are not read: write each as a file",
+    ),
+    "pixels in columns": ("label,pixel0,pixel1\n0,7,7\n1,8,8\n", "Images that are numbers in a table are not read"),
+    "sizes alone": ("path,width,height\na.png,1,0\nb.png,0,1\n", "no label column: .* --label-column"),
+    "no path": ("what,where\nx,y\n", "no image paths, and no first line with column names"),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_what_can_be_read_in_two_ways_is_asked_about(read: Read, kind: str) -> None:
+    text, message = ASKED[kind]
+    with pytest.raises(DataError, match=message):
+        read(text, name="a.txt")
+
+
+def test_training_asks_for_the_column_where_labels_are_other_numbers(tmp_path: Path, read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("path,age,weight\na.png,7,3\nb.png,8,9\n", said)
+    assert listing.labels.tolist() == [[7, 3], [8, 9]]
+    assert any("several labels per image, in this order: age, weight" in line for line in said)
+    with pytest.raises(DataError, match=r"\(7 in image 0\): training needs one class for each image \(--label-column"):
+        prepare(tmp_path / "a.csv", trainable=True, cache=tmp_path / "cache")
+
+
+PETS = ASKED["pets"][0]
+WIDE = table(
+    "file,alt,kind,colour,fold",
+    "a.png,b.png,x,red,train",
+    "b.png,a.png,y,blue,val",
+    "c.png,d.png,x,red,train",
+    "d.png,c.png,y,blue,val",
+)
+
+
+def test_columns_are_those_that_are_named(read: Read) -> None:
+    def columns(*, path: str | None = None, label: str | None = None, split: str | None = None) -> ColumnNames:
+        return ColumnNames.of(path, label, split)
+
+    [one] = read(WIDE, columns=columns(label="colour"))
+    assert labelled(one)["a.png"] == "red"
+    [other] = read(WIDE, columns=columns(label="kind", path="alt"))
+    assert labelled(other)["b.png"] == "x"
+    train, val = read(WIDE, columns=columns(label="kind", split="fold"))
+    assert (train.split, train.names, val.split, val.names) == ("train", ["a.png", "c.png"], "val", ["b.png", "d.png"])
+    [spelled] = read(WIDE.replace("colour", " Co Lour"), columns=columns(label="co_lour"))
+    assert labelled(spelled)["a.png"] == "red"
+    [by_number] = read(PETS, name="list.txt", columns=columns(label="2"))
+    assert labelled(by_number) == {"a.png": "1", "b.png": "2", "c.png": "3", "d.png": "1"}
+
+
+def test_several_columns_that_are_named_are_labels(read: Read) -> None:
+    said: list[str] = []
+    text = "Path,Sex,No Finding,Edema\na.png,F,1.0,\nb.png,M,,1.0\nc.png,M,,\n"
+    [listing] = read(text, said, columns=ColumnNames(labels=("Edema", "No Finding")))
+    assert (listing.label_names, listing.labels.tolist()) == (("Edema", "No Finding"), [[0, 1], [1, 0], [0, 0]])
+    assert any("4 empty cells among the labels are read as 0" in line for line in said)
+    [boxes] = read("path,x,y\na.png,3,4\nb.png,5,6\n", columns=ColumnNames(labels=("x", "y")))
+    assert boxes.labels.tolist() == [[3, 4], [5, 6]]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no such column": (
+        {"label": "color"},
+        r"--label-column is 'color', and there is no such column \(the columns: file, alt, kind, colour, fold\)\. Did"
+        r" you mean colour\?",
+    ),
+    "no such number": ({"label": "6"}, "--label-column is '6', and there is no such column"),
+    "no path": ({"label": "kind", "path": "where"}, "--path-column is 'where', and there is no such column"),
+    "no splits": ({"label": "kind", "split": "colour"}, "--split-column colour holds 'blue'; it must be train, val"),
+    "the same twice": ({"label": "file", "path": "file"}, "--path-column and --label-column name the same column"),
+    "words in several": ({"label": ("kind", "colour")}, "line 2: the label 'x' is not a number"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_columns_that_are_not_there_are_told_with_those_that_are(read: Read, case: str) -> None:
+    names, message = WRONG[case]
+    columns = ColumnNames.of(names.get("path"), names.get("label"), names.get("split"))
+    with pytest.raises(DataError, match=message):
+        read(WIDE, columns=columns)
+
+
+def test_two_columns_of_one_name_are_told_apart_by_number(read: Read) -> None:
+    text = "path,kind,kind\na.png,x,u\nb.png,y,v\n"
+    with pytest.raises(DataError, match=r"2 columns are called so: give its number \(2, 3\)"):
+        read(text, columns=ColumnNames(labels=("kind",)))
+    [listing] = read(text, columns=ColumnNames(labels=("3",)))
+    assert listing.classes == ("u", "v")
+
+
+def test_columns_of_what_is_no_table_are_refused(tmp_path: Path, read: Read) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+        (tmp_path / "folder" / name / "1.png").write_bytes(encoded(1))
+    with pytest.raises(DataError, match=r"--label-column kind names a column of a table .* drop --label-column"):
+        found(tmp_path / "folder", tmp_path, columns=ColumnNames(labels=("kind",)))
+    pack(tmp_path / "folder", tmp_path / "out")
+    with pytest.raises(DataError, match="has its labels in it: drop --label-column"):
+        prepare(tmp_path / "out.rec", label_column="kind")
+
+
+def test_columns_are_named_in_python_and_in_the_recipe(tmp_path: Path, read: Read) -> None:
+    read(WIDE, columns=ColumnNames(labels=("kind",)))
+    path = tmp_path / "a.csv"
+    named: dict[str, Any] = {"path_column": "alt", "label_column": "colour"}
+    [packed] = st.pack(path, tmp_path / "packed", **named)
+    assert packed.card.classes == ("blue", "red")
+    with Unpacked.open(path, **named) as opened:
+        assert (opened.classes, opened.name(0)) == (("blue", "red"), "b.png")
+    assert examine_source(path, **named).classes == {"blue": 2, "red": 2}
+    first = prepare(path, **named, cache=tmp_path / "cache")
+    second = prepare(path, path_column="alt", label_column=["kind"], cache=tmp_path / "cache")
+    cards = [card_of(prepared.train) for prepared in (first, second)]
+    assert [card.classes for card in cards if card] == [("blue", "red"), ("x", "y")]
+    data = Data(train=path, label_column="colour")  # type: ignore[arg-type]
+    assert data.label_column == ("colour",)
+    recipe = Recipe.from_dict({"data": {"train": "a.csv", "label_column": ["x", "y"]}, "model": {"name": "mlp"}})
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    with pytest.raises(RecipeError, match=r"data\.split_column is 7"):
+        Data(train=path, split_column=7)  # type: ignore[arg-type]
+
+
+def test_json_of_another_kind_is_no_table(tmp_path: Path) -> None:
+    assert is_json_lines(b'{"image": "' + b"x" * 1000)
+    assert not is_json_lines(b'{\n "kind": "steadytrain.card"')
+    (tmp_path / "a.jsonl").write_text('{"image": "a.jpg", "label": "x"}\n[1]\n')
+    with pytest.raises(DataError, match="line 2 is not a JSON object"):
+        found(tmp_path / "a.jsonl", tmp_path)
