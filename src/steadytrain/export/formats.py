@@ -103,8 +103,8 @@ def _attend(
         return functional.scaled_dot_product_attention(query, key, value, attn_mask, *more, **options)
     if attn_mask is not None and attn_mask.dim() > 3:  # others are the same wherever the leading dimensions are
         attn_mask = _to_four(attn_mask.expand(*leading, *attn_mask.shape[-2:]))
-    parts = map(_to_four, (query, key, value))
-    out = functional.scaled_dot_product_attention(*parts, attn_mask, *more, **options)
+    query, key, value = map(_to_four, (query, key, value))
+    out = functional.scaled_dot_product_attention(query, key, value, attn_mask, *more, **options)
     return out.reshape(*leading, *out.shape[-2:])
 
 

@@ -62,7 +62,7 @@ class Policy:
     def __init__(self, spec: Precision, device: torch.device) -> None:
         remark = _remark(spec, device)
         self.device = device
-        self.notes = () if remark is None else (remark,)
+        self.notes: tuple[str, ...] = () if remark is None else (remark,)
         self.channels_last = spec.channels_last
         self._dtype = DTYPES.get(spec.products)
         self._scaler = torch.amp.GradScaler(device.type) if self._dtype is torch.float16 else None
