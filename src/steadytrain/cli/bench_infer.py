@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EngineName = Literal["plain", "eager", "channels-last", "compile", "onnxruntime", "openvino", "tensorrt"]
 NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
 
-MAX_WIDTH = 120
+MAX_WIDTH, MAX_IMAGES = 120, 4096
 FORMAT = "steadytrain-inference"
 """Of what ``--save`` writes."""
 
@@ -52,6 +52,7 @@ def bench_infer(
     data: str | None = None,
     root: Root = None,
     labels: Labels = None,
+    images: int = 64,
     seconds: float = 2.0,
     minutes: float | None = None,
     plot: Path | None = None,
@@ -74,8 +75,9 @@ def bench_infer(
         batch_size: The smallest shows latency, the largest throughput.
         precision: Number formats. [default: fp32 and int8, and those that this processor or GPU multiplies fast]
         threads: Compute threads on a CPU. [default: one for each core]
-        data: Compare outputs on these images: a folder, a .rec file, or any source that steady pack takes. [default:
-            drawn samples]
+        data: Compare outputs on these images, and score them by their labels: a folder, a .rec file, or any source
+            that steady pack takes. [default: drawn samples]
+        images: Use so many images of --data, spread over all of it; they are held in memory.
         seconds: How long to measure each engine with each batch size.
         minutes: Begin no network after so long.
         plot: Draw latency and throughput into this file: .svg or .html.
@@ -84,6 +86,7 @@ def bench_infer(
     Examples:
         steady bench infer resnet50 --engines eager openvino --batch-size 1 32
         steady bench infer runs/a --data photos/ --threads 2
+        steady bench infer runs/a --data val.rec --images 1000
         steady bench infer --minutes 20 --save inference.json --plot inference.svg
     """
     require_seconds(seconds)
@@ -95,7 +98,8 @@ def bench_infer(
         require_kind(plot)
     if save is not None and save.suffix.lower() != ".json":
         raise InputError(f"--save is {save}: it must end with .json")
-    records = None if data is None else _pack(data, root, labels)
+    require_range("--images", images, MAX_IMAGES)
+    records, labelled = (None, False) if data is None else _pack(data, root, labels)
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
@@ -109,6 +113,8 @@ def bench_infer(
         device=device,
         seconds=seconds,
         records=records,
+        most=images,
+        labelled=labelled,
     )
     done = {} if save is None else _read(save, plan)
     for name in done:
@@ -143,18 +149,19 @@ def _require_licence(name: str, *, accepted: bool) -> None:
             note(f"{name}: {remark}")
 
 
-def _pack(data: str, root: str | None, labels: str | None) -> Path:
-    """Pack the images that outputs are compared on, unless they are packed already."""
+def _pack(data: str, root: str | None, labels: str | None) -> tuple[Path, bool]:
+    """Pack the images that outputs are compared on, unless they are packed already; False where they have no labels."""
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
 
-    if labels is None and (plain_list := _list_plain_folder(data)):
+    plain_list = _list_plain_folder(data) if labels is None else None
+    if plain_list is not None:
         data, root = str(plain_list), data
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         prepared = prepare(
             data, root=root, labels=labels, only="val", shorter_side=packed_side(299), say=note, progress=advance
         )
-    return prepared.only("val")
+    return prepared.only("val"), plain_list is None
 
 
 def _list_plain_folder(data: str) -> Path | None:
@@ -203,6 +210,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "device": plan.device,
         "seconds": plan.seconds,
         "records": plan.records,
+        **({"images": plan.most} if plan.most != 64 else {}),
     }
 
 
@@ -264,6 +272,11 @@ def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
             errors.setdefault(engine.error, []).append(_label(engine))
     remarks = [f"not measured ({', '.join(names)}): {error}" for error, names in errors.items()]
     remarks += _smaller_batches(measured)
+    scored = {engine.parity.labelled for engine in measured if engine.parity}
+    if most := max(scored, default=0):
+        remarks.append(
+            f"top-1, top-5: right answers on {count(most, 'image')} with labels; same: those of torch in fp32"
+        )
     if left_out:
         remarks.append(f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)")
     for remark in remarks:
@@ -311,7 +324,11 @@ def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> Columns:
         columns["cosine"] = (3, [_of(engine, lambda p: f"{p.cosine:.4f}") for engine in measured])
     if any(engine.parity and engine.parity.top1 is not None for engine in measured):
         columns["same top-1"] = (4, [_of(engine, lambda p: percent(p.top1)) for engine in measured])
-        columns["top-5"] = (6, [_of(engine, lambda p: percent(p.top5)) for engine in measured])
+        columns["same top-5"] = (6, [_of(engine, lambda p: percent(p.top5)) for engine in measured])
+    if any(engine.parity and engine.parity.labelled for engine in measured):
+        columns["top-1"] = (1, [_of(engine, lambda p: percent(p.right1, 2)) for engine in measured])
+        if any(engine.parity and engine.parity.right5 is not None for engine in measured):
+            columns["top-5"] = (2, [_of(engine, lambda p: percent(p.right5, 2)) for engine in measured])
     return columns
 
 
