@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -89,6 +90,45 @@ def test_a_run_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp
     assert main(["bench", "infer", str(tmp_path / "a"), "--engines", "plain", *QUICK]) == 1
     words = " ".join(capsys.readouterr().out.split())
     assert words.startswith(f"{tmp_path / 'a'}: there is no such file or folder: name a run, a weights file or a")
+
+
+def test_engines_are_scored_by_the_labels_of_the_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The accuracy of torch in fp32 is that of steady evaluate on the same images; a folder alone has no labels."""
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet")
+    torch.save(network.state_dict(), tmp_path / "stock.pth")
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        (folder := tmp_path / "photos" / ("n02124075", "n01440764")[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (80, 80, 3), np.uint8)).save(folder / f"{number}.png")
+    with torch.no_grad():  # some are right: the two classes get what the network likes best
+        network.fc.bias[[285, 0]] += 10
+    torch.save(network.state_dict(), tmp_path / "stock.pth")
+    assert main(["pack", str(tmp_path / "photos"), str(tmp_path / "photos")]) == 0
+    capsys.readouterr()
+    words = [str(tmp_path / "photos.rec"), "--json"]
+    assert main(["evaluate", str(tmp_path / "stock.pth"), *words, "--model", "timm/test_resnet"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    name = f"timm/test_resnet={tmp_path / 'stock.pth'}"
+    command = ["bench", "infer", name, "--engines", "plain", "eager", "--precision", "fp32", *QUICK]
+    assert main([*command, "--data", *words]) == 0
+    for engine in json.loads(capsys.readouterr().out)["networks"][0]["engines"]:
+        parity = engine["parity"]
+        assert (parity["labelled"], parity["right5"]) == (12, 1.0)
+        assert parity["right1"] == pytest.approx(scored["top1"]) and 0 < parity["right1"] < 1
+    assert main([*command, "--data", words[0], "--images", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "right answers on 5 images with labels" in " ".join(out.split()) and " top-1" in out
+    assert main([*command, "--data", str(tmp_path / "photos" / "n02124075")]) == 0
+    assert "with labels" not in capsys.readouterr().out
+
+
+def test_images_of_classes_that_the_network_lacks_are_not_scored() -> None:
+    logits = torch.eye(6)[[0, 1, 2, 3]]
+    parity = compare(logits, logits, classes=True, labels=torch.tensor([0, 2, -1, 3]))
+    assert (parity.labelled, parity.right1) == (3, pytest.approx(2 / 3))
+    assert compare(logits, logits, classes=True, labels=torch.full((4,), -1)).right1 is None
+    assert compare(logits[:, :4], logits[:, :4], classes=True, labels=torch.zeros(4, dtype=torch.int64)).right5 is None
 
 
 @pytest.mark.peer

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 EngineName = Literal["plain", "eager", "channels-last", "compile", "onnxruntime", "openvino", "tensorrt"]
 NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
 
-MAX_WIDTH = 120
+MAX_WIDTH, MAX_IMAGES = 120, 4096
 FORMAT = "steadytrain-inference"
 """Of what ``--save`` writes."""
 
@@ -65,6 +65,7 @@ def bench_infer(
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
+    images: int = 64,
     seconds: float = 2.0,
     minutes: float | None = None,
     plot: Path | None = None,
@@ -87,8 +88,9 @@ def bench_infer(
         batch_size: The smallest shows latency, the largest throughput.
         precision: Number formats. [default: fp32 and int8, and those that this processor or GPU multiplies fast]
         threads: Compute threads on a CPU. [default: one for each core]
-        data: Compare outputs on these images: a folder, a .rec file, or any source that steady pack takes. [default:
-            drawn samples]
+        data: Compare outputs on these images, and score them by their labels: a folder, a .rec file, or any source
+            that steady pack takes. [default: drawn samples]
+        images: Use so many images of --data, spread over all of it; they are held in memory.
         seconds: How long to measure each engine with each batch size.
         minutes: Begin no network after so long.
         plot: Draw latency and throughput into this file: .svg or .html.
@@ -97,6 +99,7 @@ def bench_infer(
     Examples:
         steady bench infer resnet50 --engines eager openvino --batch-size 1 32
         steady bench infer runs/a --data photos/ --threads 2
+        steady bench infer runs/a --data val.rec --images 1000
         steady bench infer --minutes 20 --save inference.json --plot inference.svg
     """
     require_seconds(seconds)
@@ -109,7 +112,8 @@ def bench_infer(
     if save is not None and save.suffix.lower() != ".json":
         raise InputError(f"--save is {save}: it must end with .json")
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-    records = None if data is None else _pack(data, root, labels, columns)
+    require_range("--images", images, MAX_IMAGES)
+    records, labelled = (None, False) if data is None else _pack(data, root, labels, columns)
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
@@ -123,6 +127,8 @@ def bench_infer(
         device=device,
         seconds=seconds,
         records=records,
+        most=images,
+        labelled=labelled,
     )
     done = {} if save is None else _read(save, plan)
     for name in done:
@@ -157,17 +163,18 @@ def _require_licence(name: str, *, accepted: bool) -> None:
             note(f"{name}: {remark}")
 
 
-def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, Any]) -> Path:
-    """Pack the images that outputs are compared on, unless they are packed already."""
+def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, Any]) -> tuple[Path, bool]:
+    """Pack the images that outputs are compared on, unless they are packed already; False where they have no labels."""
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
 
-    if labels is None and (plain_list := _list_plain_folder(data)):
+    plain_list = _list_plain_folder(data) if labels is None else None
+    if plain_list is not None:
         data, root = str(plain_list), data
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"only": "val", "shorter_side": packed_side(299), "say": note, "progress": advance}
         prepared = prepare(data, root=root, labels=labels, **columns, **options)
-    return prepared.only("val")
+    return prepared.only("val"), plain_list is None
 
 
 def _list_plain_folder(data: str) -> Path | None:
@@ -216,6 +223,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "device": plan.device,
         "seconds": plan.seconds,
         "records": plan.records,
+        **({"images": plan.most} if plan.most != 64 else {}),
     }
 
 
@@ -277,6 +285,11 @@ def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
             errors.setdefault(engine.error, []).append(_label(engine))
     remarks = [f"not measured ({', '.join(names)}): {error}" for error, names in errors.items()]
     remarks += _smaller_batches(measured)
+    scored = {engine.parity.labelled for engine in measured if engine.parity}
+    if most := max(scored, default=0):
+        remarks.append(
+            f"top-1, top-5: right answers on {count(most, 'image')} with labels; same: those of torch in fp32"
+        )
     if left_out:
         remarks.append(f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)")
     for remark in remarks:
@@ -324,7 +337,11 @@ def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> Columns:
         columns["cosine"] = (3, [_of(engine, lambda p: f"{p.cosine:.4f}") for engine in measured])
     if any(engine.parity and engine.parity.top1 is not None for engine in measured):
         columns["same top-1"] = (4, [_of(engine, lambda p: percent(p.top1)) for engine in measured])
-        columns["top-5"] = (6, [_of(engine, lambda p: percent(p.top5)) for engine in measured])
+        columns["same top-5"] = (6, [_of(engine, lambda p: percent(p.top5)) for engine in measured])
+    if any(engine.parity and engine.parity.labelled for engine in measured):
+        columns["top-1"] = (1, [_of(engine, lambda p: percent(p.right1, 2)) for engine in measured])
+        if any(engine.parity and engine.parity.right5 is not None for engine in measured):
+            columns["top-5"] = (2, [_of(engine, lambda p: percent(p.right5, 2)) for engine in measured])
     return columns
 
 

@@ -32,10 +32,12 @@ from steadytrain.data.loader import ImageLoader
 from steadytrain.errors import ModelError, SteadyError, did_you_mean, first_line
 from steadytrain.export.formats import quantize_onnx, write_onnx, write_openvino, write_tensorrt
 from steadytrain.export.networks import NETWORKS, Network, settle
+from steadytrain.format import tells_top5
 from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input
+from steadytrain.models.class_names import imagenet_synsets, match_classes, names_of_synsets
 from steadytrain.models.exported import SUFFIXES, open_module
 from steadytrain.models.registry import find
 from steadytrain.models.weights import load_weights, read_weights
@@ -46,6 +48,8 @@ from steadytrain.training.trained import restore
 
 Run = Callable[[Tensor], Any]
 
+MOST_TO_QUANTIZE = 64
+"""Samples by which ranges of int8 are found."""
 SAMPLES = 8
 """Drawn samples on which outputs are compared, where no images were given."""
 
@@ -127,12 +131,15 @@ class Subject:
     Args:
         input: preprocessing of its images; None where it takes none.
         weights: where they come from, in words; empty where they are drawn.
+        classes, synsets: of its outputs, as far as they are known.
     """
 
     module: nn.Module
     network: Network
     input: Input | None
     weights: str = ""
+    classes: tuple[str, ...] = ()
+    synsets: tuple[str, ...] = ()
 
 
 def is_pretrained(name: str) -> bool:
@@ -165,14 +172,17 @@ def load_subject(name: str) -> Subject:
         if file:
             load_weights(module, read_weights(Path(file)).tensors, head=(), what=f"{file} and {network_name}")
         usual_input = Input(size=network.shape[-1], mean=MEAN, std=STD, crop=0.875) if network.classes else None
-        return Subject(module=module.eval(), network=network, input=usual_input, weights=file)
+        synsets = imagenet_synsets(1000) if file and network.classes else ()
+        known = {"classes": names_of_synsets(synsets), "synsets": synsets}
+        return Subject(module=module.eval(), network=network, input=usual_input, weights=file, **known)
     if file or Path(name).exists() or is_pretrained(name):
         if Path(file or name).suffix in SUFFIXES:
             raise ModelError(f"{file or name} runs on the engine that it is for alone: name the run or the weights")
         trained = restore(file or name, model=network_name if file else None, device="cpu", numbers="fp32")
         shape = (trained.input.channels, trained.input.size or 224, trained.input.size or 224)
         network = Network(title=trained.name, make=lambda: trained.module, shape=shape)
-        return Subject(module=trained.module, network=network, input=trained.input, weights=str(trained.path))
+        known = {} if trained.is_multi_label else {"classes": trained.classes, "synsets": trained.synsets}
+        return Subject(module=trained.module, network=network, input=trained.input, weights=str(trained.path), **known)
     if "/" in name and ":" not in name and not name.startswith(("timm/", "torchvision/")):
         raise ModelError("there is no such file or folder: name a run, a weights file or a network (steady models)")
     try:
@@ -185,15 +195,26 @@ def load_subject(name: str) -> Subject:
     return Subject(module=built.module.eval(), network=network, input=built.input.filled(side, MEAN, STD))
 
 
-def real_samples(input: Input, records: Path, most: int) -> Tensor:
-    """Read images as the network wants them, spread over a record file: float32 [N, C, H, W], normalised."""
+def real_samples(subject: Subject, records: Path, most: int) -> tuple[Tensor, Tensor]:
+    """Read images as the network wants them, spread over a record file, and the outputs that are right for them.
+
+    Returns:
+        float32 [N, C, H, W], normalised; int64 [N], -1 where the network has no such class, or where it is not known.
+    """
+    assert subject.input is not None
     with open_records(records) as opened:
         ids = np.unique(np.linspace(0, len(opened) - 1, min(most, len(opened))).astype(np.int64))
-        crop = build.evaluation_crop(input)
+        crop = build.evaluation_crop(subject.input)
         with ImageLoader(opened, crop, batch_size=len(ids), ids=ids, train=False) as loader:
-            images = torch.from_numpy(next(iter(loader)).images)
-    mean, std = (torch.tensor(values) for values in (input.mean or MEAN, input.std or STD))
-    return ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+            batch = next(iter(loader))
+            images = torch.from_numpy(batch.images)
+        labels = np.full(len(ids), -1)
+        if subject.classes and batch.labels.ndim == 1:
+            matches = match_classes(opened.class_list, subject.classes, synsets=subject.synsets)
+            outputs = np.array([-1 if match.output is None else match.output for match in matches])
+            labels = outputs[batch.labels]
+    mean, std = (torch.tensor(values) for values in (subject.input.mean or MEAN, subject.input.std or STD))
+    return ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +227,9 @@ class Parity:
         largest_difference: between two outputs.
         top1, top5: share of samples with the same likeliest class, and mean share of the five likeliest that are the
             same; None where the outputs are no scores of classes.
+        labelled: samples whose right class is known.
+        right1, right5: share of those whose right class is the likeliest, and among the five likeliest; None without
+            such samples, and ``right5`` of five classes or fewer.
     """
 
     n: int
@@ -213,25 +237,42 @@ class Parity:
     largest_difference: float
     top1: float | None = None
     top5: float | None = None
+    labelled: int = 0
+    right1: float | None = None
+    right5: float | None = None
 
 
-def compare(outputs: Tensor, reference: Tensor, *, classes: bool) -> Parity:
-    """Compare outputs [N, ...] with those of the reference.
+def compare(outputs: Tensor, reference: Tensor, *, classes: bool, labels: Tensor | None = None) -> Parity:
+    """Compare outputs [N, ...] with those of the reference, and with labels int64 [N], of which -1 are left out.
 
     >>> compare(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0]]), classes=True)
-    Parity(n=1, cosine=0.8, largest_difference=1.0, top1=0.0, top5=1.0)
+    Parity(n=1, cosine=0.8, largest_difference=1.0, top1=0.0, top5=1.0, labelled=0, right1=None, right5=None)
     """
     a, b = outputs.double().flatten(1), reference.double().flatten(1)
     norms = (a.norm(dim=1) * b.norm(dim=1)).clamp_min(torch.finfo(torch.float64).tiny)
     cosine = float(((a * b).sum(1) / norms).min())
-    top1 = top5 = None
+    top1 = top5 = right1 = right5 = None
+    known = torch.zeros(len(a), dtype=torch.bool) if labels is None else labels >= 0
     if classes:
         five = min(5, a.shape[1])
         ours, theirs = a.topk(five).indices, b.topk(five).indices
         top1 = float((ours[:, 0] == theirs[:, 0]).double().mean())
         top5 = float((ours[:, :, None] == theirs[:, None, :]).any(2).double().mean())
+        if labels is not None and known.any():
+            hits = ours[known] == labels[known][:, None]
+            right1 = float(hits[:, 0].double().mean())
+            right5 = float(hits.any(1).double().mean()) if tells_top5(a.shape[1]) else None
     largest = float((a - b).abs().max())
-    return Parity(n=len(a), cosine=round(cosine, 7), largest_difference=largest, top1=top1, top5=top5)
+    return Parity(
+        n=len(a),
+        cosine=round(cosine, 7),
+        largest_difference=largest,
+        top1=top1,
+        top5=top5,
+        labelled=int(known.sum()) if right1 is not None else 0,
+        right1=right1,
+        right5=right5,
+    )
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -341,7 +382,9 @@ class Holder:
         self._options = contextlib.ExitStack()
         self._together = SAMPLES
 
-    def prepare(self, *, name: str, folder: str, records: str | None, most: int, threads: int) -> dict[str, Any]:
+    def prepare(
+        self, *, name: str, folder: str, records: str | None, most: int, threads: int, labelled: bool = True
+    ) -> dict[str, Any]:
         """Build the network, and write its weights, samples and their outputs in fp32 for the engines to come."""
         torch.set_num_threads(threads)
         subject, place = load_subject(name), Path(folder)
@@ -349,14 +392,17 @@ class Holder:
         if not subject.weights:
             settle(subject.module, network.draw(min(SETTLING, network.most or SETTLING), seed=1))
         if records is not None and subject.input is not None:
-            samples = real_samples(subject.input, Path(records), most)
+            samples, labels = real_samples(subject, Path(records), most)
+            labels = labels if labelled else torch.full_like(labels, -1)
         else:
+            labels = None
             samples = network.draw(min(SAMPLES, network.most or SAMPLES), seed=2)
         with torch.inference_mode():
             outputs = torch.cat([subject.module(part) for part in torch.split(samples, network.most or SAMPLES)])
         takes = {"shape": network.shape, "kind": network.kind, "most": network.most, "classes": network.classes}
         torch.save(subject.module.state_dict(), place / "state.pt")
-        torch.save({"samples": samples, "outputs": outputs.float(), "takes": takes}, place / "reference.pt")
+        reference = {"samples": samples, "outputs": outputs.float(), "labels": labels, "takes": takes}
+        torch.save(reference, place / "reference.pt")
         return {
             **takes,
             "title": network.title,
@@ -430,7 +476,7 @@ class Holder:
         outputs = torch.cat(parts)
         if outputs.shape != stored["outputs"].shape:
             raise ModelError(f"outputs of shape {list(outputs.shape)}, not {list(stored['outputs'].shape)}")
-        return vars(compare(outputs, stored["outputs"], classes=network.classes))
+        return vars(compare(outputs, stored["outputs"], classes=network.classes, labels=stored["labels"]))
 
     def memory(self) -> dict[str, Any]:
         """Return the peak of memory since the engine was opened, without what the process had before."""
@@ -493,7 +539,7 @@ def write_file(name: str, place: Path, engine: str, numbers: str) -> None:
         source = place / ENGINES["onnxruntime"].file("fp32")
         if not source.exists():
             write_onnx(_module(name, place), samples[:1], source)
-        quantize_onnx(source, path, torch.split(samples, SAMPLES))
+        quantize_onnx(source, path, torch.split(samples[:MOST_TO_QUANTIZE], SAMPLES))
     elif path.suffix == ".onnx":
         write_onnx(_module(name, place), samples[:1], path)
     elif path.suffix == ".xml":

@@ -163,6 +163,7 @@ class Plan:
     seconds: float
     records: str | None = None
     most: int = 64
+    labelled: bool = True
 
 
 def make_plan(
@@ -174,6 +175,8 @@ def make_plan(
     device: str = "auto",
     seconds: float = 2.0,
     records: Path | None = None,
+    most: int = 64,
+    labelled: bool = True,
 ) -> Plan:
     """Choose engines and number formats for this machine.
 
@@ -185,6 +188,8 @@ def make_plan(
         device: ``auto``, ``cpu``, ``cuda``.
         seconds: for each engine and batch size.
         records: record file with images on which outputs are compared; None: drawn samples.
+        most: images of it at most.
+        labelled: whether their labels are true, so that engines are scored by them.
 
     Raises:
         InputError: there is no such engine, or it has no such numbers.
@@ -211,6 +216,8 @@ def make_plan(
         device=place,
         seconds=seconds,
         records=None if records is None else str(records),
+        most=most,
+        labelled=labelled,
     )
 
 
@@ -273,6 +280,7 @@ def measure_network(name: str, plan: Plan, say: Callable[[str], object] = lambda
                     folder=folder,
                     records=plan.records,
                     most=plan.most,
+                    labelled=plan.labelled,
                     threads=plan.threads,
                 )
         except WorkerError as error:
@@ -313,7 +321,7 @@ def _measure_engines(
             _take_turns(contenders, speeds, size, plan.seconds)
         for pair, contender in contenders.items():
             if not speeds[pair].error:
-                speeds[pair] = _finish(contender, folder, comparable=about["comparable"])
+                speeds[pair] = _finish(contender, folder, comparable=about["comparable"], most=plan.most)
     return tuple(speeds.values())
 
 
@@ -385,7 +393,7 @@ def _take_turns(
                 contenders[pair].cpu_seconds.setdefault(size, []).extend(answer["cpu_seconds"])
 
 
-def _finish(contender: _Contender, folder: str, *, comparable: bool) -> EngineSpeed:
+def _finish(contender: _Contender, folder: str, *, comparable: bool, most: int) -> EngineSpeed:
     """Sum an engine's turns up and compare its outputs."""
     batches = []
     for size, times in contender.seconds.items():
@@ -405,7 +413,8 @@ def _finish(contender: _Contender, folder: str, *, comparable: bool) -> EngineSp
         memory = contender.worker.ask("memory", limit_seconds=PASS_SECONDS)["bytes"]
         parity = None
         if comparable:
-            parity = Parity(**contender.worker.ask("parity", limit_seconds=PASS_SECONDS, folder=folder))
+            limit_seconds = PASS_SECONDS * max(1.0, most / 64)
+            parity = Parity(**contender.worker.ask("parity", limit_seconds=limit_seconds, folder=folder))
     except WorkerError as error:
         return replace(contender.speed, error=str(error))
     return replace(contender.speed, batches=tuple(batches), memory_bytes=memory, parity=parity)
