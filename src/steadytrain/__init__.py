@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from steadytrain.training import calibrate as calibrate
     from steadytrain.training import default_recipe as default_recipe
     from steadytrain.training import evaluate as evaluate
+    from steadytrain.training import features as features
     from steadytrain.training import finetune as finetune
     from steadytrain.training import predict as predict
     from steadytrain.training import repeat as repeat
@@ -66,6 +67,7 @@ _PLACES = {
     "diagnose": "monitor",
     "evaluate": "training",
     "export_model": "export.export",
+    "features": "training",
     "finetune": "training",
     "ledger": "monitor",
     "pack": "data.packing.pack",

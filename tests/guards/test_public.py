@@ -41,6 +41,7 @@ NAMES = [
     "diagnose",
     "evaluate",
     "export_model",
+    "features",
     "finetune",
     "ledger",
     "pack",

@@ -17,8 +17,10 @@ from typing import Any
 from tests.reports.runs import Clock, course, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed
+from steadytrain.monitor import diagnose
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account, spread
+from steadytrain.reports.verdict import verdict_sentences
 from steadytrain.run import Run
 
 EVIL = "<script>alert(1)</script>&amp;\"'"
@@ -226,3 +228,15 @@ def test_headings_go_down_one_level_at_a_time_and_pictures_have_words(tmp_path: 
         == text.count('class="chart" id="chart-')
         == len(re.findall(r'role="img" aria-label="[^"]+: a curve', text))
     )
+
+
+def test_the_verdict_stands_at_the_head_of_a_runs_page_and_with_each_of_several(tmp_path: Path) -> None:
+    runs = [Run.create(tmp_path / name, recipe()) for name in "ab"]
+    for run in runs:
+        write(run, [started(), *course(0, 352, total=352)], Clock(), end=True)
+    sentence = " ".join(verdict_sentences(diagnose(runs[0]))[0].split())
+    alone = read(runs[0]).visible
+    assert "What held it back:" in alone and sentence[1:] in alone
+    assert alone.index("What held it back:") < alone.index("Where the time went")
+    several = read(*runs).visible
+    assert "What held it back:" not in several and several.count(sentence[1:]) == 2

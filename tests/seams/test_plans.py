@@ -12,9 +12,12 @@ from tests.seams.frozen import Frozen, plain_text
 from tests.seams.product import steady
 
 TRAIN = ["--", "train", "my cats.rec", "--run", "runs/$(x)", "--lr", "0.1"]
+TRAIN_SHARED = ["--", "train", "/data/my cats.rec", "--run", "/data/runs/$(x)", "--lr", "0.1"]
+"""Where the machines share nothing of this one."""
 COMMON = ["--env", "OMP_NUM_THREADS=4", "--env", "HF_TOKEN", "--set", "port=29500", "--set", "restarts=3"]
 BATCH = ["--nodes", "2", "--procs", "8", "--set", "name=cats", "--set", "minutes=240", "--set", "cpus=16"]
 BATCH += ["--set", "memory_gb=64", "--set", "gpus=2", "--set", "image=registry.example/steadytrain:1"]
+CLAIM = ["--set", "kubernetes.claim=photos"]
 PLANS = {
     "local": ["--procs", "2", "--set", "restarts=3"],
     "ssh": ["--on", "ssh", "--hosts", "hosts", "--sync", "cats", "--exclude", "*.tmp", *COMMON],
@@ -22,8 +25,8 @@ PLANS = {
     "mpi": ["--on", "mpi", "--hosts", "plain", *COMMON[:6]],
     "mpich": ["--on", "mpi", "--procs", "4", "--set", "mpi.kind=mpich", "--set", "port=29500"],
     "slurm": ["--on", "slurm", *BATCH, *COMMON[:4], "--set", "restarts=3", "--set", "slurm.partition=gpu"],
-    "kubernetes": ["--on", "kubernetes", *BATCH, *COMMON[:2], "--set", "kubernetes.claim=photos"],
-    "jobset": ["--on", "kubernetes", *BATCH, "--set", "restarts=3", "--set", "kubernetes.kind=jobset"],
+    "kubernetes": ["--on", "kubernetes", *BATCH, *COMMON[:2], *CLAIM],
+    "jobset": ["--on", "kubernetes", *BATCH, "--set", "restarts=3", *CLAIM, "--set", "kubernetes.kind=jobset"],
     "yarn": ["--on", "yarn", *BATCH, *COMMON[:2], *COMMON[4:], "--set", "yarn.queue=vision"],
 }
 
@@ -43,9 +46,13 @@ def _without_places(text: str, work: Path) -> str:
     return re.sub(r"-m steadytrain\.[\w.]+", "-m steadytrain.MODULE", text)
 
 
+def _command(name: str) -> list[str]:
+    return TRAIN_SHARED if name in ("kubernetes", "jobset", "yarn") else TRAIN
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_the_plan_of_each_launcher(name: str, machines: Path, frozen: Frozen) -> None:
-    output = steady("launch", *PLANS[name], "-o", "out", "--dry-run", *TRAIN)
+    output = steady("launch", *PLANS[name], "-o", "out", "--dry-run", *_command(name))
     assert "hf_secret" not in output.out
     frozen(f"plans/{name}", _without_places(output.out, machines).splitlines())
     written = {path.name: _without_places(path.read_text(), machines) for path in sorted(Path().glob("out/*"))}
@@ -55,7 +62,7 @@ def test_the_plan_of_each_launcher(name: str, machines: Path, frozen: Frozen) ->
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_plan_as_json(name: str, machines: Path, frozen: Frozen) -> None:
-    document = steady("launch", *PLANS[name], "--dry-run", "--json", *TRAIN).document
+    document = steady("launch", *PLANS[name], "--dry-run", "--json", *_command(name)).document
     frozen(f"documents/launch {name}", _masked(document, machines))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.console import print_json, print_text
 from steadytrain.cli.options import TrainingOptions
@@ -78,6 +78,14 @@ def _row(label: str, words: str) -> list[str]:
     )
 
 
+def validation_name(recipe: Recipe, data: Mapping[str, Any]) -> str:
+    """Name the validation data as the user did, rather than by a packed copy in the cache."""
+    if recipe.data.val is not None or not data["val"]:
+        return Path(recipe.data.val or "").name
+    is_copy = str(recipe.data.train) != str(data["train"])
+    return f"those of {Path(recipe.data.train).name}" if is_copy else Path(data["val"]).name
+
+
 def head_lines(recipe: Recipe, started: Started) -> list[str]:
     """Describe all that was chosen for a run, by the user or by default, in lines of :data:`LINE` columns."""
     rows = [*_model_rows(recipe, started), *_update_rows(recipe, started), *_image_rows(recipe, started)]
@@ -92,7 +100,7 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
 def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     """Describe the data, the network, and what of it is trained."""
     data, model = started.data, started.model
-    source = "held out" if data["held_out"] else Path(recipe.data.val or data["val"] or "").name
+    source = "held out" if data["held_out"] else validation_name(recipe, data)
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
     is_multi_label = data.get("multi_label") is True
     noun = "labels, several for each image" if is_multi_label else "classes"

@@ -174,7 +174,7 @@ def feed(
         work = f"training: {crop.kind} to {crop.size} x {crop.size}{', flip' if crop.flip else ''}"
         work = f"evaluation: resize, centre {crop.size} x {crop.size}" if evaluation else work
         if show is not None:
-            _write_grid(show, records, crop, chosen, evaluation=evaluation, work=work)
+            _write_grid(show, str(data), records, crop, chosen, evaluation=evaluation, work=work)
             return
         with ImageLoader(
             records,
@@ -249,7 +249,14 @@ def _augmentation(
 
 
 def _write_grid(
-    path: Path, records: Records, crop: Crop, transforms: tuple[Transform, ...], *, evaluation: bool, work: str
+    path: Path,
+    data: str,
+    records: Records,
+    crop: Crop,
+    transforms: tuple[Transform, ...],
+    *,
+    evaluation: bool,
+    work: str,
 ) -> None:
     """Write the first images of the stream as the model will see them."""
     from steadytrain.data.loader import ImageLoader
@@ -258,7 +265,7 @@ def _write_grid(
     with ImageLoader(records, crop, batch_size=min(SHOWN_IMAGES, len(records)), train=not evaluation) as loader:
         batch = next(iter(loader))
     augmentation = _augmentation(records, crop, transforms, len(batch), on_gpu=False)
-    title = ", ".join([f"{records.path}: {work}", *map(str, transforms)])
+    title = ", ".join([f"{data}: {work}", *map(str, transforms)])
     write_grid(path, batch, augmentation, records.class_list, title)
     note(f"wrote {path}: {count(len(batch), 'image')}, {', '.join([work, *map(str, transforms)])}")
 

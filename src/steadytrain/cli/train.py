@@ -656,5 +656,7 @@ def print_next_commands(run: Run, code: int, *, image: Path | None = None, repea
     folder = shlex.quote(str(run.directory))
     images = "IMAGE..." if image is None else shlex.quote(str(image))
     reported = shlex.quote(str(run.directory.parent)) if repeats else folder
-    for command in (f"evaluate {folder}", f"predict {folder} {images}", f"report {reported} -o report.html"):
+    held_back = run.locate(str(run.recipe.data.train)) / "test"  # images that no choice has seen yet
+    evaluated = f"evaluate {folder} {shlex.quote(str(held_back))}" if held_back.is_dir() else f"evaluate {folder}"
+    for command in (evaluated, f"predict {folder} {images}", f"report {reported} -o report.html"):
         note(f"  steady {command}")

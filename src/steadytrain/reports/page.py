@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from steadytrain import __version__
+from steadytrain.errors import RunError
 from steadytrain.events import FeedStats
 from steadytrain.format import (
     NONE,
@@ -33,6 +34,7 @@ from steadytrain.format import (
     size,
     when,
 )
+from steadytrain.monitor import diagnose
 from steadytrain.reports.charts import TEMPLATES, charts, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
@@ -40,6 +42,7 @@ from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
 from steadytrain.reports.tables import MARK, epoch_table, facts, interval_text
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 from steadytrain.reports.tuned import section
+from steadytrain.reports.verdict import verdict_sentences
 
 MAX_CLASSES = 12
 SHOWN_ROWS = 12
@@ -261,6 +264,7 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "why": summary.why,
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
+        "verdict": _verdict(account),
         "rates": rates_in_words(account.ledger),
         "columns": columns,
         "epochs": cells,
@@ -271,13 +275,26 @@ def _run(index: int, account: Account) -> dict[str, Any]:
     }
 
 
+def _verdict(account: Account) -> list[str]:
+    """Say what slowed a run down and what to change, a sentence each; nothing of another program's log."""
+    if account.summary.log:
+        return []
+    try:
+        return verdict_sentences(diagnose(account.run))[:2]
+    except RunError:
+        return []
+
+
 def _heroes(account: Account) -> list[dict[str, str]]:
     summary, best = account.summary, account.summary.best
     accuracy, more = NONE, "no evaluation yet"
     if best is not None:
         interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
         accuracy, more = percent(best.value, 2), f"{interval}epoch {epoch(best.epoch)}"
-    per_epoch = f"{duration(summary.seconds_per_epoch)} an epoch" if summary.seconds_per_epoch else ""
+    per_epoch = ""
+    if summary.seconds is not None and summary.epochs_done and summary.epochs_done >= 1:  # as the live page has it
+        per_epoch = f"{duration(summary.seconds / summary.epochs_done)} an epoch"
+        per_epoch += f"; its updates {duration(summary.seconds_per_epoch)}" if summary.seconds_per_epoch else ""
     overall = f"steady; {rate(summary.images_per_second_overall)} overall"
     heroes = [
         ("Best mAP" if summary.is_multi_label else "Best top-1 accuracy", accuracy, more),
@@ -296,6 +313,11 @@ def _places(account: Account) -> dict[str, str]:
     started, feed = account.history.started, account.history.newest.get("FeedStats")
     assert started is not None
     words = {f"data: {key}": _counted(key, value) for key, value in started.data.items() if key != "rejected"}
+    data = account.run.recipe.data
+    if not account.summary.log and started.data.get("train") not in (None, str(data.train)):  # a copy in the cache
+        words |= {"data: train": str(data.train), "data: val": str(data.val or f"those of {data.train}")}
+        if started.data.get("held_out"):
+            words["data: val"] = "held out"
     words |= {f"model: {key}": _counted(key, value) for key, value in started.model.items()}
     words |= {f"machine: {key}": _counted(key, value) for key, value in started.machine.items()}
     if isinstance(feed, FeedStats):

@@ -249,8 +249,9 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             lines.append((event.time, _step(event) or reached, f"failed: {event.error}: {event.message}", "bad"))
         else:
             speed = f", {rate(event.images / event.seconds)} images/s" if event.seconds > 0 and event.images else ""
+            of = " of this attempt" if len(history.attempts) > 1 else ""
             tone = "good" if event.status == "finished" else "warn"
-            lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{speed}", tone))
+            lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{of}{speed}", tone))
     lines.sort(key=lambda line: line[0])
     has_clock = history.attempts[0].began > 0  # a log of another program may tell no time
     return [

@@ -6,6 +6,7 @@ from steadytrain.training.calibration import calibrate as calibrate
 from steadytrain.training.defaults import default_recipe as default_recipe
 from steadytrain.training.defaults import finetune as finetune
 from steadytrain.training.evaluation import Evaluation as Evaluation
+from steadytrain.training.feature_vectors import features as features
 from steadytrain.training.inference import Prediction as Prediction
 from steadytrain.training.inference import evaluate as evaluate
 from steadytrain.training.inference import predict as predict

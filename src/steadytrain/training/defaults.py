@@ -35,6 +35,7 @@ from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import Facts, look
 from steadytrain.training.loop import Outcome, train
+from steadytrain.training.progress import wants_progress
 
 Say = Callable[[str], None]
 
@@ -85,7 +86,8 @@ def finetune(
     *,
     model: models.Given | None = None,
     run: str | Path | None = None,
-    say: Say = lambda message: None,
+    say: Say | None = None,
+    progress: bool | None = None,
 ) -> Outcome:
     """Fine-tune a pretrained model on your data with the defaults of ``steady finetune``; the same call resumes it.
 
@@ -94,7 +96,8 @@ def finetune(
         changes: as of :func:`default_recipe`.
         model: as of :func:`default_recipe`.
         run: folder of the run; None: ``runs/MODEL-DATA-DIGEST``.
-        say: as of :func:`default_recipe`.
+        say: as of :func:`default_recipe`; None: what is chosen is shown where progress is.
+        progress: as of :func:`train`.
 
     Returns:
         The outcome, whose ``run`` can be evaluated, reported and restored.
@@ -114,8 +117,14 @@ def finetune(
     >>> tuned.status, tuned.run.recipe.optim.name, st.evaluate(tuned.run).n
     ('finished', 'adamw', 2)
     """
-    recipe = default_recipe(data, changes, model=model, finetune=True, say=say)
-    return train(Run.create(default_folder(recipe) if run is None else run, recipe))
+    out = wants_progress(progress)
+
+    def show(message: str) -> None:
+        if out is not None:
+            print(message, file=out, flush=True)
+
+    recipe = default_recipe(data, changes, model=model, finetune=True, say=say or show)
+    return train(Run.create(default_folder(recipe) if run is None else run, recipe), progress=progress)
 
 
 def choose_recipe(

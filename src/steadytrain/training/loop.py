@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +53,7 @@ from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
+from steadytrain.training.progress import show_progress, wants_progress
 from steadytrain.training.session import Session, open_session
 
 Events = Generator[Event, None, str | None]
@@ -71,18 +72,22 @@ class Outcome:
     run: Run = field(repr=False)
 
 
-def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome:
+def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: bool | None = None) -> Outcome:
     """Train a run to its end, resuming by itself, and return how it came out.
 
     Args:
         run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
         allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
+        progress: show how far it is, and each evaluation; None: in a notebook and in a terminal.
 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
     """
     run = Run.open(run)
-    for _ in steps(run, allow_import=allow_import):
+    events: Iterable[Event] = steps(run, allow_import=allow_import)
+    if (out := wants_progress(progress)) is not None:
+        events = show_progress(events, run.recipe, out)
+    for _ in events:
         pass
     now = run.progress()
     assert now.ended is not None, "steps() returned without an Ended event"
@@ -90,7 +95,13 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome
 
 
 def repeat(
-    recipe: Recipe, number: int = 5, /, *, run: str | Path, allow_import: bool | None = None
+    recipe: Recipe,
+    number: int = 5,
+    /,
+    *,
+    run: str | Path,
+    allow_import: bool | None = None,
+    progress: bool | None = None,
 ) -> tuple[Outcome, ...]:
     """Train a recipe with several seeds, one run after another, and return how each came out.
 
@@ -102,13 +113,13 @@ def repeat(
         recipe: with the first seed.
         number: of seeds, from 2 to 1000.
         run: the folder of the runs, which are called ``seed-0``, ``seed-1``, ...
-        allow_import: as of :func:`train`.
+        allow_import, progress: as of :func:`train`.
 
     Raises:
         SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
     """
     runs = Run.create_repeats(run, recipe, number)
-    return tuple(train(run, allow_import=allow_import) for run in runs)
+    return tuple(train(run, allow_import=allow_import, progress=progress) for run in runs)
 
 
 def steps(

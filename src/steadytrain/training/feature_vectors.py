@@ -1,0 +1,121 @@
+"""What a network makes of images before its classifier: for search, clustering, or a model of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from steadytrain.data.loader import ImageLoader, packed_side
+from steadytrain.errors import DataError, ModelError
+from steadytrain.run import Run
+from steadytrain.training import build
+from steadytrain.training.data import load
+from steadytrain.training.inference import PREDICTED_AT_ONCE, PREDICTED_PIXELS, Files, Images
+from steadytrain.training.memory import PassLimit
+from steadytrain.training.trained import Trained, restore
+
+
+def features(
+    place: str | Path | Run | Trained,
+    images: Images | Sequence[Images] | Files,
+    *,
+    batch_size: int | None = None,
+    threads: int | None = None,
+) -> NDArray[np.float32]:
+    """Compute the features of images: what the classifier, the network's last layer, is given.
+
+    Images are prepared as for :func:`predict`, and the network is in evaluation mode.
+
+    Args:
+        place: a run, weights or a model's name, as for :func:`restore`, or what it returned.
+        images: one or several, as for :func:`predict`.
+        batch_size: images at a time; None: up to 64, on a CPU fewer of large images.
+        threads: that load images; None chooses.
+
+    Returns:
+        float32 [N, D], a row for each image in its order.
+
+    Raises:
+        DataError: an image cannot be read; the message names it.
+        ModelError: the network does not end in one linear layer.
+
+    >>> import tempfile, timm
+    >>> from PIL import Image
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> Image.new("RGB", (64, 64)).save(folder / "1.png")
+    >>> torch.save(timm.create_model("test_resnet").state_dict(), folder / "stock.pth")
+    >>> features(restore(folder / "stock.pth", model="timm/test_resnet"), folder / "1.png").shape
+    (1, 96)
+    """
+    trained = place if isinstance(place, Trained) else restore(place)
+    input, policy = trained.input, trained.policy
+    limit = PassLimit("evaluation", on_halved=lambda halved: None)
+    rows: list[torch.Tensor] = []
+    with ExitStack() as stack:
+        source = images if isinstance(images, Files) else stack.enter_context(Files(images))
+        crop, is_cpu = build.evaluation_crop(input), policy.device.type == "cpu"
+        source.shorter_side = packed_side(crop.size)
+        if batch_size is None:
+            fitting = PREDICTED_PIXELS // crop.size**2 if is_cpu else PREDICTED_AT_ONCE
+            batch_size = max(1, min(PREDICTED_AT_ONCE, fitting))
+        bad: dict[int, str] = {}
+        options: dict[str, Any] = {"batch_size": min(batch_size, max(1, len(source))), "threads": threads}
+        options["on_bad"] = lambda image: bad.update({image.id: image.reason})
+        head: nn.Module | None = None
+        with torch.no_grad():
+            if not len(source):
+                return np.zeros((0, 0), np.float32)
+            feed = stack.enter_context(ImageLoader(source, crop, train=False, skip_bad=True, **options))
+            for batch in load(feed, policy.device):
+                if bad:
+                    number, reason = min(bad.items())
+                    raise DataError(f"{source.path(number)}: {reason}: leave it out")
+                head = head or _classifier(trained, batch.images[:1])
+                rows.append(_inputs_of(head, trained, batch.images, limit).cpu())
+    return torch.cat(rows).numpy()
+
+
+def _forward(trained: Trained, images_BHWC: torch.Tensor) -> torch.Tensor:
+    with trained.policy.autocast():
+        logits: torch.Tensor = trained.module(trained.policy.images(images_BHWC, trained.input.mean, trained.input.std))
+    return logits
+
+
+def _classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
+    """Return the linear layer, or 1x1 convolution, whose output is the network's. Raises ModelError."""
+    outputs: dict[nn.Module, torch.Tensor] = {}
+    parts = trained.module.modules()
+    layers: list[nn.Module] = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
+    with ExitStack() as stack:
+        for layer in layers:
+            hook = layer.register_forward_hook(lambda part, _, output: outputs.update({part: output.detach()}))
+            stack.callback(hook.remove)
+        logits = _forward(trained, images_BHWC)
+    for layer, output in outputs.items():
+        if output.numel() == logits.numel() and torch.equal(output.reshape_as(logits), logits):
+            return layer
+    raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
+
+
+def _inputs_of(head: nn.Module, trained: Trained, images_BHWC: torch.Tensor, limit: PassLimit) -> torch.Tensor:
+    """Return what the classifier is given for each image, float32 [B, D]."""
+    caught: list[torch.Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach().float().flatten(1)))
+
+    def forward(at_once: int) -> torch.Tensor:
+        caught.clear()
+        for part in images_BHWC.tensor_split(-(-len(images_BHWC) // at_once)):
+            _forward(trained, part)
+        return torch.cat(caught)
+
+    try:
+        return limit.fit(forward, len(images_BHWC))
+    finally:
+        hook.remove()

@@ -1,0 +1,65 @@
+"""What a call from Python shows while it trains: a line that is written over, and a row for each evaluation."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from steadytrain.config import Recipe
+from steadytrain.events import Ended, Evaluated, Event, Logged, Noticed, Started
+from steadytrain.format import duration, epoch, percent, rate, score_name
+
+
+def wants_progress(progress: bool | None) -> TextIO | None:
+    """Return where progress is written: in a notebook its cell, in a terminal standard error, else nowhere.
+
+    Args:
+        progress: as a user gave it; None: only where somebody looks on.
+    """
+    in_notebook = "ipykernel" in sys.modules
+    if progress is None:
+        progress = in_notebook or (sys.stderr is not None and sys.stderr.isatty())
+    return (sys.stdout if in_notebook else sys.stderr) if progress else None
+
+
+def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Iterator[Event]:
+    """Yield events, and write on ``out`` how far training is: a row for each evaluation, and what was noticed."""
+    began, steps, first, width = time.monotonic(), 0, 0, 0
+    newest: Logged | None = None
+
+    def write(text: str, *, stays: bool) -> None:
+        nonlocal width
+        text = text if stays else text[: shutil.get_terminal_size().columns - 1]
+        out.write(f"\r{text.ljust(width)}" + ("\n" if stays else ""))
+        out.flush()
+        width = 0 if stays else len(text)
+
+    for event in events:
+        if isinstance(event, Started):
+            steps, first, began = event.steps, event.step, time.monotonic()
+            classes = event.data.get("classes") or ()
+            images = f"{event.data.get('num_train', 0):,} images in {len(classes):,} classes"
+            write(f"{recipe.model.name}, {images}: {steps:,} updates", stays=True)
+        elif isinstance(event, Logged):
+            newest = event
+            done = event.step - first
+            left = (time.monotonic() - began) / done * (steps - event.step) if done > 0 else math.nan
+            parts = [f"epoch {epoch(event.epoch)}", percent(event.step / steps if steps else None, 0)]
+            parts += [f"loss {event.loss:.4f}", f"{rate(event.images_per_second)} images/s"]
+            parts += [f"{duration(left)} left"] if math.isfinite(left) else []
+            write("  ".join(parts), stays=False)
+        elif isinstance(event, Evaluated):
+            parts = [f"epoch {epoch(event.epoch)}"]
+            parts += [f"loss {newest.loss:.4f}"] if newest is not None else []
+            name = score_name(event.mean_ap is not None)
+            parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 2)}"]
+            write("  ".join(parts), stays=True)
+        elif isinstance(event, Noticed):
+            write(event.message, stays=True)
+        elif isinstance(event, Ended):
+            write(f"{event.status} after {duration(event.seconds)}", stays=True)
+        yield event

@@ -1,0 +1,47 @@
+"""A call from Python shows how far it is where somebody looks on, and nothing where nobody does."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+import steadytrain as st
+
+QUICK = {"model.name": "digits", "budget.epochs": 2, "batch_size": 32, "parallel.device": "cpu", "data.pad": 1}
+
+
+class Terminal(io.StringIO):
+    """Standard error that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_a_row_for_each_epoch(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = st.default_recipe(digits, {**QUICK, "every.log_steps": 1})
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    outcome = st.train(st.Run.create(tmp_path / "shown", recipe))
+    lines = [line.rpartition("\r")[2].strip() for line in terminal.getvalue().splitlines()]
+    rows = [line for line in lines if "validation loss" in line]
+    assert len(rows) == 2 and rows[0].startswith("epoch 1") and rows[1].startswith("epoch 2 ")
+    assert outcome.evaluated is not None and f"{100 * outcome.evaluated.top1:.2f} %" in rows[1]
+    assert lines[-1].startswith("finished after") and " images/s" in terminal.getvalue()
+    before = terminal.getvalue()
+    st.train(st.Run.create(tmp_path / "silent", recipe), progress=False)
+    assert terminal.getvalue() == before and capfd.readouterr().out == ""
+
+
+def test_a_pipe_sees_nothing_unless_it_is_asked_for(
+    digits: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = st.default_recipe(digits, QUICK)
+    capfd.readouterr()
+    st.train(st.Run.create(tmp_path / "quiet", recipe))
+    assert capfd.readouterr() == ("", "")
+    st.train(st.Run.create(tmp_path / "asked", recipe), progress=True)
+    assert "validation loss" in capfd.readouterr().err
