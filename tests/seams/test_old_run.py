@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.seams.product import steady
 
 import steadytrain as st
 from steadytrain.config import Every, Parallel
+from steadytrain.config.plain import plain
 from steadytrain.config.recipe import LATER_KEYS
 
 WORDS = ["--model", "mlp", "--set", "model.options.hidden=8", "--epochs", 2000, "--batch-size", 480, "--lr", 0.05]
@@ -56,8 +56,8 @@ def test_its_recipe_keeps_its_name(old: Path, frozen: Frozen) -> None:
     again["precision"].pop("blocked", None)
     for part, name, neutral in (
         *LATER_KEYS,
-        *(("parallel", name, usual) for name, usual in asdict(Parallel()).items()),
-        *(("every", name, usual) for name, usual in asdict(Every()).items()),
+        *(("parallel", name, usual) for name, usual in plain(Parallel()).items()),
+        *(("every", name, usual) for name, usual in plain(Every()).items()),
     ):
         if name not in was[part]:
             assert again[part].pop(name) == neutral
