@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tests.machine.recorded import H100
 from tests.machine.test_nvml import Driver, _h100
 from tests.machine.trees import tree
 
@@ -281,7 +283,7 @@ def test_other_ranks_of_the_run_are_told_apart_from_other_processes() -> None:
     assert stats.ranks > 0 and stats.others is not None and "ranks" not in stats.missing
 
 
-def _no_gpus() -> None:
+def _no_gpus(uuids: Collection[str]) -> None:
     return None
 
 
@@ -308,14 +310,14 @@ def test_the_samples_cover_the_whole_time(tmp_path: Path) -> None:
 def test_each_gpu_has_its_own_event(tmp_path: Path) -> None:
     driver = Driver(_h100(), _h100(UUID="GPU-bb"))
     log_path = tmp_path / "events.jsonl"
-    with EventLog(log_path, attempt=1) as log, sampling(log, find_gpus=lambda: GpuSampler(driver, None)):
+    with EventLog(log_path, attempt=1) as log, sampling(log, find_gpus=lambda uuids: GpuSampler(driver, None)):
         pass
     assert [event.index for event in read(log_path) if isinstance(event, DeviceStats)] == [0, 1]
     assert driver.open == 0
 
 
 def test_what_fails_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
-    def broken() -> None:
+    def broken(uuids: Collection[str]) -> None:
         raise RuntimeError("the driver is another one")
 
     done = False
@@ -333,3 +335,26 @@ def test_a_body_that_raises_ends_the_thread_too(tmp_path: Path) -> None:
 
 def test_a_long_run_is_sampled_less_often() -> None:
     assert (pause(0.0), pause(500.0), pause(1e6)) == (1.0, 5.0, 30.0)
+
+
+@linux
+def test_ranks_of_the_run_are_no_strangers_on_its_gpus() -> None:
+    """As on a machine with two GPUs, where the driver tells of the processes of both ranks."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as rank:
+        machine = LinuxCounters(ranks=[rank.pid])
+        machine.read()
+        pids = machine.pids
+        rank.communicate()
+    tables = [
+        {
+            **H100,
+            "UUID": f"GPU-{name}",
+            "ComputeRunningProcesses": [SimpleNamespace(pid=pid, usedGpuMemory=30 << 30) for pid in running],
+        }
+        for name, running in (("a", [os.getpid()]), ("b", [rank.pid]), ("c", [os.getpid(), 77]))
+    ]
+    gpus = GpuSampler(Driver(*tables), None, uuids=["a", "b"])
+    assert [(stats.index, stats.processes) for stats in gpus.read(pids)] == [(0, 0), (1, 0)]
+    stranger = GpuSampler(Driver(*tables), None, uuids=["c"]).read(pids)
+    assert [(stats.index, stats.other_processes[0]["pid"]) for stats in stranger] == [(2, 77)]
+    assert len(GpuSampler(Driver(*tables), None, uuids=["MIG-1"]).read(pids)) == 3  # parts have ids of their own

@@ -260,21 +260,25 @@ class GpuSampler:
     Args:
         nvml: the module ``pynvml``; None: the installed one.
         visible: as in ``CUDA_VISIBLE_DEVICES``; None: all.
+        uuids: of the GPUs to sample among these, with or without ``GPU-``; empty, or where none is there (parts of a
+            GPU have ids of their own): all of them.
 
     Raises:
         NoNvml: as :func:`load_nvml`.
     """
 
-    def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
+    def __init__(self, nvml: Any = None, visible: str | None = None, *, uuids: Collection[str] = ()) -> None:
         self._nvml, gpus = load_nvml(nvml)
-        chosen = _visible_gpus(visible, [gpu.read("UUID") or "" for gpu in gpus])
+        names = [gpu.read("UUID") or "" for gpu in gpus]
+        visible_gpus, wanted = _visible_gpus(visible, names), {uuid.removeprefix("GPU-") for uuid in uuids}
+        chosen = [index for index in visible_gpus if names[index].removeprefix("GPU-") in wanted] or visible_gpus
         self._gpus = [_SampledGpu(index, gpus[index]) for index in chosen]
 
     @classmethod
-    def find(cls) -> Self | None:
+    def find(cls, uuids: Collection[str] = ()) -> Self | None:
         """Sample those of this machine; None where there are none, or no library or driver."""
         try:
-            return cls(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return cls(visible=os.environ.get("CUDA_VISIBLE_DEVICES"), uuids=uuids)
         except NoNvml:
             return None
 

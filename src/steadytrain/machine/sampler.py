@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -45,7 +45,11 @@ _OPTIONAL = frozenset(name for name in _FIELDS if MachineStats.__dataclass_field
 
 @contextmanager
 def sampling(
-    log: EventLog, *, ranks: Iterable[int] = (), find_gpus: Callable[[], GpuSampler | None] = GpuSampler.find
+    log: EventLog,
+    *,
+    ranks: Iterable[int] = (),
+    gpus: Collection[str] = (),
+    find_gpus: Callable[[Collection[str]], GpuSampler | None] = GpuSampler.find,
 ) -> Iterator[None]:
     """Write ``MachineStats``, and ``DeviceStats`` of each GPU, while the body runs, and once more when it ends.
 
@@ -56,10 +60,13 @@ def sampling(
     Args:
         log: where they are written, by a thread of their own.
         ranks: processes that train the same run on this machine.
-        find_gpus: gives the GPUs to ask, or None.
+        gpus: UUIDs of the GPUs that the run uses on this machine; none: of all GPUs that CUDA shows.
+        find_gpus: opens these GPUs, or returns None.
     """
     ended = threading.Event()
-    thread = threading.Thread(target=_sample, args=(log, ended, ranks, find_gpus), name="steady-sample", daemon=True)
+    thread = threading.Thread(
+        target=_sample, args=(log, ended, ranks, lambda: find_gpus(gpus)), name="steady-sample", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -142,8 +149,8 @@ class LinuxCounters:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Of the process and of its descendants."""
-        return self._tree.pids
+        """Of the process, the run's ranks on this machine, and their descendants."""
+        return self._tree.pids.union(*(rank.pids for rank in self._ranks))
 
     def read(self) -> Counters:
         """Read all counters."""
@@ -177,8 +184,8 @@ class LinuxCounters:
                 "disk_write_bytes": tree.disk_write_bytes,
             }
             levels |= {"threads": tree.num_threads, "memory_bytes": tree.memory_bytes}
-        ranks = frozenset[int]().union(*(rank.pids for rank in self._ranks))
-        others = {pid: stat for pid, stat in self._tree.strangers().items() if pid not in ranks}
+        ours = self.pids
+        others = {pid: stat for pid, stat in self._tree.strangers().items() if pid not in ours}
         now, disks, (then, before) = (
             time.perf_counter(),
             _disk_seconds(read(root / "proc/diskstats") or ""),

@@ -69,7 +69,7 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
 
     Of a list (``cuda:0,2``) each rank of a machine takes the one in its place.
     A rank that sees one GPU takes it: schedulers give each rank its own, or all the same, which
-    :func:`require_own_devices` tells apart.
+    :func:`gpus_here` tells apart.
 
     Raises:
         RecipeError: it is not there, or no device that torch can train on here.
@@ -103,18 +103,28 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
     return torch.device("cuda", device.index or 0)
 
 
-def require_own_devices(group: Group, device: torch.device) -> None:
-    """Refuse ranks of which some compute on GPUs and some do not, or several on the same GPU. Raises InputError."""
-    group.require_same("another kind of device (parallel.device)", device.type)
+def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs on which the ranks of this machine compute; nothing on CPUs.
+
+    Raises:
+        InputError: some ranks compute on GPUs and some do not, or several on the same GPU.
+    """
+    if group is not None:
+        group.require_same("another kind of device (parallel.device)", device.type)
     if device.type != "cuda":
-        return
-    gpus = group.all_gather_json(str(torch.cuda.get_device_properties(device).uuid))
+        return ()
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    if group is None:
+        return (uuid,)
+    gpus = group.all_gather_json(uuid)
     for rank, gpu in enumerate(gpus):
         if (other := gpus.index(gpu)) != rank:
             raise RecipeError(
                 f"ranks {other} and {rank} on {group.hosts[rank]} have the same GPU ({gpu}): each needs one of its own;"
                 " start as many ranks a machine as it has GPUs, and give --device cuda or auto"
             )
+    host = group.hosts[group.world.rank]
+    return tuple(gpu for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
 
 
 def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
@@ -133,6 +143,7 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if device.type == "cuda":
         process.grow_segments(recorded=recipe.records_graphs)
+        torch.cuda.set_device(device)  # what names no device, an event say, means this one
     return device
 
 

@@ -466,7 +466,7 @@ def _start_monitors(
             stack.callback(setattr, pulse, "end", pulse.end)
             stack.callback(setattr, pulse, "at", None)
             pulse.at, dog.ranks, pulse.end = place, pulse.where, dog.end_for_another
-        stack.enter_context(sampling(session.log, ranks=relatives))
+        stack.enter_context(sampling(session.log, ranks=relatives, gpus=session.gpus))
         stack.enter_context(dog)
         yield
 

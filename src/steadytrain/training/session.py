@@ -74,7 +74,8 @@ class Session:
     """One attempt at a run: its parts, ready to step.
 
     ``notices`` are lines for the user, ``halved`` tells where memory ran out, ``choices`` the places of the loader's
-    threads, all still to be written; ``val_limit``: how many images are evaluated at a time;
+    threads, all still to be written; ``gpus``: UUIDs of those that the run uses on this machine;
+    ``val_limit``: how many images are evaluated at a time;
     ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
     took; ``save_cost``: their median, which every update asks for; ``first_epochs``: of parameters that are not trained
     from the beginning, by name; ``deadline``: when the time of the run is over, by ``time.perf_counter()``;
@@ -99,6 +100,7 @@ class Session:
     halved: queue.SimpleQueue[Halved]
     choices: queue.SimpleQueue[Placement]
     machine: dict[str, Any]
+    gpus: tuple[str, ...]
     clock: Clock
     startup: dict[str, float]
     startup_waits: dict[str, float]
@@ -410,8 +412,7 @@ def open_session(
     device = build.prepare_device(recipe, world)
     with ExitStack() as stack:
         stack.enter_context(preserve_process(device))
-        if group is not None:
-            build.require_own_devices(group, device)
+        gpus = build.gpus_here(group, device)
         machine = build.set_up_machine(recipe, device, before, notice, ranks=world.size, sharing=sharing)
         data = _open_data(run.data, recipe.seed, group, notice)
         stack.callback(data.close)
@@ -504,6 +505,7 @@ def open_session(
             halved=halved,
             choices=choices,
             machine=machine,
+            gpus=gpus,
             clock=clock,
             startup=start.seconds,
             startup_waits=start.waits,
