@@ -339,6 +339,17 @@ def test_the_end_of_a_run_offers_the_test_images(
     assert steady("evaluate", "a", "photos/test").code == 0
 
 
+def test_test_images_that_validate_are_not_offered_as_unseen(
+    steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path
+) -> None:
+    for split in ("train", "test"):
+        write_digits(tmp_path / "photos" / split, 40, 2)
+    output = steady("train", "photos", *QUICK, "--run", "a")
+    assert output.code == 0 and "  steady evaluate a\n" in output.error
+    output = steady("train", "photos/train", "--val", "photos/test", *QUICK, "--run", "b")
+    assert output.code == 0 and "  steady evaluate b\n" in output.error
+
+
 def test_of_a_flag_given_twice_the_last_one_counts(steady: Callable[..., Said], digits: Path) -> None:
     _refused(steady("train", digits, "--lr", "-1", "--json", "--lr", "-2", "--json"), 2, "optim.lr is -2.0")
 

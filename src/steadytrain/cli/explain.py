@@ -83,7 +83,7 @@ def validation_name(recipe: Recipe, data: Mapping[str, Any]) -> str:
     if recipe.data.val is not None or not data["val"]:
         return Path(recipe.data.val or "").name
     is_copy = str(recipe.data.train) != str(data["train"])
-    return f"those of {Path(recipe.data.train).name}" if is_copy else Path(data["val"]).name
+    return f"those of {Path(recipe.data.train).name or 'this folder'}" if is_copy else Path(data["val"]).name
 
 
 def head_lines(recipe: Recipe, started: Started) -> list[str]:

@@ -646,6 +646,20 @@ def _print_verdict(run: Run) -> None:
         note(line)
 
 
+def _held_back(run: Run) -> Path | None:
+    """The folder of test images that no choice has seen yet; None where there is none, or where it validates."""
+    from steadytrain.data.sources.filenames import folder_splits
+
+    data, val = run.locate(str(run.recipe.data.train)), run.recipe.data.val
+    folder = data / "test"
+    if not folder.is_dir():
+        return None
+    if val is not None:
+        return folder if run.locate(str(val)) != folder else None
+    splits = folder_splits([path.name for path in data.iterdir() if path.is_dir()]).values()
+    return folder if "val" in splits else None
+
+
 def print_next_commands(run: Run, code: int, *, image: Path | None = None, repeats: bool = False) -> None:
     """Suggest the next commands; ``image``: for ``steady predict``; ``repeats``: the run is one of several."""
     if code:
@@ -656,7 +670,7 @@ def print_next_commands(run: Run, code: int, *, image: Path | None = None, repea
     folder = shlex.quote(str(run.directory))
     images = "IMAGE..." if image is None else shlex.quote(str(image))
     reported = shlex.quote(str(run.directory.parent)) if repeats else folder
-    held_back = run.locate(str(run.recipe.data.train)) / "test"  # images that no choice has seen yet
-    evaluated = f"evaluate {folder} {shlex.quote(str(held_back))}" if held_back.is_dir() else f"evaluate {folder}"
+    held_back = _held_back(run)
+    evaluated = f"evaluate {folder}" + (f" {shlex.quote(str(held_back))}" if held_back else "")
     for command in (evaluated, f"predict {folder} {images}", f"report {reported} -o report.html"):
         note(f"  steady {command}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import zipfile
@@ -448,6 +449,50 @@ def test_lines_of_json_are_a_table(tmp_path: Path) -> None:
     path.write_text('{"file_name": "1.png", "label": "a"}\n[1]\n')
     with pytest.raises(DataError, match=r"labels\.jsonl: line 2 is not a JSON object"):
         found(path, tmp_path / "scratch")
+
+
+def test_another_column_of_a_test_table_is_not_taken_for_its_labels(tmp_path: Path) -> None:
+    files = {
+        **_images("train/1.png", "train/2.png", "test/3.png", "test/4.png"),
+        "train.csv": b"image,patient,label\n1.png,7,0\n2.png,8,1\n",
+        "test.csv": b"image,patient\n3.png,1\n4.png,0\n",
+    }
+    remarks: list[str] = []
+    [listing] = found(_folder(files, tmp_path / "set"), tmp_path / "scratch", remarks)
+    assert listing.names == ["train/1.png", "train/2.png"]
+    assert any("test.csv: no column 'label', which holds the labels of the training set" in text for text in remarks)
+    val = {name.replace("test", "val"): data for name, data in files.items()}
+    with pytest.raises(DataError, match=r"val\.csv: no column 'label'.*\(the columns: image, patient\)"):
+        found(_folder(val, tmp_path / "val"), tmp_path / "scratch")
+
+
+def test_the_tables_of_splits_have_their_labels_in_the_same_column(tmp_path: Path) -> None:
+    files = {
+        **_images("train/1.png", "train/2.png", "val/3.png", "val/4.png"),
+        "train.csv": b"image,finding\n1.png,a\n2.png,b\n",
+        "val.csv": b"image,tag,finding\n3.png,b,a\n4.png,a,b\n",
+    }
+    listings = found(_folder(files, tmp_path / "set"), tmp_path / "scratch")
+    assert _labels(listings, files)["val"] == {"val/3.png": "a", "val/4.png": "b"}
+
+
+def test_manifests_beside_splits_name_the_classes_of_numbers(tmp_path: Path) -> None:
+    def lines(split: str, key: str, *labels: object, **beside: object) -> bytes:
+        rows = [
+            {"source-ref": f"s3://b/set/{split}/{number}.png", key: label, f"{key}-metadata": beside}
+            for number, label in enumerate(labels)
+        ]
+        return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+    images = _images(*(f"{split}/{number}.png" for split in ("train", "validation") for number in range(2)))
+    one = {f"{split}.manifest": lines(split, "job", 0, 1) for split in ("train", "validation")}
+    listings = found(_folder({**images, **one}, tmp_path / "one"), tmp_path / "scratch")
+    assert [(listing.split, listing.classes) for listing in listings] == [("train", ("0", "1")), ("val", ("0", "1"))]
+    names = {"class-map": {"0": "cat", "1": "dog"}}
+    several = {f"{split}.manifest": lines(split, "job", [0, 1], [1], **names) for split in ("train", "validation")}
+    files = {**images, **several}
+    listings = found(_folder(files, tmp_path / "several"), tmp_path / "scratch")
+    assert _labels(listings, files)["val"] == {"validation/0.png": "cat+dog", "validation/1.png": "dog"}
 
 
 @pytest.mark.parametrize("place", ["train.lst", "train/images.lst"])

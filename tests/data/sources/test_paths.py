@@ -94,6 +94,16 @@ def test_the_folder_to_start_from_is_named_for_another_machine_s_paths(tmp_path:
     assert listing.names == ["cat/1.png", "dog/2.png"]
 
 
+def test_the_folder_that_holds_the_images_is_enough_if_all_paths_name_one(tmp_path: Path) -> None:
+    images = _images(tmp_path / "photos", "1.png", "2.png")
+    table = _table(tmp_path / "labels.csv", ["upload/1.png", "upload/2.png"])
+    [listing] = found(table, tmp_path / "scratch", root=images)
+    assert listing.names == ["1.png", "2.png"]
+    table = _table(tmp_path / "classes.csv", ["cat/1.png", "dog/2.png"])  # folders of classes are not left out
+    with pytest.raises(DataError, match=r"none of the 2 paths"):
+        found(table, tmp_path / "scratch", root=images)
+
+
 @pytest.mark.parametrize("others", [("3.png", "3.jpg"), ("3.jpg", "3.JPG"), ("3.webp", "3.tiff")])
 def test_an_id_that_may_be_one_of_two_files_is_refused(tmp_path: Path, others: tuple[str, str]) -> None:
     images = _images(tmp_path, "1.png", "2.png", *others)

@@ -63,11 +63,14 @@ class ColumnNames:
     Args:
         path, split: None finds the column, if there is one.
         labels: empty finds them; several columns make label vectors.
+        trained: the label's column of the training set's table, for the table of another split; the user does not name
+            it, and no other column counts unless it is called like a label's.
     """
 
     path: str | None = None
     labels: tuple[str, ...] = ()
     split: str | None = None
+    trained: str = ""
 
     @staticmethod
     def of(path: str | None, labels: str | Sequence[str] | None, split: str | None) -> ColumnNames:
@@ -193,7 +196,7 @@ def find_columns(
     numbering = None if has_header or labels else _find_numbering(body, left)
     left = [place for place in left if place != numbering]
     if not labels:
-        labels = _find_labels(names, body, left, path, width)
+        labels = _find_labels(names, body, left, path, width, named.trained)
     header = [_plain(name) for name in names]
     twice = [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]
     if twice and not named.labels:
@@ -292,12 +295,16 @@ def _find_numbering(body: Sequence[Sequence[str]], left: Sequence[int]) -> int |
 
 
 def _find_labels(
-    names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int
+    names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int, trained: str
 ) -> tuple[int, ...]:
     """The columns of labels: the one that is called so; the only one left; or all that are left, if numbers."""
     header = [_plain(name) for name in names]
-    if known := [place for name in LABELS for place in left if header and header[place] == name]:
+    if known := [place for name in (trained, *LABELS) for place in left if name and header and header[place] == name]:
         return (known[0],)
+    if trained and header:
+        raise DataError(
+            f"no column {trained!r}, which holds the labels of the training set (the columns: {list_columns(names)})"
+        )
     others = [place for place in left if not header or header[place] not in _NUMBERING]
     if header:
         others = [place for place in others if not _SIZES.fullmatch(header[place])]

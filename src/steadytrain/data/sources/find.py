@@ -312,7 +312,7 @@ class _Source:
         if (listed := self._list_flat(look, path)) is not None:
             return listed
         if any(is_image(name) for name in entries) and not has_folders:
-            tables = [name for name in entries if name.lower().endswith((".csv", ".tsv", ".lst"))]
+            tables = [name for name in entries if name.lower().endswith(TABLES)]
             remedy = (
                 f"put the images of each class into a folder ({path.name}/cat/1.jpg), or give their labels with"
                 " --labels FILE"
@@ -362,7 +362,9 @@ class _Source:
             around = table.rpartition("/")[0]
             places = [around, *parts.get(split, folders), *(folder.rpartition("/")[0] for folder in folders)]
             prefixes = [f"{base}{folder}/" if folder else base for folder in places]
-            part = replace(self, classes=self.classes or _class_list(listings))
+            trained = listings[0].label_column if listings else ""
+            columns = replace(self.columns, trained=trained)
+            part = replace(self, classes=self.classes or _class_list(listings), columns=columns)
             try:
                 listed = part._list_table(table, path, list(dict.fromkeys(prefixes)), members)
             except DataError as error:

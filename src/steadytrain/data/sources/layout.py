@@ -26,7 +26,7 @@ from steadytrain.data.sources.filenames import (
 )
 from steadytrain.errors import DataError
 
-TABLES = (".csv", ".tsv", ".lst", ".jsonl")
+TABLES = (".csv", ".tsv", ".lst", ".jsonl", ".ndjson", ".manifest")
 TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
 """Tables that Hugging Face's and Roboflow's tools put into the folder of the images, the best first."""
 

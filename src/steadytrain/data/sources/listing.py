@@ -270,6 +270,7 @@ class Listing:
             those of the files that hold them.
         label_names: of the columns of label vectors, where the source has names for them.
         groups: what each image belongs to (a patient, a video), where a column of a table says so.
+        label_column: name of the one column of a table that holds the labels, as it is compared: in lower case.
     """
 
     split: str
@@ -284,6 +285,7 @@ class Listing:
     pieces: Pieces | None = None
     label_names: tuple[str, ...] = ()
     groups: Names | None = None
+    label_column: str = ""
 
     def __len__(self) -> int:
         return len(self.names)

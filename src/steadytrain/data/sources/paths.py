@@ -210,10 +210,11 @@ class ImagesInFolder:
 def _foreign_lead(names: Sequence[str], find: Callable[[str], object], folder: Path) -> str:
     """The beginning, ending in a slash, without which most of some paths lead to a file; empty where there is none.
 
-    Of a path of this machine's own the last folder stays, unless it is ``folder`` itself; and images of one split are
-    not looked for in the folder of another.
+    Of a path of this machine's own the last folder stays, unless it is ``folder`` itself, or that of all paths; and
+    images of one split are not looked for in the folder of another.
     """
     sample = [name.replace("\\", "/") for name in names[:: 1 + len(names) // _SAMPLE]]
+    are_in_one = len({name.rpartition("/")[0] for name in sample}) == 1
     hits: Counter[str] = Counter()
     for name in sample:
         parts = name.split("/")
@@ -223,7 +224,8 @@ def _foreign_lead(names: Sequence[str], find: Callable[[str], object], folder: P
             is_foreign = (
                 parts[0] in ("", "~", "..") or parts[0].endswith(":") or last.casefold() == folder.name.casefold()
             )
-            if len(splits) < 2 and (is_foreign or number < len(parts) - 1) and find("/".join(parts[number:])):
+            may_end = is_foreign or are_in_one or number < len(parts) - 1
+            if len(splits) < 2 and may_end and find("/".join(parts[number:])):
                 hits[lead] += 1
     best = max(hits, key=lambda lead: (hits[lead], -lead.count("/")), default="")
     return best if 2 * hits[best] > len(sample) else ""

@@ -24,7 +24,8 @@ LAST_BLANK, FIRST_BLANK, BLANKS, LINE, JSON_LINES = " ", "first blank", "blanks"
 
 _LONGEST_LINE = 1 << 20
 _MOST_REMARKS = 200  # before the first row
-_METADATA, _CLASS_NAME = "-metadata", "class-name"  # beside a label's number in a SageMaker manifest
+# Beside a label's number, or several, in a SageMaker manifest.
+_METADATA, _CLASS_NAME, _CLASS_MAP = "-metadata", "class-name", "class-map"
 
 
 def is_json_lines(start: bytes) -> bool:
@@ -184,6 +185,8 @@ def _cell(fields: dict[str, object], key: str) -> str:
     value, beside = fields.get(key), fields.get(key + _METADATA)
     if isinstance(beside, dict) and isinstance(beside.get(_CLASS_NAME), str):
         return str(beside[_CLASS_NAME])
+    if isinstance(value, list) and isinstance(beside, dict) and isinstance(names := beside.get(_CLASS_MAP), dict):
+        value = [names.get(str(number), number) for number in value]
     if value is None or isinstance(value, dict):
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -230,7 +230,8 @@ def read_table(
     for split, numbers in order_splits(parts, say, where).items():
         listing = images.listing(body.names.take(numbers), labels[numbers], classes=class_names, split=split)
         parted = body.groups.take(numbers) if columns.group is not None else None
-        listings.append(replace(listing, label_names=label_names, groups=parted))
+        label_column = plain_name(columns) if len(columns.labels) == 1 else ""
+        listings.append(replace(listing, label_names=label_names, groups=parted, label_column=label_column))
     return listings
 
 
