@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Container, Mapping
 from typing import Any
 
-from steadytrain.config.factories import FACTORY
+from steadytrain.config.factories import FACTORY, is_own_model
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.parts import OPTIMIZERS, Budget, Data, Model, Optim
 from steadytrain.config.phases import parse_train
@@ -138,10 +138,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     model = dict(_table(file_values, "model"))
     model |= {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
     has_weights = bool(model.get("pretrained", defaults.model.pretrained) or model.get("weights"))
-    if not has_weights and ":" not in str(model.get("name", defaults.model.name)):
-        values["model"]["batch_norm"] = (
-            Model.batch_norm
-        )  # there are no statistics to keep; the user's own may bring some
+    if not has_weights and not is_own_model(str(model.get("name", defaults.model.name))):
+        values["model"]["batch_norm"] = Model.batch_norm  # there are no statistics to keep
     if parse_loss(str(chosen.get("loss", "auto"))).is_factory:
         values["optim"]["label_smoothing"] = 0.0  # the user's own loss smooths as it likes
     plan = parse_train(train := _train(file_values, changes) or defaults.model.train)

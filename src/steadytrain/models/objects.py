@@ -16,14 +16,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from steadytrain.config.factories import FACTORY
+from steadytrain.config.factories import FACTORY, OBJECT
 from steadytrain.errors import ModelError
 from steadytrain.models.weights import NORMS
 
 Given: TypeAlias = str | nn.Module | Callable[..., nn.Module]
 """A model: its name, a module, or a function that makes one, called as a ``pkg.mod:factory`` is."""
-
-OBJECT = "object:"
 
 _GIVEN: dict[str, Any] = {}
 """By name, what was given in this process; of two alike (the same layers, shapes and norms) the later one."""
