@@ -12,6 +12,7 @@ from torchvision.models import resnet18
 from steadytrain import models
 from steadytrain.config import Model
 from steadytrain.errors import ModelError
+from steadytrain.models.objects import find_given
 
 
 def net(num_classes: int, hidden: int = 4) -> nn.Module:
@@ -29,6 +30,21 @@ def test_other_objects_have_names_that_the_same_code_gives_again() -> None:
     assert models.name_model(first) == models.name_model(again) != models.name_model(other)
     assert models.name_model(partial(net, hidden=5)) != models.name_model(partial(net, hidden=6))
     assert models.name_model(lambda num_classes: net(num_classes)).startswith("object:lambda-")
+
+
+def test_networks_that_were_trained_have_names_of_their_own() -> None:
+    def normed(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(3))
+
+    fresh, of_one, of_other = normed(0), normed(1), normed(1)
+    assert models.name_model(fresh) == models.name_model(of_one) == models.name_model(of_other)
+    of_one(torch.rand(4, 3, 8, 8))
+    with torch.no_grad():
+        of_other.get_parameter("2.weight").fill_(2)
+    names = [models.name_model(module) for module in (fresh, of_one, of_other)]
+    assert len(set(names)) == 3
+    assert find_given(names[1]) is of_one
 
 
 def test_a_module_is_copied_with_its_weights() -> None:

@@ -116,7 +116,12 @@ def test_without_weights_nothing_is_frozen_as_if_there_were_some(
     lines: list[str] = []
     recipe = st.default_recipe("digits", scratch, finetune=True, say=lines.append)
     assert recipe.model.batch_norm == "train"
+    assert (recipe.model.train, recipe.optim.lr) == ("discriminative", 1e-3)  # features at random are worth no probe
+    probe = {**scratch, "model.train": "probe+full"}
+    assert st.default_recipe("digits", probe, finetune=True).model.train == "probe+full"
     assert "no weights to start from: timm/resnet10t is trained from scratch, for which steady train is made" in lines
+    hub = {"model.name": "hf-hub:timm/resnet10t.c3_in1k", "model.pretrained": False}  # a name with a colon is no code
+    assert st.default_recipe("digits", {**QUICK, **hub}, finetune=True).model.batch_norm == "train"
     own = {"model.name": "torchvision.models:resnet18", "model.pretrained": False}
     assert st.default_recipe("digits", {**QUICK, **own}, finetune=True).model.batch_norm == "frozen"
     words = ["--model", "timm/resnet10t", "--set", "model.pretrained=false", "--set", "model.batch_norm=frozen"]

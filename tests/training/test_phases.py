@@ -118,6 +118,10 @@ def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Pat
     probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "seed": 3})
     run = Run.create(tmp_path / "run", probe)
     seen = list(steps(run))
+    lines = [e.message for e in seen if isinstance(e, events.Noticed)]
+    assert any(
+        "go through the network once, and a new classifier is fitted to their features" in line for line in lines
+    )
     (evaluated,) = (e for e in seen if isinstance(e, events.Evaluated))
     assert (evaluated.step, evaluated.n) == (0, 80) and evaluated.top1 > 0.8
     assert isinstance(seen[-1], events.Ended) and seen[-1].status == "finished"
@@ -190,6 +194,7 @@ def test_a_classifier_that_is_no_linear_layer_is_refused(
         train(Run.create(tmp_path / "run", probe))
     seen = list(steps(Run.create(tmp_path / "trained", probe.with_({"model.train": "probe+full", "budget.epochs": 2}))))
     (told,) = (e.message for e in seen if isinstance(e, events.Noticed) and "without a probe" in e.message)
+    assert told.startswith("all parameters are trained at once, without a probe: ")
     assert "is not one linear layer" in told and isinstance(seen[-1], events.Ended)
     assert [e.step for e in seen if isinstance(e, events.Evaluated)] == [10, 20]
 

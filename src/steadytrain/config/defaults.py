@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Container, Mapping
 from typing import Any
 
-from steadytrain.config.factories import FACTORY
+from steadytrain.config.factories import FACTORY, is_own_model
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.parts import OPTIMIZERS, Budget, Data, Model, Optim
 from steadytrain.config.phases import parse_train
@@ -53,7 +53,8 @@ LEAST_EPOCHS, SHORT_LR = 4, 1e-4
 """Epochs below which a run is too short for that and stays at this rate of AdamW; docs/finetune.md has the runs."""
 
 PROBE_FIRST, WITHOUT_PROBE = "probe+discriminative", "discriminative"
-"""What fine-tuning trains by default; and where no probe can come first, since the recipe or the labels exclude it."""
+"""What fine-tuning trains by default; and where no probe can come first: the recipe or the labels exclude it, or there
+are no weights to start from."""
 
 ALWAYS_WRITTEN = ("data.train", "model.name", "batch_size", "seed", "precision.name", "precision.channels_last")
 """Keys that a recipe file has although they may be the defaults: these depend on the machine, or say what it is for."""
@@ -138,10 +139,10 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     model = dict(_table(file_values, "model"))
     model |= {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
     has_weights = bool(model.get("pretrained", defaults.model.pretrained) or model.get("weights"))
-    if not has_weights and ":" not in str(model.get("name", defaults.model.name)):
-        values["model"]["batch_norm"] = (
-            Model.batch_norm
-        )  # there are no statistics to keep; the user's own may bring some
+    if not has_weights and not is_own_model(str(model.get("name", defaults.model.name))):
+        values["model"]["batch_norm"] = Model.batch_norm  # there are no statistics to keep
+        if defaults.model.train == PROBE_FIRST:
+            values["model"]["train"] = WITHOUT_PROBE  # nor features worth a fit
     if parse_loss(str(chosen.get("loss", "auto"))).is_factory:
         values["optim"]["label_smoothing"] = 0.0  # the user's own loss smooths as it likes
     plan = parse_train(train := _train(file_values, changes) or defaults.model.train)

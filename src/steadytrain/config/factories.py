@@ -12,6 +12,8 @@ from typing import Any
 from steadytrain.errors import RecipeError, first_line
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+OBJECT = "object:"
+"""Begins the name of a model that Python code gave as an object."""
 
 
 def import_factory(
@@ -45,6 +47,15 @@ def import_factory(
             f"{key}={path} cannot be imported: {type(error).__name__}: {first_line(error)}{hint}"
         ) from error
     return factory
+
+
+def is_own_model(name: str) -> bool:
+    """Return whether a model's name is that of the user's own code, which may bring weights of its own.
+
+    >>> [is_own_model(name) for name in ("nets:small", "object:Net-1f", "mxnet:resnet", "hf-hub:timm/resnet18")]
+    [True, True, False, False]
+    """
+    return name.startswith(OBJECT) or (FACTORY.fullmatch(name) is not None and not name.startswith("mxnet:"))
 
 
 def search_current_folder() -> None:

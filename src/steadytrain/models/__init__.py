@@ -14,7 +14,6 @@ from steadytrain.models.groups import first_epochs as first_epochs
 from steadytrain.models.groups import lacks_statistics as lacks_statistics
 from steadytrain.models.groups import parameter_groups as parameter_groups
 from steadytrain.models.groups import set_train_mode as set_train_mode
-from steadytrain.models.objects import OBJECT as OBJECT
 from steadytrain.models.objects import Given as Given
 from steadytrain.models.objects import name_model as name_model
 from steadytrain.models.registry import BUILT_IN as BUILT_IN

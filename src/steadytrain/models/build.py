@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
-from steadytrain.config.factories import search_current_folder
+from steadytrain.config.factories import OBJECT, search_current_folder
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.interop.mxnet import checkpoint as mxnet
 from steadytrain.interop.mxnet.graph import build_network
@@ -29,7 +29,7 @@ from steadytrain.interop.mxnet.match import translate
 from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
 from steadytrain.models.class_names import OutputNames, imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
-from steadytrain.models.objects import OBJECT, find_given
+from steadytrain.models.objects import find_given
 from steadytrain.models.registry import Source, current_name, fetched_file, find, licence_note
 from steadytrain.models.weights import (
     NETWORK_ERRORS,

@@ -7,14 +7,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError, did_you_mean
 from steadytrain.models.build import Built
-from steadytrain.models.weights import under
-
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+from steadytrain.models.weights import NORMS, under
 
 
 def parameter_groups(
@@ -58,7 +56,7 @@ def parameter_groups(
     never_decayed: set[str] = set(_call_if_there(built.module, "no_weight_decay") or ())
     for name, part in built.module.named_modules():
         for key, _ in part.named_parameters(prefix=name, recurse=False):
-            if isinstance(part, _NORMS) or key.rpartition(".")[2] == "bias":
+            if isinstance(part, NORMS) or key.rpartition(".")[2] == "bias":
                 never_decayed.add(key)
     lr_scales = _call_if_there(built.module, "lr_scales") or {}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}

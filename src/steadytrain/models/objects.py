@@ -13,18 +13,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
-from steadytrain.config.factories import FACTORY
+from steadytrain.config.factories import FACTORY, OBJECT
 from steadytrain.errors import ModelError
+from steadytrain.models.weights import NORMS
 
 Given: TypeAlias = str | nn.Module | Callable[..., nn.Module]
 """A model: its name, a module, or a function that makes one, called as a ``pkg.mod:factory`` is."""
 
-OBJECT = "object:"
-
 _GIVEN: dict[str, Any] = {}
-"""By name, what was given in this process; of two alike (the same layers and shapes) the later one."""
+"""By name, what was given in this process; of two alike (the same layers, shapes and norms) the later one."""
 
 
 def name_model(model: Given) -> str:
@@ -42,7 +42,7 @@ def name_model(model: Given) -> str:
         raise ModelError(f"the model is a {type(model).__name__}; it must be a name, a torch.nn.Module or a function")
     if isinstance(model, nn.Module):
         shapes = [(key, *value.shape) for key, value in model.named_parameters() if not nn.parameter.is_lazy(value)]
-        kind, content = type(model).__name__, f"{model!r} {shapes}"
+        kind, content = type(model).__name__, f"{model!r} {shapes} {_norms_digest(model)}"
     else:
         if (path := _import_path(model)) is not None:
             return path
@@ -70,6 +70,17 @@ def find_given(name: str) -> Any:
             " command line evaluate, predict and export take --model pkg.mod:factory, a function that makes it"
         )
     return _GIVEN[name]
+
+
+def _norms_digest(module: nn.Module) -> str:
+    """Tell networks that were trained apart by the values of their norms, which are the same in all fresh ones."""
+    digest = hashlib.sha256()
+    for part in module.modules():
+        if isinstance(part, NORMS):
+            for value in part.state_dict().values():
+                if not nn.parameter.is_lazy(value):
+                    digest.update(value.to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _import_path(function: Callable[..., Any]) -> str | None:

@@ -13,15 +13,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import urlparse
 
+from steadytrain.config.factories import FACTORY, OBJECT
 from steadytrain.errors import ModelError, did_you_mean
 from steadytrain.interop.mxnet.files import PREFIX
 from steadytrain.models.nets import BUILTINS, CHANNELS, SIZES
-from steadytrain.models.objects import OBJECT, find_given
+from steadytrain.models.objects import find_given
 
 BUILT_IN = tuple(BUILTINS)
 """Names of the built-in nets."""
-
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 HUB = re.compile(
     r"(?:hf-hub:|hf_hub:|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(?P<repository>[^?#]*)", re.IGNORECASE
@@ -65,7 +64,7 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         return Source("object", name.removeprefix(OBJECT))
     if hub := HUB.fullmatch(name):
         name = _timm_name(name, hub["repository"].strip("/").partition("@")[0])
-    if _FACTORY.fullmatch(name):
+    if FACTORY.fullmatch(name):
         if not allow_import:
             raise ModelError(
                 f"{name} would import code, which is only done for a model that you name yourself: if you trust it, add"

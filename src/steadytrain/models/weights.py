@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from steadytrain.config.plain import check_types
 from steadytrain.errors import ModelError, first_line
@@ -33,6 +34,9 @@ from steadytrain.models.class_names import OutputNames, imagenet_names, match_cl
 
 NETWORK_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
 """Errors that networks and their constructors raise for options, images and weights that they cannot take."""
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""Layers that normalize: their parameters and statistics begin with the same values in every network."""
 
 
 @dataclass(frozen=True, kw_only=True)

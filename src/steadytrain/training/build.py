@@ -18,7 +18,7 @@ from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.config.batches import parse_sizes
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
-from steadytrain.config.factories import FACTORY
+from steadytrain.config.factories import is_own_model
 from steadytrain.config.parts import listed_gpus
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
@@ -359,9 +359,8 @@ def _remark_on_random_parts(recipe: Recipe, built: Built) -> Iterator[str]:
             " (mean 0 and variance 1 in every batch norm), so that it hardly learns: use --set model.batch_norm=train,"
             " or start from weights (--weights FILE)"
         )
-    is_own = FACTORY.fullmatch(built.name) or built.name.startswith(models.OBJECT)  # it may bring weights
     keeps_body = not parse_train(recipe.model.train).trains_body
-    if (keeps_body or recipe.model.freeze) and not built.weights and not is_own:
+    if (keeps_body or recipe.model.freeze) and not built.weights and not is_own_model(built.name):
         kept = f"train={recipe.model.train}" if keeps_body else f"freeze={','.join(recipe.model.freeze)}"
         yield (
             f"model.{kept} keeps parts of {built.name} as they start, at random, since there are no weights: use"

@@ -23,6 +23,7 @@ from steadytrain.config.defaults import (
     fit_to_data,
     usual_recipe,
 )
+from steadytrain.config.factories import is_own_model
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
 from steadytrain.data.sources.columns import ColumnNames
@@ -179,7 +180,7 @@ def choose_recipe(
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
     check_name(draft.optim.name)
     source = models.find(draft.model.name, allow_import="model.name" in changes)
-    if not draft.model.pretrained and draft.model.weights is None and source.kind not in ("import", "object"):
+    if not draft.model.pretrained and draft.model.weights is None and not is_own_model(draft.model.name):
         if draft.model.batch_norm == "frozen":
             raise RecipeError(
                 f"model.batch_norm='frozen' keeps the statistics of the initial weights, and {draft.model.name} starts"

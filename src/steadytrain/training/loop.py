@@ -343,14 +343,18 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
     if not passes:
         return None
     times = "once" if passes == 1 else f"{passes} times"
-    yield Noticed(message=f"probe: {session.data.num_train:,} images go through the network {times}", step=0)
+    yield Noticed(
+        message=f"probe: {session.data.num_train:,} images go through the network {times}, and a new classifier is"
+        " fitted to their features",
+        step=0,
+    )
     try:
         with session.clock.within("warmup"):
             probe = fit_head(session, passes, stop)
     except ModelError as error:
         if not session.steps:
             raise
-        yield Noticed(message=f"all parameters are trained from a fresh classifier, without a probe: {error}", step=0)
+        yield Noticed(message=f"all parameters are trained at once, without a probe: {error}", step=0)
         return None
     if probe is not None:
         rate = passes * probe.images / probe.pass_seconds

@@ -16,6 +16,7 @@ from torch import nn
 
 from steadytrain import config as recipes
 from steadytrain import models
+from steadytrain.config.factories import OBJECT
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
@@ -162,7 +163,7 @@ def restore(
         raise ModelError(
             f"the header of {path} is damaged ({error}): take another copy, or the weights of a checkpoint"
         ) from error
-    if model is not None and spec.name.startswith(models.OBJECT):
+    if model is not None and spec.name.startswith(OBJECT):
         spec = replace(spec, name=model)
     elif model is not None and len({models.find(name, allow_import=True).name for name in (model, spec.name)}) > 1:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
