@@ -25,7 +25,7 @@ def pages() -> dict[str, str]:
     """File name -> text, for every verb and the list of them."""
     index = ["# Commands", "", "| command | what it does |", "|---|---|"]
     index += [f"| [`steady {verb}`]({file_of(verb)}) | {summary} |" for verb, summary in VERBS.items()]
-    codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 preempted after saving, 130 interrupted"
+    codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 stopped after saving, 130 interrupted"
     index += ["", f"Exit codes: {codes}.", ""]
     index += ["```{toctree}", ":hidden:", "", *(file_of(verb).removesuffix(".md") for verb in VERBS), "```", ""]
     return {"index.md": "\n".join(index), **{file_of(verb): page(verb, app()[verb]) for verb in VERBS}}

@@ -181,7 +181,7 @@ def usage(verb: str, command: App) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 preempted after saving)."""
+    """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 stopped after saving)."""
     if sys.stdout is None:  # closed: print into nothing
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     elif hasattr(sys.stdout, "reconfigure"):  # escape names that the terminal's encoding lacks
