@@ -12,8 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from cyclopts import App, Argument
 
-from steadytrain.cli import VERBS, app, default_text, examples
-from steadytrain.cli.options import own_defaults
+from steadytrain.cli import VERBS, app, default_text, examples, usage
+from steadytrain.cli.options import GROUPS, own_defaults
 from steadytrain.config.defaults import FEW_IMAGES, SMALL
 from steadytrain.config.reference import recipe_keys
 
@@ -25,7 +25,7 @@ def pages() -> dict[str, str]:
     """File name -> text, for every verb and the list of them."""
     index = ["# Commands", "", "| command | what it does |", "|---|---|"]
     index += [f"| [`steady {verb}`]({file_of(verb)}) | {summary} |" for verb, summary in VERBS.items()]
-    codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 preempted after saving, 130 interrupted"
+    codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 stopped after saving, 130 interrupted"
     index += ["", f"Exit codes: {codes}.", ""]
     index += ["```{toctree}", ":hidden:", "", *(file_of(verb).removesuffix(".md") for verb in VERBS), "```", ""]
     return {"index.md": "\n".join(index), **{file_of(verb): page(verb, app()[verb]) for verb in VERBS}}
@@ -84,20 +84,21 @@ def page(verb: str, command: App) -> str:
     shown = [one for one in arguments if one.show]
     positional = [one for one in shown if not one.name.startswith("-")]
     options = [one for one in shown if one.name.startswith("-")]
-    usage = " ".join(["steady", verb, *(_usage(one) for one in positional), *(["[OPTIONS]"] if options else [])])
-    lines = [f"# steady {verb}", "", text, "", "```text", usage, "```", ""]
+    lines = [f"# steady {verb}", "", text, "", "```text", usage(verb, command), "```", ""]
     if positional:
         lines += ["| argument | meaning |", "|---|---|", *(_row(verb, one) for one in positional), ""]
-    if options:
-        lines += ["| option | meaning |", "|---|---|", *(_row(verb, one) for one in options), ""]
+    for name in ("", *GROUPS):
+        rows = [_row(verb, one) for one in options if _group(one) == name]
+        if rows:
+            lines += [*([f"## {name}", ""] if name else []), "| option | meaning |", "|---|---|", *rows, ""]
     if shown_examples:
         lines += ["```sh", *shown_examples, "```", ""]
     return "\n".join(lines)
 
 
-def _usage(argument: Argument) -> str:
-    dots = "..." if get_origin(argument.hint) in (tuple, list) and "..." not in argument.name else ""
-    return f"{argument.name}{dots}" if argument.required else f"[{argument.name}{dots}]"
+def _group(argument: Argument) -> str:
+    """The heading that a flag stands under; empty for the verb's own flags, which come first."""
+    return next((group.name for group in argument.parameter.group if group.name in GROUPS), "")
 
 
 def _row(verb: str, argument: Argument) -> str:

@@ -137,6 +137,7 @@ def test_what_the_model_will_see_is_written_as_a_picture_and_as_a_page(
     assert main([*words, "--show", "grid.html"]) == 0
     page = Path("grid.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 20 and "erase:1, mixup:1" in page
+    assert '<p class="lede">' in page and "--muted" in page, "the look of all pages"
     assert "&lt;b&gt;cat" in page and "<b>cat" not in page
     assert main([*words, "--show", "grid.jpg"]) == 2
     assert "it must end with .png or .html" in capsys.readouterr().err

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from tests.data.packing.odd_files import png
 from tests.reports.runs import finished
 
-from steadytrain.cli import VERBS, main
+from steadytrain.cli import RECIPE_VERBS, VERBS, main
+from steadytrain.cli.options import GROUPS, TrainingOptions
 
 STEADY = [sys.executable, "-m", "steadytrain"]
 
@@ -98,6 +100,37 @@ def test_the_help_of_each_verb_has_its_own_defaults(capsys: pytest.CaptureFixtur
         "Passes over the training data. [default: 8]" in shown["finetune"] and "[default: adamw]" in shown["finetune"]
     )
     assert "[default:" not in shown["resume"] and "flags that are left out keep the run's values" in shown["resume"]
+
+
+@pytest.mark.parametrize("verb", RECIPE_VERBS)
+def test_the_help_of_verbs_that_train_groups_every_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    titles = re.findall(r"╭─ (.+?) ─+╮", shown)
+    assert titles == ["Arguments", *(["Parameters"] if verb in ("sweep", "schedule") else []), *GROUPS]
+    panels = dict(zip(titles, re.split(r"╭─.*╮\n", shown)[1:], strict=True))
+    for title, flag in (("Data", "--val"), ("Optimizer and schedule", "--lr"), ("Run and output", "--run")):
+        assert f"│ {flag} " in panels[title] and shown.count(f"│ {flag} ") == 1
+    for field in fields(TrainingOptions):
+        flag = re.escape(f"--{field.name.replace('_', '-')}")
+        assert any(re.search(rf"^│ {flag}\s", panels[group], re.MULTILINE) for group in GROUPS), field.name
+
+
+def test_the_usage_of_a_verb_names_its_data_first(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {
+        "train": "steady train DATA [OPTIONS]",
+        "finetune": "steady finetune DATA [OPTIONS]",
+        "resume": "steady resume RUN [OPTIONS]",
+        "sweep": "steady sweep RECIPE DATA [OPTIONS]",
+        "schedule": "steady schedule [SOURCE] [OPTIONS]",
+        "export": "steady export PLACE --output VALUE [OPTIONS]",
+        "launch": "steady launch [OPTIONS] [-- COMMAND...]",
+    }
+    for verb, line in expected.items():
+        assert main([verb, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"Usage: {line}\n"), verb
+        assert ("[required, unless --recipe or --run has it]" in re.sub(r"[│\s]+", " ", shown)) == ("DATA" in line)
 
 
 def test_ctrl_c_is_one_line(digits: Path) -> None:

@@ -213,6 +213,15 @@ def test_a_threshold_is_a_probability_of_labels(
     assert "an image may have several of these labels: drop it" in capsys.readouterr().err
 
 
+def test_a_missing_image_is_named_once(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "words.jpg").write_text("a")
+    assert main(["predict", str(run), str(tmp_path / "no.jpg"), str(tmp_path / "words.jpg")]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"cannot read {tmp_path / 'no.jpg'}: No such file or directory",
+        f"{tmp_path / 'words.jpg'}: text, not an image",
+    ]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_every_odd_image_has_classes_or_one_reason_as_packing_gives_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

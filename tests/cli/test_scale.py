@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.format import count
 
 
 @pytest.fixture
@@ -70,10 +71,12 @@ def test_a_document_holds_every_figure_and_can_be_asked_again(
     assert second["weak"][-1]["images_per_second"] > four["images_per_second"]
 
 
-def test_a_chart_shows_both_kinds_of_scaling(earlier: Path, tmp_path: Path) -> None:
+def test_a_chart_shows_both_kinds_of_scaling(earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chart = tmp_path / "scale.svg"
-    assert main(["scale", "--measured", str(earlier), "--link", "1GbE", "-o", str(chart)]) == 0
+    assert main(["scale", "--measured", str(earlier), "--link", "1GbE", "-o", str(chart), "--json"]) == 0
     text = chart.read_text()
+    for advice in json.loads(capsys.readouterr().out)["advice"].values():
+        assert f">recommended: {count(advice['devices'], 'device')}, " in text
     assert text.count("<polyline") == 4 and "weak scaling" in text and "strong scaling" in text
 
 

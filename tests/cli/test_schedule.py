@@ -114,3 +114,10 @@ def test_it_needs_no_torch_where_the_number_of_images_is_known(tmp_path: Path) -
         f" sys.exit(main(['schedule', '--num-train', '50000', '-o', {str(tmp_path / 'plot.svg')!r}]))"
     )
     assert subprocess.run([sys.executable, "-c", line], capture_output=True, check=False).returncode == 0
+
+
+def test_large_values_beside_an_axis_have_their_thousands_separated() -> None:
+    picture = svg(
+        [Panel("rate", [1, 2], [[0.0, 50_000.0]], "devices"), Panel("lr", [1, 2], [[0, 0.25]], "x")], title="t"
+    )
+    assert ">50,000</text>" in picture and ">50000</text>" not in picture and ">0.05</text>" in picture

@@ -21,7 +21,8 @@ from steadytrain.errors import StorageError
 from steadytrain.export.engines import Parity, Worker, compare
 from steadytrain.export.networks import NETWORKS, InceptionBN
 from steadytrain.export.speed import BatchSpeed, EngineSpeed, NetworkSpeed, make_plan
-from steadytrain.reports.plots import _mark, svg
+from steadytrain.format import rate
+from steadytrain.reports.plots import _mark, page, svg
 
 QUICK = ["--seconds", "0.04", "--threads", "1", "--device", "cpu"]
 HAS_EXPORT = all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnxscript", "openvino"))
@@ -231,6 +232,16 @@ def test_a_plot_has_a_mark_for_each_figure() -> None:
     picture = svg(panels(of_networks()), title="speeds")
     assert picture.count("<circle") == 2 * (2 + 1)  # of two networks and of the legend, in two charts
     assert picture.count("<polygon") == 3 * 2 * (2 + 1)
+
+
+def test_the_page_of_a_plot_has_its_figures_with_their_unit() -> None:
+    [latency, throughput] = panels(of_networks())
+    text = page([latency, throughput], title="Inference", lede="here")
+    assert text.count("<table") == 2 and "<th>milliseconds</th>" in text and "<th>samples per second</th>" in text
+    for dots in (latency, throughput):
+        values = [series[row] for row in range(len(dots.names)) for series in dots.series.values()]
+        assert any(values)
+        assert all(f"<td>{rate(value)}</td>" in text for value in values)
 
 
 def test_each_series_of_a_plot_has_a_mark_of_its_own() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
+from steadytrain.cli.render import event_line, event_words
 from steadytrain.events import Ended, EpochTrained, Failed
 from steadytrain.monitor import read_history
 from steadytrain.reports.summary import epochs, find_repeats, spread, summarise, wilson
@@ -149,12 +150,19 @@ def test_a_failed_run_says_why_and_at_which_step(tmp_path: Path) -> None:
     assert (summary.status, summary.why) == ("failed", "StorageError at step 7: the disk is full")
 
 
+def test_a_run_that_a_signal_or_until_stopped_is_not_called_preempted(tmp_path: Path) -> None:
+    ended = Ended(status="preempted", step=7, seconds=3, images=128, time=0, attempt=1)
+    shown = [*event_words(ended), str(event_line(ended))]
+    assert shown[0].startswith("saved and stopped at step 7") and shown[-1].startswith("stopped step=7")
+    assert "preempted" not in " ".join(shown)
+
+
 def test_a_stopped_run_says_how(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(), step(1), Ended(status="preempted", step=1, seconds=1, images=128)], Clock())
     assert (summarise(run).status, summarise(run).why) == (
         "interrupted",
-        "preempted, saved at step 1: the same command resumes it",
+        "stopped by a signal or --until, saved at step 1: the same command resumes it",
     )
 
 

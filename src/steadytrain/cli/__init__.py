@@ -156,8 +156,32 @@ def default_text(value: object) -> str | None:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def usage(verb: str, command: App) -> str:
+    """Write a verb's usage line: what stands without a flag comes first, then the flags.
+
+    >>> usage("train", app()["train"]), usage("launch", app()["launch"])
+    ('steady train DATA [OPTIONS]', 'steady launch [OPTIONS] [-- COMMAND...]')
+    """
+    arguments = command.assemble_argument_collection(default_parameter=app().default_parameter, parse_docstring=True)
+    first, flags, last = [], [], []
+    for argument in arguments:
+        name = argument.name
+        if not argument.show:
+            continue
+        if name.startswith("-"):
+            flags += [f"{name} VALUE"] if argument.required else []
+            continue
+        if argument.field_info.kind is inspect.Parameter.VAR_POSITIONAL and "..." not in name:
+            name += "..."
+        takes_flags = argument.parameter.allow_leading_hyphen
+        name = f"-- {name}" if takes_flags and verb == "launch" else name
+        is_required = argument.required or "[required" in (argument.parameter.help or "")
+        (last if takes_flags else first).append(name if is_required else f"[{name}]")
+    return " ".join(["steady", verb, *first, *flags, "[OPTIONS]", *last])
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 preempted after saving)."""
+    """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 stopped after saving)."""
     if sys.stdout is None:  # closed: print into nothing
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     elif hasattr(sys.stdout, "reconfigure"):  # escape names that the terminal's encoding lacks
@@ -217,6 +241,9 @@ def _run(words: Sequence[str]) -> object:
         words = [verb, *translated.argv]
     words = _own_words(words)
     is_help = not {"--help", "-h"}.isdisjoint(words)
+    if verb in VERBS and is_help:
+        command = app()[verb]
+        command.usage = f"Usage: {usage(verb, command)}"
     with _worded_errors(verb), _help_of(verb) if is_help and verb in TRAINING_VERBS else nullcontext():
         result = app()(words, exit_on_error=False, print_error=False)
     if verb in VERBS and is_help:

@@ -200,9 +200,12 @@ def report_text(report: Report, *, width: int = 80) -> str:
     subject = report.what
     if images:
         subject = f"{subject}, {count(images, 'image')}" if report.of_files else f"{images:,} {subject}"
-    errors, warnings = report.findings.num("error"), report.findings.num("warning")
+    found = report.findings
+    errors, warnings = found.num_kinds("error"), found.num_kinds("warning")
     kinds = ", ".join(count(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n)
-    verdict = f"{count(errors + warnings, 'finding')} ({kinds})" if kinds else "fine"
+    num_places = found.num("error") + found.num("warning")
+    places = f" in {num_places:,} places" if num_places > errors + warnings else ""
+    verdict = f"{count(errors + warnings, 'finding')}{places} ({kinds})" if kinds else "fine"
     lines = [f"{verdict}: {clean(report.path)}: {subject}", *_facts(report, width)]
     for kind, n, findings in report.findings.by_kind():
         lines += ["", *_kind(kind, n, findings[:MAX_SHOWN], width, files=report.of_files)]

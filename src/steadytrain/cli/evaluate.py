@@ -454,7 +454,8 @@ def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alo
     """Describe the classes of an image: of a single one below its name, else behind it, aligned with other images'."""
     name = clean(document["image"])
     if document["error"] is not None:
-        return f"{name}: {clean(document['error'])}"
+        error = clean(document["error"])
+        return error if error.startswith(f"cannot read {name}: ") else f"{name}: {error}"
     if not document["classes"]:
         return f"{name:{columns}}  {nothing}"
     cells = [(percent(row["probability"], 1).rjust(7), clean(row["class"])) for row in document["classes"]]

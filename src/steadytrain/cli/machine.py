@@ -261,12 +261,21 @@ def _write_grid(
     """Write the first images of the stream as the model will see them."""
     from steadytrain.data.loader import ImageLoader
     from steadytrain.data.transforms.preview import write_grid
+    from steadytrain.reports.plots import html_page
 
     with ImageLoader(records, crop, batch_size=min(SHOWN_IMAGES, len(records)), train=not evaluation) as loader:
         batch = next(iter(loader))
     augmentation = _augmentation(records, crop, transforms, len(batch), on_gpu=False)
-    title = ", ".join([f"{data}: {work}", *map(str, transforms)])
-    write_grid(path, batch, augmentation, records.class_list, title)
+    lede = ", ".join([f"{data}: {work}", *map(str, transforms)])
+
+    def page(figures: str, width: int) -> str:
+        css = (
+            "figure { display: inline-block; margin: 0 8px 8px 0; vertical-align: top; }"
+            f" figcaption {{ max-width: {width}px; margin: 0; font-weight: 400; overflow-wrap: anywhere; }}"
+        )
+        return html_page(figures, title="What the model will see", lede=lede, css=css)
+
+    write_grid(path, batch, augmentation, records.class_list, page)
     note(f"wrote {path}: {count(len(batch), 'image')}, {', '.join([work, *map(str, transforms)])}")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
@@ -50,6 +50,21 @@ Settings = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
 
 MAX_SECONDS, MAX_WORKERS = 3600, 1024
+
+GROUPS = (
+    "Data",
+    "Model",
+    "Images and augmentation",
+    "Loss and rare classes",
+    "Optimizer and schedule",
+    "Precision and speed",
+    "Ranks",
+    "Run and output",
+)
+"""The headings that ``--help`` shows the training flags under, in their order."""
+DATA, MODEL, IMAGES, LOSS, OPTIMIZER, SPEED, RANKS, OUTPUT = (
+    Parameter(group=Group(name, sort_key=order)) for order, name in enumerate(GROUPS)
+)
 
 
 @Parameter(name="*")
@@ -135,62 +150,66 @@ class TrainingOptions:
         json: Print the outcome as one JSON document.
     """
 
-    val: Annotated[str | None, Parameter(name=("--val", "--data-val"))] = None
-    model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None
-    weights: Annotated[str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model"))] = None
-    train: str | None = None
-    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
-    budget_minutes: float | None = None
-    patience: int | None = None
-    batch_size: Annotated[int | Literal["auto"] | None, Parameter(name=("--batch-size", "-b"))] = None
-    lr: float | None = None
-    optimizer: str | None = None
-    weight_decay: float | None = None
-    schedule: str | None = None
-    warmup_epochs: float | None = None
-    grow_batch: str | None = None
-    loss: str | None = None
-    class_weights: str | None = None
-    balance: str | None = None
-    label_smoothing: float | None = None
-    ema: float | None = None
-    transforms: str | None = None
-    holdout: float | None = None
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None
-    grow_size: str | None = None
-    seed: int | None = None
-    repeats: int | None = None
-    precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None
-    compile: Annotated[bool, Parameter(name=("--compile", "--torchcompile"))] = False
-    device: str | None = None
-    threads: Annotated[int | Literal["auto"] | None, Parameter(name=("--threads", "--data-nthreads", "-j"))] = None
-    deterministic: bool = False
-    graph: bool = False
-    recompute: Annotated[bool, Parameter(name=("--recompute", "--grad-checkpointing"))] = False
-    procs: int | Literal["auto"] | None = None
-    engine: str | None = None
-    sync_every: int | None = None
-    local_from: float | None = None
-    workers: int | Literal["auto"] | None = None
-    servers: int | None = None
-    staleness: int | None = None
-    ray_address: str | None = None
-    join: bool = False
-    price: str | None = None
-    root: str | None = None
-    labels: Labels = None
-    path_column: PathColumn = None
-    label_column: LabelColumn = ()
-    split_column: SplitColumn = None
-    classes: str | None = None
-    run: str | None = None
-    recipe: Path | None = None
-    accept_licence: bool = False
-    probe: bool = False
-    explain: bool = False
-    mxnet_log: bool = False
-    set: Settings = ()
-    json: bool = False
+    val: Annotated[str | None, Parameter(name=("--val", "--data-val")), DATA] = None
+    model: Annotated[str | None, Parameter(name=("--model", "--network")), MODEL] = None
+    weights: Annotated[
+        str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model")), MODEL
+    ] = None
+    train: Annotated[str | None, MODEL] = None
+    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs")), OPTIMIZER] = None
+    budget_minutes: Annotated[float | None, OPTIMIZER] = None
+    patience: Annotated[int | None, OPTIMIZER] = None
+    batch_size: Annotated[int | Literal["auto"] | None, Parameter(name=("--batch-size", "-b")), OPTIMIZER] = None
+    lr: Annotated[float | None, OPTIMIZER] = None
+    optimizer: Annotated[str | None, OPTIMIZER] = None
+    weight_decay: Annotated[float | None, OPTIMIZER] = None
+    schedule: Annotated[str | None, OPTIMIZER] = None
+    warmup_epochs: Annotated[float | None, OPTIMIZER] = None
+    grow_batch: Annotated[str | None, OPTIMIZER] = None
+    loss: Annotated[str | None, LOSS] = None
+    class_weights: Annotated[str | None, LOSS] = None
+    balance: Annotated[str | None, LOSS] = None
+    label_smoothing: Annotated[float | None, LOSS] = None
+    ema: Annotated[float | None, OPTIMIZER] = None
+    transforms: Annotated[str | None, IMAGES] = None
+    holdout: Annotated[float | None, DATA] = None
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size")), IMAGES] = None
+    grow_size: Annotated[str | None, IMAGES] = None
+    seed: Annotated[int | None, OUTPUT] = None
+    repeats: Annotated[int | None, OUTPUT] = None
+    precision: Annotated[str | None, Parameter(name=("--precision", "--dtype")), SPEED] = None
+    compile: Annotated[bool, Parameter(name=("--compile", "--torchcompile")), SPEED] = False
+    device: Annotated[str | None, SPEED] = None
+    threads: Annotated[int | Literal["auto"] | None, Parameter(name=("--threads", "--data-nthreads", "-j")), SPEED] = (
+        None
+    )
+    deterministic: Annotated[bool, SPEED] = False
+    graph: Annotated[bool, SPEED] = False
+    recompute: Annotated[bool, Parameter(name=("--recompute", "--grad-checkpointing")), SPEED] = False
+    procs: Annotated[int | Literal["auto"] | None, RANKS] = None
+    engine: Annotated[str | None, RANKS] = None
+    sync_every: Annotated[int | None, RANKS] = None
+    local_from: Annotated[float | None, RANKS] = None
+    workers: Annotated[int | Literal["auto"] | None, RANKS] = None
+    servers: Annotated[int | None, RANKS] = None
+    staleness: Annotated[int | None, RANKS] = None
+    ray_address: Annotated[str | None, RANKS] = None
+    join: Annotated[bool, RANKS] = False
+    price: Annotated[str | None, OUTPUT] = None
+    root: Annotated[str | None, DATA] = None
+    labels: Annotated[Labels, DATA] = None
+    path_column: Annotated[PathColumn, DATA] = None
+    label_column: Annotated[LabelColumn, DATA] = ()
+    split_column: Annotated[SplitColumn, DATA] = None
+    classes: Annotated[str | None, DATA] = None
+    run: Annotated[str | None, OUTPUT] = None
+    recipe: Annotated[Path | None, OUTPUT] = None
+    accept_licence: Annotated[bool, MODEL] = False
+    probe: Annotated[bool, SPEED] = False
+    explain: Annotated[bool, OUTPUT] = False
+    mxnet_log: Annotated[bool, OUTPUT] = False
+    set: Annotated[Settings, OUTPUT] = ()
+    json: Annotated[bool, OUTPUT] = False
 
     def changes(self) -> dict[str, Any]:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""

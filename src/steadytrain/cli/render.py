@@ -92,7 +92,8 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
             return "failed " + pairs({"step": event.step, "error": event.error, "message": event.message})
         case Ended():
             rate = _overall(event)
-            return f"{event.status} step={event.step} seconds={event.seconds:.1f} images_per_second={rate:.1f}"
+            ending = "stopped" if event.status == "preempted" else event.status
+            return f"{ending} step={event.step} seconds={event.seconds:.1f} images_per_second={rate:.1f}"
     return None
 
 
@@ -167,7 +168,7 @@ def event_words(
         case Failed():
             return [f"failed{f' at step {event.step:,}' if event.step else ''}: {clean(event.error)}"]
         case Ended():
-            parts = [f"{event.status} at step {event.step:,} after {clock(event.seconds)}"]
+            parts = [f"{event.words} at step {event.step:,} after {clock(event.seconds)}"]
             if event.images:
                 parts.append(f"{_overall(event):,.0f} images/s overall")
             if best_before is not None:

@@ -159,7 +159,7 @@ def scale(
     if output is not None:
         name, joined_by = document["one"]["model"], document["link"]["name"]
         lede = f"Predicted from one device, over {joined_by}. The faint line is what as many single devices would do."
-        draw(output, panels(tables), f"{name} on several devices", lede, force=force)
+        draw(output, panels(tables, document), f"{name} on several devices", lede, force=force)
     if json:
         print_json(document)
     else:

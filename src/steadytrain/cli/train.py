@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
-from steadytrain.cli.options import TrainingOptions, read_table, require_range
+from steadytrain.cli.options import OUTPUT, TrainingOptions, read_table, require_range
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.parts import listed_gpus
@@ -44,9 +44,14 @@ Until = Annotated[
     Parameter(
         help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it continues."
     ),
+    OUTPUT,
 ]
 TrainingData = Annotated[
-    str | None, Parameter(help="A .rec file, a folder of classes, or any other source that steady pack reads.")
+    str | None,
+    Parameter(
+        help="A .rec file, a folder of classes, or any other source that steady pack reads. "
+        "[required, unless --recipe or --run has it]"
+    ),
 ]
 
 

@@ -237,6 +237,11 @@ class Ended(Event):
     seconds: float
     images: int
 
+    @property
+    def words(self) -> str:
+        """How it ended, for people: whoever sends a signal, or gives --until, need not have preempted it."""
+        return "saved and stopped" if self.status == "preempted" else self.status
+
 
 BUCKETS = (
     "startup",

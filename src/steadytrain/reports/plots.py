@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from steadytrain.format import rate
 from steadytrain.reports.charts import COLOURS, TEMPLATES, thin
 from steadytrain.reports.tables import MARK
 
@@ -27,6 +28,8 @@ STYLE = (
     " @media (prefers-color-scheme: dark) { svg { background: #131518; } text { fill: #98a0ab; }"
     " .title { fill: #e4e6e9; } .grid { stroke: #2b2f35; } }"
 )
+
+SVG_CSS = "svg { max-width: 100%; height: auto; } h2 { margin-top: 28px; }"
 
 
 @dataclass(frozen=True)
@@ -92,15 +95,34 @@ def svg(panels: Sequence[Panel | Dots], *, title: str) -> str:
 
 
 def page(panels: Sequence[Panel | Dots], *, title: str, lede: str) -> str:
-    """Put the picture of :func:`svg` into an HTML page with a heading and a sentence."""
-    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    """Put the picture of :func:`svg` into an HTML page with a heading and a sentence, and dots' values into tables."""
+    tables = "".join(_values(panel) for panel in panels if isinstance(panel, Dots))
+    return html_page(f"{svg(panels, title=title)}{tables}", title=title, lede=lede, css=SVG_CSS)
+
+
+def html_page(body: str, *, title: str, lede: str, css: str = "") -> str:
+    """Put HTML below a heading and a sentence, in the look of all pages; ``css`` is added to theirs."""
+    css = f"{(TEMPLATES / 'page.css').read_text(encoding='utf-8')} {css}"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><!-- {MARK} -->'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
-        f"<style>{css} svg {{ max-width: 100%; height: auto; }}</style></head>\n"
+        f"<style>{css}</style></head>\n"
         f'<body><main><header><h1>{escape(title)}</h1><p class="lede">{escape(lede)}</p></header>\n<section>'
-        f"{svg(panels, title=title)}</section></main></body></html>\n"
+        f"{body}</section></main></body></html>\n"
+    )
+
+
+def _values(dots: Dots) -> str:
+    """Write the values of a chart of dots as a table: a row for each name, a column for each series."""
+    heads = "".join(f"<th>{escape(name)}</th>" for name in dots.series)
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{rate(series[row])}</td>' for series in dots.series.values())}</tr>"
+        for row, name in enumerate(dots.names)
+    )
+    return (
+        f'<h2>{escape(dots.title)}</h2><div class="scroll"><table class="numbers"><thead><tr>'
+        f"<th>{escape(dots.x_title)}</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -138,7 +160,7 @@ def _panel(panel: Panel, colour: str) -> list[str]:
     lines = [f'<text class="title" x="{LEFT}" y="18">{escape(panel.title)}</text>']
     for y in round_ticks(low, high):
         lines.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + across}" y1="{y_of(y)}" y2="{y_of(y)}"/>')
-        lines.append(f'<text x="{LEFT - 8}" y="{y_of(y) + 4}" text-anchor="end">{y:g}</text>')
+        lines.append(f'<text x="{LEFT - 8}" y="{y_of(y) + 4}" text-anchor="end">{y:,.12g}</text>')
     decades = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1) if panel.log_x else ()
     usual = [(10.0**k, f"{10.0**k:g}") for k in decades] or [(x, f"{x:,g}") for x in round_ticks(first, last, 8)]
     for x, label in panel.ticks or usual:
@@ -152,7 +174,7 @@ def _panel(panel: Panel, colour: str) -> list[str]:
         lines.append(f'<polyline class="curve{faint}" stroke="{colour}" points="{points}"/>')
     for x, word in panel.marks:
         lines.append(f'<line class="mark" x1="{x_of(x)}" x2="{x_of(x)}" y1="{TOP}" y2="{bottom}"/>')
-        is_right = x_of(x) > LEFT + 0.9 * across  # the word stands on the side that has room
+        is_right = x_of(x) + 7 * len(word) > LEFT + across  # the word stands on the side that has room
         side = f'x="{x_of(x) - 4}" text-anchor="end"' if is_right else f'x="{x_of(x) + 4}"'
         lines.append(f'<text {side} y="{bottom - 6}">{escape(word)}</text>')
     return lines

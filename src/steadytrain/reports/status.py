@@ -85,7 +85,7 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
     if isinstance(ending, Failed):
         return "failed", f"{ending.error} at step {ending.step or history.step}: {ending.message}"
     if isinstance(ending, Ended):
-        cause = "preempted" if ending.status == "preempted" else "stopped by the user"
+        cause = "stopped by a signal or --until" if ending.status == "preempted" else "stopped by the user"
         if not ending.step:
             return "interrupted", f"{cause} before the first checkpoint: the same command starts from the beginning"
         return "interrupted", f"{cause}, saved at step {ending.step}: the same command resumes it"

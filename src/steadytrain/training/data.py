@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.batches import Batches
+from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
@@ -181,7 +182,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         val = open_records(val_path, say)
         _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
         require_outputs(val, len(classes), of=str(train.path))
-        _say_unseen(val.labels, classes, say)
+        _say_unmeasured(val.labels, counts, classes, say)
         return DataSets(train, val, None, None, classes, held_out=False)
     if data.holdout == 0:
         return DataSets(train, None, None, None, classes, held_out=False)
@@ -193,7 +194,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         f"no validation data given: {len(val_ids):,} of {len(train):,} images ({share}) are held out (--val DATA to"
         " choose your own)"
     )
-    _say_unseen(train.labels[val_ids], classes, say)
+    _say_unmeasured(train.labels[val_ids], counts, classes, say)
     return DataSets(train, train, train_ids, val_ids, classes, held_out=True)
 
 
@@ -206,11 +207,29 @@ def _class_list(data: Data, train: Records, say: Callable[[str], None]) -> tuple
     return classes
 
 
-def _say_unseen(labels: Labels, classes: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Say which labels no validation image has, where an image may have several: mAP is without them."""
-    if labels.ndim > 1 and (unseen := np.flatnonzero(~(labels > 0).any(0)).tolist()):
-        subject = count(len(unseen), "label has", "labels have")
-        say(f"{subject} no validation image, and no part in mAP: {few([classes[number] for number in unseen])}")
+def _say_unmeasured(
+    labels: Labels, train_counts: NDArray[np.int64], classes: tuple[str, ...], say: Callable[[str], None]
+) -> None:
+    """Say which classes no validation image has, and that so few images measure little."""
+    if labels.ndim > 1:
+        if unseen := np.flatnonzero(~(labels > 0).any(0)).tolist():
+            subject = count(len(unseen), "label has", "labels have")
+            say(f"{subject} no validation image, and no part in mAP: {few([classes[number] for number in unseen])}")
+        return
+    is_seen = np.bincount(labels.astype(np.int64), minlength=len(classes))[: len(classes)] > 0
+    if unseen := np.flatnonzero(~is_seen & (train_counts > 0)).tolist():
+        is_one, names = len(unseen) == 1, few([classes[number] for number in unseen])
+        subject = f"class {names} has" if is_one else f"{len(unseen):,} classes ({names}) have"
+        single = ", and one image in all" if (train_counts[unseen] == 1).all() else ""
+        say(
+            f"{subject} no validation image{single}, so {'its' if is_one else 'their'} accuracy is not measured: add"
+            " images, or give --val DATA"
+        )
+    if words := few_to_measure(len(labels)):
+        say(
+            f"{count(len(labels), 'validation image')} cannot measure accuracy ({words}): add images, or give --val"
+            f" DATA, with {FEW_TO_MEASURE} or more"
+        )
 
 
 def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:

@@ -61,5 +61,5 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
         elif isinstance(event, Noticed):
             write(event.message, stays=True)
         elif isinstance(event, Ended):
-            write(f"{event.status} after {duration(event.seconds)}", stays=True)
+            write(f"{event.words} after {duration(event.seconds)}", stays=True)
         yield event

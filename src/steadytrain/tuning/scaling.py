@@ -315,15 +315,22 @@ def _table(rows: Sequence[Mapping[str, Any]], images: float | None, price: float
     return aligned(lines, right=range(len(lines[0])))
 
 
-def panels(tables: Mapping[str, Sequence[Prediction]]) -> list[Panel]:
-    """Plot images per second over devices, for each kind of scaling. Raises InputError if there is only one device."""
+def panels(tables: Mapping[str, Sequence[Prediction]], document: Mapping[str, Any]) -> list[Panel]:
+    """Plot images per second over devices, for each kind of scaling, and mark the number that the document recommends.
+
+    Raises:
+        InputError: there is only one device.
+    """
     charts = []
     for kind, rows in tables.items():
         if len(rows) > 1:
             x = [float(row.devices) for row in rows]
             ideal = [n * rows[0].images_per_second for n in x]
             rates = [row.images_per_second for row in rows]
-            charts.append(Panel(f"Images per second, {kind} scaling", x, [ideal, rates], "devices"))
+            best = document["advice"][kind]["devices"]
+            speed = next(row.images_per_second for row in rows if row.devices == best)
+            mark = (float(best), f"recommended: {count(best, 'device')}, {rate(speed)} images/s")
+            charts.append(Panel(f"Images per second, {kind} scaling", x, [ideal, rates], "devices", marks=[mark]))
     if not charts:
         raise InputError("a plot needs two devices at least: give --devices 2 or more")
     return charts

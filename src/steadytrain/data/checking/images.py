@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.data.checking.file_types import CUT_SHORT, NO_IMAGE, UNKNOWN, scan_of
-from steadytrain.data.checking.findings import Findings
+from steadytrain.data.checking.findings import Findings, few_to_measure
 from steadytrain.data.checking.near import Alike, Hashes, find_alike, perceptual_hash
 from steadytrain.data.packing.encode import decode_file
 from steadytrain.data.packing.images import (
@@ -300,20 +300,29 @@ def alike(
 
 
 def check_classes(
-    classes: Sequence[str], counts: Sequence[int], findings: Findings, *, required: bool = True, split: str = ""
+    classes: Sequence[str],
+    counts: Sequence[int],
+    findings: Findings,
+    *,
+    required: bool = True,
+    split: str = "",
+    num_held_out: int = 0,
 ) -> None:
     """Add what is notable about the numbers of images of classes.
 
     Args:
         required: whether packing refuses a class without an image.
         split: that they are counted in, for messages.
+        num_held_out: images that training would hold out of these; 0 where that is not known.
     """
     where = f" in {split}" if split else ""
     for name, count in zip(classes, counts, strict=True):
         if count == 0 and required:
             findings.add("empty-class", where.strip(), name=name)
         elif count == 1:
-            findings.add("single-image", where.strip(), name=name)
+            few = few_to_measure(num_held_out)
+            held_out = f"of {sum(counts)} images {num_held_out} would be held out ({few})" if few else ""
+            findings.add("single-image", held_out or where.strip(), name=name)
         elif 0 < count < SMALL:
             findings.add("small-class", f"{count} images{where}", name=name)
     filled = sorted((count, name) for name, count in zip(classes, counts, strict=True) if count)

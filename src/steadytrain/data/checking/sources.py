@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from steadytrain.config import Data
 from steadytrain.data.checking.file_types import LOOK_AT, FileType, recognise
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
 from steadytrain.data.checking.images import (
@@ -41,6 +42,7 @@ from steadytrain.data.sources.folder import (
 )
 from steadytrain.data.sources.layout import flat_splits
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say
+from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError
 from steadytrain.format import count
 
@@ -287,7 +289,17 @@ def _check_class_sizes(listings: Sequence[Listing], findings: Findings) -> None:
         return
     for listing in listings:
         required = listing.split in ("", "train")
-        check_classes(listing.classes, listing.counts(), findings, required=required, split=listing.split)
+        num_held_out = 0
+        if not listing.split:
+            num_held_out = len(split_by_fraction(listing.labels, fraction=Data.holdout, seed=0)[1])
+        check_classes(
+            listing.classes,
+            listing.counts(),
+            findings,
+            required=required,
+            split=listing.split,
+            num_held_out=num_held_out,
+        )
     sizes = [dict(zip(listing.classes, listing.counts(), strict=True)) for listing in listings]
     for listing, theirs in zip(listings[1:], sizes[1:], strict=True):
         for name in sorted(sizes[0].keys() | theirs.keys()):

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -74,7 +74,13 @@ def measure_transforms(augmentation: Augmentation, batch: Batch) -> list[Transfo
     ]
 
 
-def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, classes: Sequence[str], title: str) -> None:
+def write_grid(
+    path: Path,
+    batch: Batch,
+    augmentation: Augmentation | None,
+    classes: Sequence[str],
+    page: Callable[[str, int], str],
+) -> None:
     """Write the images of a batch as the model will see them, with their labels, as a PNG file or an HTML page.
 
     Args:
@@ -83,7 +89,7 @@ def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, clas
         augmentation: its transforms; None: there are none.
         classes: names, in the order of the labels, or of the columns of their vectors; a label without one is shown
             as a number.
-        title: what was done, in a line.
+        page: makes an HTML page of the figures, whose captions are at most so many pixels wide.
 
     Raises:
         InputError: another ending.
@@ -102,7 +108,7 @@ def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, clas
         if path.suffix.lower() == ".png":
             _draw_grid(shown, captions).save(path)
         else:
-            path.write_text(_page(shown, captions, title), encoding="utf-8")
+            path.write_text(page(_figures(shown, captions), shown[0].width), encoding="utf-8")
 
 
 def _picture(image: NDArray[np.uint8], factor: int) -> Image.Image:
@@ -146,7 +152,8 @@ def _draw_grid(shown: Sequence[Image.Image], captions: Sequence[str]) -> Image.I
     return grid
 
 
-def _page(shown: Sequence[Image.Image], captions: Sequence[str], title: str) -> str:
+def _figures(shown: Sequence[Image.Image], captions: Sequence[str]) -> str:
+    """Write pictures with their captions as HTML."""
     figures = []
     for picture, caption in zip(shown, captions, strict=True):
         with io.BytesIO() as memory:
@@ -156,13 +163,4 @@ def _page(shown: Sequence[Image.Image], captions: Sequence[str], title: str) -> 
         figures.append(
             f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
         )
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>What the model will see</title>',
-            "<style>body{font:14px sans-serif;margin:1em}figure{display:inline-block;margin:4px;vertical-align:top}",
-            f"figcaption{{max-width:{shown[0].width}px;overflow-wrap:anywhere}}</style>",
-            f"<h1>What the model will see</h1><p>{html.escape(title)}</p>",
-            *figures,
-            "</html>\n",
-        ]
-    )
+    return "\n".join(figures)
