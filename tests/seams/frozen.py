@@ -42,7 +42,8 @@ class Frozen:
         """The same where torch's version and the processor's instructions are those of the frozen value."""
         import torch  # here, so that tests of plans and errors start without it
 
-        self._keyed(name, f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}", value)
+        units = ", AMX" if torch.cpu._is_amx_tile_supported() else ""  # other kernels of oneDNN's for the same products
+        self._keyed(name, f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}{units}", value)
 
     def _keyed(self, name: str, key: str, value: Any) -> None:
         if self.freeze or f"{name} ({key})" in self.values:

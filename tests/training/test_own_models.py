@@ -67,7 +67,8 @@ def test_a_module_is_trained_and_its_run_is_restored(monkeypatch: pytest.MonkeyP
 
 def test_a_module_is_fine_tuned_from_its_own_weights() -> None:
     module = net()
-    outcome = st.finetune("digits", QUICK, model=module, run="tuned")
+    updated = {**QUICK, "model.train": "discriminative"}  # the weights of a probe have no statistics either
+    outcome = st.finetune("digits", updated, model=module, run="tuned")
     recipe = outcome.run.recipe
     assert (recipe.model.pretrained, recipe.model.batch_norm) == (False, "train")  # it has no statistics yet
     tuned = st.restore(outcome.run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -150,9 +151,11 @@ def test_a_run_that_is_being_trained_is_left_alone_unless_forced(recipe: Recipe,
     assert "being trained meanwhile" in heard[-1]
 
 
-def test_a_folder_that_cannot_be_written_is_probed_all_the_same(recipe: Recipe, tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", recipe)
-    (run.directory / "events.jsonl").symlink_to(tmp_path / "gone" / "events.jsonl")
+def test_a_folder_that_cannot_be_written_is_probed_all_the_same(recipe: Recipe, small_disk: Path) -> None:
+    run = Run.create(small_disk / "run", recipe)
+    with suppress(OSError), (small_disk / "full").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
     heard: list[str] = []
     probe_run(run, seconds=SECONDS, say=heard.append)
     assert "not written into the events" in heard[-1]
