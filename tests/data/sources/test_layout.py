@@ -466,6 +466,16 @@ def test_another_column_of_a_test_table_is_not_taken_for_its_labels(tmp_path: Pa
         found(_folder(val, tmp_path / "val"), tmp_path / "scratch")
 
 
+def test_zips_of_splits_have_their_labels_in_the_same_column(tmp_path: Path) -> None:
+    for split, table in (
+        ("train", b"image,age,label\n1.png,7,0\n2.png,8,1\n"),
+        ("val", b"image,age\n1.png,1\n2.png,0\n"),
+    ):
+        _zip({**_images("1.png", "2.png"), "metadata.csv": table}, tmp_path / "set" / split)
+    with pytest.raises(DataError, match=r"no column 'label'.*\(the columns: image, age\): add it, or remove"):
+        found(tmp_path / "set", tmp_path / "scratch")
+
+
 def test_the_tables_of_splits_have_their_labels_in_the_same_column(tmp_path: Path) -> None:
     files = {
         **_images("train/1.png", "train/2.png", "val/3.png", "val/4.png"),

@@ -303,7 +303,8 @@ def _find_labels(
         return (known[0],)
     if trained and header:
         raise DataError(
-            f"no column {trained!r}, which holds the labels of the training set (the columns: {list_columns(names)})"
+            f"no column {trained!r}, which holds the labels of the training set (the columns: {list_columns(names)}):"
+            " add it, or remove the images and the table"
         )
     others = [place for place in left if not header or header[place] not in _NUMBERING]
     if header:

@@ -362,9 +362,7 @@ class _Source:
             around = table.rpartition("/")[0]
             places = [around, *parts.get(split, folders), *(folder.rpartition("/")[0] for folder in folders)]
             prefixes = [f"{base}{folder}/" if folder else base for folder in places]
-            trained = listings[0].label_column if listings else ""
-            columns = replace(self.columns, trained=trained)
-            part = replace(self, classes=self.classes or _class_list(listings), columns=columns)
+            part = replace(self, classes=self.classes or _class_list(listings), columns=self._columns_after(listings))
             try:
                 listed = part._list_table(table, path, list(dict.fromkeys(prefixes)), members)
             except DataError as error:
@@ -384,6 +382,10 @@ class _Source:
         if others := [name for name in look("").folders if name not in tops and look(name).images and "" not in tops]:
             self.say(f"{path}: {few(others)} hold{'s' * (len(others) == 1)} images of no split; they are left out")
         return self._in_order(listings, path)
+
+    def _columns_after(self, listings: Sequence[Listing]) -> ColumnNames:
+        """Name the columns for the table of another split: its labels are in the column of the training set's."""
+        return replace(self.columns, trained=listings[0].label_column) if listings else self.columns
 
     def _in_order(self, listings: Sequence[Listing], path: Path) -> list[Listing]:
         """Order the listings of splits; one alone is no split."""
@@ -487,8 +489,8 @@ class _Source:
             return self._list_members(archives, root)
         listings: list[Listing] = []
         for split, group in order_splits(groups, self.say, str(root)).items():
-            classes = self.classes or (listings[0].classes if listings else None)
-            parts = replace(self, classes=classes)._list_members(group, root)
+            part = replace(self, classes=self.classes or _class_list(listings), columns=self._columns_after(listings))
+            parts = part._list_members(group, root)
             if len(parts) > 1:
                 raise DataError(f"{group[0].path} is named after one split but holds several: use it alone")
             listings.append(replace(parts[0], split=split))
