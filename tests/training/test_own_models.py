@@ -71,9 +71,10 @@ def test_a_module_is_fine_tuned_from_its_own_weights() -> None:
     outcome = st.finetune("digits", updated, model=module, run="tuned")
     recipe = outcome.run.recipe
     assert (recipe.model.pretrained, recipe.model.batch_norm) == (False, "train")  # it has no statistics yet
+    assert recipe.model.train == "discriminative"  # nor features worth a probe
     tuned = st.restore(outcome.run)
     finished = st.finetune("digits", QUICK, model=tuned.module, run="tuned-again").run.recipe
-    assert finished.model.batch_norm == "frozen"
+    assert (finished.model.batch_norm, finished.model.train) == ("frozen", "probe+discriminative")
 
 
 def test_a_module_with_another_number_of_outputs_is_refused() -> None:

@@ -77,6 +77,8 @@ def default_recipe(
         chosen = {"model.pretrained": False, **chosen, "model.name": models.name_model(given)}
         if isinstance(given, nn.Module) and models.lacks_statistics(given):
             chosen.setdefault("model.batch_norm", "train")  # there are none to keep
+            if finetune:
+                chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
     return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)
 
 
