@@ -163,7 +163,9 @@ def usage(verb: str, command: App) -> str:
     ('steady train DATA [OPTIONS]', 'steady launch [OPTIONS] [-- COMMAND...]')
     """
     arguments = command.assemble_argument_collection(default_parameter=app().default_parameter, parse_docstring=True)
-    first, flags, last = [], [], []
+    first: list[str] = []
+    flags: list[str] = []
+    last: list[str] = []
     for argument in arguments:
         name = argument.name
         if not argument.show:
