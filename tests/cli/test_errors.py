@@ -453,7 +453,7 @@ def test_predicting_what_cannot_be_read_goes_on_with_the_next(
     output = steady("predict", tmp_path / "run", tmp_path / "bad.png", "gone.png", good)
     assert output.code == 1
     first, second, third = output.out.splitlines()
-    assert first.startswith(f"{tmp_path / 'bad.png'}: ") and second.startswith("gone.png: cannot read gone.png")
+    assert first.startswith(f"{tmp_path / 'bad.png'}: ") and second.startswith("cannot read gone.png: ")
     assert "record" not in first + second
     assert third.startswith(str(good)) and third.count(" % ") == 5
 

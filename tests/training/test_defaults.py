@@ -208,7 +208,7 @@ def test_a_size_that_the_network_refuses_is_said_before_the_images_are_read(work
     assert not any("packing" in line for line in lines)
 
 
-FINETUNED = {"model.name": "digits", "model.pretrained": False, "parallel.device": "cpu"}
+FINETUNED = {"model.name": "digits", "model.pretrained": True, "parallel.device": "cpu"}
 
 
 @pytest.mark.parametrize(
