@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from peers.commands import started
+
 PROJECT = Path(__file__).resolve().parents[1]
 STEADY = [sys.executable, "-m", "steadytrain"]
 
@@ -285,20 +287,17 @@ def ours(
 
 def rate(device: Any, update: Callable[[], object], batch: int, seconds: float) -> float:
     """Images per second of updates, for so long; the host never runs more than 16 of them ahead."""
-    import torch
+    from steadytrain.training.profile.timing import images_per_second, wait_for
 
-    is_gpu = device.type == "cuda"
-    if is_gpu:
-        torch.cuda.synchronize()
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        update()
-        count += 1
-        if is_gpu and count % 16 == 0:
-            torch.cuda.synchronize()
-    if is_gpu:
-        torch.cuda.synchronize()
-    return batch * count / (time.perf_counter() - began)
+    times = 16 if device.type == "cuda" else 1
+
+    def work() -> int:
+        for _ in range(times):
+            update()
+        wait_for(device)
+        return times * batch
+
+    return images_per_second(device, work, seconds=seconds, least=1)[0]
 
 
 def fastest(device: Any, work: Callable[[], object], times: int) -> float:
@@ -868,7 +867,7 @@ def inference(job: Job) -> dict[str, Any]:
     words += ["--engines", "eager", "channels-last", *(["onnxruntime"] if job.quick else ["compile", "onnxruntime"])]
     done = child(words, job.folder, max(1.0, job.left - 2))
     document = json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr[-800:]}
-    rows = document.get("rows", [])
+    rows = [row for network in document.get("networks", ()) for row in network["engines"]]
     return {"document": document, "said": done.stderr[-500:], "passes": done.returncode == 0 and bool(rows)}
 
 
@@ -922,16 +921,7 @@ def child(words: Sequence[str], folder: Path, seconds: float) -> subprocess.Comp
     """Run a command in a folder, for so long at most; what it leaves running is killed."""
     paths = [str(PROJECT / "src"), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "STEADYTRAIN_CACHE": str(folder / "cache")}
-    with subprocess.Popen(
-        words,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with started(words, cwd=folder, env=environment, stderr=subprocess.PIPE) as process:
         try:
             out, errors = process.communicate(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:
