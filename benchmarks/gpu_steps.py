@@ -866,8 +866,8 @@ def inference(job: Job) -> dict[str, Any]:
     words += [] if job.device == "cpu" else ["bf16", "fp16"]
     words += ["--engines", "eager", "channels-last", *(["onnxruntime"] if job.quick else ["compile", "onnxruntime"])]
     done = child(words, job.folder, max(1.0, job.left - 2))
-    document = json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr[-800:]}
-    rows = [row for network in document.get("networks", ()) for row in network["engines"]]
+    document: dict[str, Any] = json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr[-800:]}
+    rows = [row for measured in document.get("networks", ()) for row in measured["engines"]]
     return {"document": document, "said": done.stderr[-500:], "passes": done.returncode == 0 and bool(rows)}
 
 
