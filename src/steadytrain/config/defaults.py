@@ -43,7 +43,9 @@ MAX_WARMUP_SHARE = 0.25
 """The longest default warm-up, as a share of the run."""
 
 GENTLE_WARMUP, GENTLE_EPOCHS = "power:3", 2.0
-"""Warm-up after a probe, by default: through the first epoch the rate is on average a 32nd of its peak.
+"""Warm-up after a probe, by default: its law, and the epochs that it takes at most, within a share of the run.
+
+Through the first of two epochs the rate is on average a 32nd of its peak.
 
 A classifier that was fitted is at rest, and Adam's first updates move weights by the rate, however small the gradient:
 at 1e-3 from the start, ten of them took 15 to 80 points from three probes (docs/finetune.md).
@@ -243,8 +245,8 @@ def fit_to_data(recipe: Recipe, num_images: int, *, chosen: Container[str], rank
 def fit_to_epochs(recipe: Recipe, epochs: float, *, chosen: Container[str]) -> Recipe:
     """Fit warm-up and rate, where the user left them open, to the number of epochs, and to a probe that comes first.
 
-    The warm-up is at most :data:`MAX_WARMUP_SHARE` of the run. After a probe, it is :data:`GENTLE_WARMUP`; in less than
-    :data:`LEAST_EPOCHS`, AdamW's rate is at most :data:`SHORT_LR` instead.
+    The warm-up is at most :data:`MAX_WARMUP_SHARE` of the run. After a probe, it is :data:`GENTLE_WARMUP` over up to
+    :data:`GENTLE_EPOCHS`; in less than :data:`LEAST_EPOCHS`, AdamW's rate is at most :data:`SHORT_LR` instead.
 
     >>> recipe = usual_recipe("photos", finetune=True, small=False)
     >>> optim = fit_to_epochs(recipe, 8, chosen=()).optim
@@ -252,12 +254,13 @@ def fit_to_epochs(recipe: Recipe, epochs: float, *, chosen: Container[str]) -> R
     (0.001, 'power:3', 2.0, 0.0001)
     """
     optim, plan, changes = recipe.optim, parse_train(recipe.model.train), dict[str, object]()
-    goes_on = plan.probe_passes > 0 and plan.main != "probe"
-    is_open = not any(key in chosen for key in ("optim.warmup", "optim.warmup_epochs"))
-    if goes_on and epochs >= LEAST_EPOCHS and is_open and parse_schedule(optim.schedule)[0].law not in RISING:
-        return recipe.with_({"optim.warmup": GENTLE_WARMUP, "optim.warmup_epochs": GENTLE_EPOCHS})
-    if goes_on and epochs < LEAST_EPOCHS and optim.name == "adamw" and "optim.lr" not in chosen:
-        changes["optim.lr"] = min(optim.lr, SHORT_LR)
+    longest = optim.warmup_epochs
+    if plan.probe_passes and plan.main != "probe":
+        if epochs < LEAST_EPOCHS:
+            if optim.name == "adamw" and "optim.lr" not in chosen:
+                changes["optim.lr"] = min(optim.lr, SHORT_LR)
+        elif "optim.warmup" not in chosen and parse_schedule(optim.schedule)[0].law not in RISING:
+            changes["optim.warmup"], longest = GENTLE_WARMUP, GENTLE_EPOCHS
     if "optim.warmup_epochs" not in chosen:
-        changes["optim.warmup_epochs"] = min(optim.warmup_epochs, MAX_WARMUP_SHARE * epochs)
+        changes["optim.warmup_epochs"] = min(longest, MAX_WARMUP_SHARE * epochs)
     return recipe.with_(changes)

@@ -183,8 +183,8 @@ def plan_finetune(
     best = next(option for option in options if option.verdict == "chosen")
     changes: dict[str, object] = {"model.train": best.train, "budget.epochs": best.epochs, "budget.minutes": minutes}
     usual = usual_recipe(str(recipe.data.train), finetune=True, small=False).optim
-    if "optim.warmup" not in chosen and "optim.warmup_epochs" not in chosen:  # that of another method does not count
-        changes |= {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
+    warmup = {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
+    changes |= {key: value for key, value in warmup.items() if key not in chosen}  # not those of another method
     if not best.epochs:
         changes |= {"optim.ema": None, "optim.warmup_epochs": 0.0}
     planned = recipe.with_(changes)
