@@ -306,9 +306,10 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
         )
 
 
-def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Iterator[str]:
-    """Yield remarks on weights, images and schedule that a user should know before training."""
-    steps, fitting = recipe.batches(data.num_train).steps, max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
+def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets, *, parts: int = 1) -> Iterator[str]:
+    """Yield remarks on weights, images and schedule that a user should know before training; ``parts``: of a batch."""
+    steps = recipe.batches(data.num_train).steps
+    fitting = parts * max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE) // parts)
     if recipe.batch_size > fitting and steps:
         yield (
             f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} training images, so the"

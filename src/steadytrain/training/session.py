@@ -41,7 +41,7 @@ from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.timing import pass_of, use_fastest_threads
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
-from steadytrain.training.step import Share, Update, share_of
+from steadytrain.training.step import Share, Update, images_per_rank, share_of
 
 
 class Laps:
@@ -425,6 +425,8 @@ def open_session(
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
         if cluster is not None:
             machine |= {"ranks": world.size, "engine": "async", "servers": cluster.where()}
+        if world.size > 1 and is_together:
+            machine["images_per_rank"] = images_per_rank(share, world.size)
         build.require_schedule(recipe, data.num_train)
         for records in filter(None, (data.train, data.val)):
             records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
@@ -438,7 +440,11 @@ def open_session(
         engine = build.engine(recipe, device, group, cluster, num_train=data.num_train)
         state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import, input=input)
         if saved is None:
-            for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
+            for note in (
+                *built.notes,
+                *state.policy.notes,
+                *build.remarks(recipe, built, input, data, parts=share.micro_batches),
+            ):
                 notice(note)
         else:
             _resume(state, saved, recipe, data, notice)

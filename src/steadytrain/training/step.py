@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -122,6 +123,16 @@ class Share:
             return np.arange(first, first + n)
         starts = range(first, first + self.times(n) * self.batch_size, self.batch_size)
         return np.concatenate([np.arange(at, at + self.images) for at in starts])
+
+
+def images_per_rank(share: Share, ranks: int) -> list[int]:
+    """Return how many images of a batch each of ``ranks`` ranks computes, as :func:`share_of` shares them.
+
+    >>> images_per_rank(Share(128, 4, 0, 1), 3)
+    [32, 32, 64]
+    """
+    first = [share.micro_batches * rank // ranks for rank in range(ranks + 1)]
+    return [share.size * (end - begin) for begin, end in pairwise(first)]
 
 
 def share_of(world: World, batch_size: int, accumulate: int, before: int | None = None, *, even_for: str = "") -> Share:
