@@ -15,7 +15,8 @@ from steadytrain import optim
 from steadytrain.config import Optim, Precision
 from steadytrain.errors import RecipeError
 from steadytrain.training.compute import precision
-from steadytrain.training.compute.precision import Policy
+from steadytrain.training.compute.precision import Policy, products, set_products
+from steadytrain.training.state import preserve_process
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -160,6 +161,33 @@ def test_a_scaled_update_reads_no_value_from_the_device(monkeypatch: pytest.Monk
     gradient(policy, layer, 1.0)
     policy.unscale(optimizer)
     policy.step(optimizer)
+
+
+def _switches() -> tuple[object, ...]:
+    """Both sets of torch's switches; the older getters raise where the two contradict each other."""
+    older = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    with torch.backends.cudnn.flags(enabled=False):  # it reads and restores them
+        pass
+    return torch.get_float32_matmul_precision(), *older, *(value == "tf32" for value in products())
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("fp32", False), ("tf32", True)])
+def test_what_a_compiler_reads_says_how_products_are_rounded(name: str, rounds: bool) -> None:
+    before = _switches()
+    with preserve_process(torch.device("cpu")):
+        for _ in range(2):
+            set_products(Precision(name), torch.device("cuda"))  # type: ignore[arg-type]
+            assert _switches() == ("high" if rounds else "highest", *[rounds] * 5)
+    assert _switches() == before
+
+
+def test_what_a_user_has_set_by_one_set_of_switches_is_restored() -> None:
+    with preserve_process(torch.device("cpu")):
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # the older getter raises from here on
+        with preserve_process(torch.device("cpu")):
+            set_products(Precision("tf32"), torch.device("cuda"))
+            assert torch.backends.cuda.matmul.allow_tf32 is True
+        assert products() == ("tf32", "tf32", "tf32")
 
 
 @pytest.mark.gpu

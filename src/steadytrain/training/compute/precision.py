@@ -45,8 +45,31 @@ def set_products(spec: Precision, device: torch.device) -> None:
     Torch alone lets a GPU's convolutions use them in either case. 16-bit precisions leave it as it is.
     """
     if device.type == "cuda" and spec.name in ("fp32", "tf32"):
-        for products in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
-            products.fp32_precision = "ieee" if spec.name == "fp32" else "tf32"
+        numbers = "ieee" if spec.name == "fp32" else "tf32"
+        restore_products((numbers, numbers, numbers))
+
+
+def products() -> tuple[str, ...]:
+    """Return how this process multiplies fp32 on a GPU: in matrix products, convolutions and recurrent layers."""
+    return tuple(backend.fp32_precision for backend in _backends())
+
+
+def restore_products(numbers: Sequence[str]) -> None:
+    """Multiply as :func:`products` returned it.
+
+    Torch has two sets of switches, ``fp32_precision`` and the older ``allow_tf32``. Where only one is set, the others'
+    getters raise, and Inductor reads the older ones (torch 2.10 to 2.14): so both are set.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = numbers[0] == "tf32"
+    torch.backends.cudnn.allow_tf32 = numbers[1] == "tf32"
+    for backend, value in zip(_backends(), numbers, strict=True):
+        if backend.fp32_precision != value:
+            backend.fp32_precision = value
+
+
+def _backends() -> tuple[Any, ...]:
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
 
 class Policy:
