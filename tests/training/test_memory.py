@@ -19,6 +19,7 @@ from steadytrain.monitor import read_history
 from steadytrain.reports.status import milestones
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, compute, steps, train
+from steadytrain.training.memory import is_out_of_memory
 
 WriteModule = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
@@ -76,6 +77,33 @@ def narrow(recipe: Recipe, write_module: WriteModule) -> Callable[..., Recipe]:
         return recipe.with_({"model.name": "narrow_net:make", "model.options": options, **(changes or {})})
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("message", "is_memory"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB", True),
+        ("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", True),
+        ("Unable to find a valid cuDNN algorithm to run convolution", True),
+        ("FIND was unable to find an engine to execute this computation after trying 12 plans.", True),
+        ("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error\nCuda failure 2 'out of memory'", True),
+        ("NCCL error, unhandled cuda error\nLast error:\nFailed to CUDA calloc async 608 bytes", True),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("cuDNN error: CUDNN_STATUS_BAD_PARAM", False),
+        ("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx`", False),
+        ("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error", False),
+        ("out of resource: shared memory, Required: 245760, Hardware limit: 232448", False),
+        ("mat1 and mat2 shapes cannot be multiplied (32x64 and 32x10)", False),
+    ],
+)
+def test_memory_that_ran_out_is_told_in_the_words_of_each_library(message: str, is_memory: bool) -> None:
+    assert is_out_of_memory(RuntimeError(message)) is is_memory
 
 
 def halved(events: list[Event]) -> list[tuple[str, int]]:
