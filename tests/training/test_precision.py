@@ -130,6 +130,27 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     assert torch.equal(layer.weight, before - 0.5)
 
 
+@pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
+def test_fp16_says_with_which_optimizers_it_waits_for_the_gpu(name: str) -> None:
+    """They are all but those that docs/precision.md names."""
+    layer, lines = nn.Linear(2, 2), dict[str, tuple[str, ...]]()
+    optimizer = optim.build(Optim(name), [{"params": list(layer.parameters())}], lr=0.1, device=torch.device("cpu"))
+    if name == "adagrad":  # fused on a CPU only
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    for numbers, device in (("fp16", "cuda"), ("fp16", "cpu"), ("bf16", "cuda")):
+        policy = policy_anywhere(numbers)
+        policy.device = torch.device(device)
+        policy.notes = ()
+        policy.remark_on(optimizer, name)
+        lines[f"{numbers} {device}"] = policy.notes
+    assert lines["fp16 cpu"] == lines["bf16 cuda"] == ()
+    if name in ("sgd", "nag", "adam", "adamw"):
+        assert lines["fp16 cuda"] == ()
+    else:
+        [line] = lines["fp16 cuda"]
+        assert line.startswith("fp16 waits for the GPU once in each update") and f"({name} is not one" in line
+
+
 def test_unscaled_gradients_have_their_true_size() -> None:
     policy, layer, optimizer = scaled()
     gradient(policy, layer, 0.25)

@@ -494,6 +494,7 @@ def state(
     allow_import = "name" not in recipe.optim.from_file if allow_import is None else allow_import
     make = partial(optim.build, recipe.optim, lr=lr, seed=recipe.seed, allow_import=allow_import)
     optimizer = engine.optimizer(make(groups, device=device), partial(make, device=torch.device("cpu")))
+    policy.remark_on(optimizer, recipe.optim.name)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
     if recipe.optim.swa is not None:

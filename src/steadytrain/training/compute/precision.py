@@ -10,7 +10,7 @@ parameters and their gradients in 16 bits too, and fp32 masters for the optimize
 No host synchronisation, as read in torch 2.15: ``GradScaler.step`` calls ``.item()`` on its overflow flag, unless the
 optimizer says ``_step_supports_amp_scaling`` (the fused ones do): then scale and flag are handed over as tensors, the
 kernel divides by the one and leaves everything as it was where the other is set. ``GradScaler.update`` is a kernel too
-(``_amp_update_scale_``). Only ``state_dict`` waits for the device.
+(``_amp_update_scale_``). Only ``state_dict`` waits for the device, and an update by an optimizer that is not fused.
 """
 
 from __future__ import annotations
@@ -122,6 +122,16 @@ class Policy:
         if parameter not in self._masters:
             self._masters[parameter] = nn.Parameter(parameter.detach().float())
         return self._masters[parameter]
+
+    def remark_on(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        """Add a note where the host waits for the device in each update, to see whether a gradient overflowed."""
+        is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if self._scaler is not None and self.device.type == "cuda" and not is_fused:
+            why = f"{name} is not one of torch's fused optimizers"
+            self.notes += (
+                f"fp16 waits for the GPU once in each update, to see whether a gradient overflowed ({why}):"
+                " --precision bf16 does not",
+            )
 
     def images(self, images_BHWC: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
         """Normalise images: ``(value / 255 - mean) / std``.
