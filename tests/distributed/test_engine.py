@@ -200,8 +200,8 @@ class Kernels:
         running_var.lerp_(var * counts.sum() / (counts.sum() - 1), momentum)
         return mean, (var + eps).rsqrt()
 
-    def batch_norm_elemt(self, x: torch.Tensor, *values: Any) -> torch.Tensor:
-        weight, bias, mean, invstd = (value.view(1, -1, 1, 1) for value in values[:4])
+    def batch_norm_elemt(self, x: torch.Tensor, *values: torch.Tensor | float) -> torch.Tensor:
+        weight, bias, mean, invstd = (torch.as_tensor(value).view(1, -1, 1, 1) for value in values[:4])
         return (x - mean) * invstd * weight + bias
 
     def batch_norm_backward_reduce(self, dy: torch.Tensor, x: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:

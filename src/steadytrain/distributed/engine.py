@@ -341,7 +341,7 @@ def _normalize_by_kernels(norm: Any, images: Tensor, group: dist.ProcessGroup | 
     if norm.running_mean is not None:
         norm.num_batches_tracked.add_(1)
     running = norm.running_mean, norm.running_var
-    normalized: Tensor = _SynchronousNorm.apply(  # type: ignore[no-untyped-call]
+    normalized: Tensor = _SynchronousNorm.apply(
         images, norm.weight, norm.bias, *running, norm.momentum or 0.0, norm.eps, group
     )
     return normalized
@@ -372,7 +372,7 @@ class _SynchronousNorm(torch.autograd.Function):
         rows = mean.new_zeros(dist.get_world_size(group), 2 * len(mean) + 1)
         rows[dist.get_rank(group)] = torch.cat([mean, invstd, count])
         dist.all_reduce(rows, group=group)
-        means, invstds, counts = rows.split([len(mean), len(mean), 1], dim=1)
+        means, invstds, counts = rows.tensor_split([len(mean), 2 * len(mean)], dim=1)
         counts = counts.flatten()
         mean, invstd = torch.batch_norm_gather_stats_with_counts(
             images, means.contiguous(), invstds.contiguous(), running_mean, running_var, momentum, eps, counts
@@ -382,7 +382,7 @@ class _SynchronousNorm(torch.autograd.Function):
         return torch.batch_norm_elemt(images, weight, bias, mean, invstd, eps)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         images, weight, mean, invstd, counts = ctx.saved_tensors
         gradient = _dense(gradient)
         wanted = ctx.needs_input_grad[:3]
@@ -393,8 +393,8 @@ class _SynchronousNorm(torch.autograd.Function):
         if wanted[0]:
             sums = torch.cat([sum_dy, sum_dy_xmu])
             dist.all_reduce(sums, group=ctx.group)
-            of_images = torch.batch_norm_backward_elemt(
-                gradient, images, mean, invstd, weight, *sums.split(len(mean)), counts
+            of_images = torch.batch_norm_backward_elemt(  # type: ignore[call-arg]  # torch's stub lacks the counts
+                gradient, images, mean, invstd, weight, *sums.chunk(2), counts
             )
         return of_images, of_weight if wanted[1] else None, of_bias if wanted[2] else None, *[None] * 5
 

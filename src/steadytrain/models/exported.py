@@ -370,7 +370,8 @@ def _bound_session(
 
 def _tensor_dtype(kind: str) -> torch.dtype:
     """Return the numbers of ONNX Runtime's ``tensor(float16)``. Raises ModelError for what is no tensor of numbers."""
-    if (dtype := _TENSORS.get(kind.removeprefix("tensor(").removesuffix(")"))) is None:
+    dtype: torch.dtype | None = _TENSORS.get(kind.removeprefix("tensor(").removesuffix(")"))
+    if dtype is None:
         raise ModelError(f"its input is a {kind}, and only tensors of {', '.join(_TENSORS)} are passed to it")
     return dtype
 

@@ -419,7 +419,8 @@ def open_session(
         if cluster is not None:
             cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, log.attempt)
         is_together = cluster is None or recipe.parallel.staleness == 0
-        share = own_share(recipe, world if is_together else build.ALONE, before, notice)
+        sharers = world if is_together else build.ALONE
+        share = own_share(recipe, sharers, before or _begun_with(run, recipe, sharers, group), notice)
         machine["micro_batches"] = share.micro_batches
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
@@ -610,6 +611,18 @@ def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notic
             " batch norms see smaller ones from here on"
         )
     return share
+
+
+def _begun_with(run: Run, recipe: Recipe, world: World, group: Group | None) -> dict[str, Any] | None:
+    """Return the micro-batches that a run without a checkpoint was begun with, if its batch does not suit these ranks.
+
+    The batch is that of the ranks that began it, and those of now share its micro-batches as after a checkpoint.
+    """
+    if recipe.batch_size % (recipe.optim.accumulate * world.size) == 0:
+        return None
+    started = run.progress().started if world.is_first else None
+    count = None if started is None else started.machine.get("micro_batches")
+    return {"micro_batches": count if group is None else group.all_gather_json(count)[0]}
 
 
 def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:

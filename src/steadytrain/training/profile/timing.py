@@ -187,13 +187,13 @@ def _fastest_by_events(device: torch.device, work: Callable[[], object]) -> floa
     """Seconds between two of the device's own events; many follow each other, and the host waits once for them all."""
     times = int(_PEAK_SECONDS / max(timed(device, work), _PEAK_SECONDS / _MOST_PRODUCTS))
     stream = torch.cuda.current_stream(device)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(max(2, times) + 1)]
+    events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(max(2, times) + 1)]  # type: ignore[no-untyped-call]
     for number, event in enumerate(events):
         if number:
             work()
         event.record(stream)
     wait_for(device)
-    return min(before.elapsed_time(after) for before, after in pairwise(events)) / 1e3
+    return min(float(before.elapsed_time(after)) for before, after in pairwise(events)) / 1e3
 
 
 def use_fastest_threads(recipe: Recipe, update: Update, state: State, notice: Callable[[str], None]) -> dict[str, Any]:
