@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 NONE = "\N{EN DASH}"
@@ -43,6 +43,16 @@ def count(amount: float, noun: str, plural: str = "") -> str:
     """
     words = f"{amount:,.0f}" if float(amount).is_integer() or amount >= 100 else f"{amount:.1f}"
     return f"{words} {noun if words == '1' else plural or noun + 's'}"
+
+
+def per_rank(images: Sequence[int]) -> str:
+    """Say how many images of a batch each rank computes, in the order of the ranks.
+
+    >>> per_rank([128, 128]), per_rank([32, 32, 64])
+    ('128 on each of 2 ranks', '32 to 64 on each of 3 ranks')
+    """
+    least, most = min(images), max(images)
+    return f"{least:,}{f' to {most:,}' * (most > least)} on each of {len(images)} ranks"
 
 
 def rate(images_per_second: float | None) -> str:

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
-from steadytrain.cli import main
+from steadytrain.cli import main, train
+from steadytrain.config import Recipe
 from steadytrain.events import Ended, Evaluated, Resumed, Started
 from steadytrain.reports import spread
 from steadytrain.run import Run
@@ -258,6 +259,28 @@ def test_a_search_stops_a_trial_that_is_worse_than_the_median(
     logs = [run.log_path().read_bytes() for run in runs_of(folder)]
     assert main(command(recipe_file, digits, folder, *words)) == 0
     assert [run.log_path().read_bytes() for run in runs_of(folder)] == logs and table(folder) == [good, bad]
+
+
+@pytest.mark.parametrize(
+    ("job", "batch"),
+    [("", 3 * 10), ('name = "sizes"\nprocs = 3\ngpus = 3\n', 3 * 8), ('name = "sizes"\nprocs = 3\ngpus = 0\n', 3 * 10)],
+)
+def test_a_default_batch_is_that_of_the_ranks_of_a_run(
+    recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, batch: int
+) -> None:
+    recipe_file.write_text(RECIPE.replace("batch_size = 32", ""))
+    made: list[Recipe] = []
+
+    def recipe_for(*args: Any, **more: Any) -> Recipe:
+        made.append(train.recipe_for(*args, **more))
+        return made[-1]
+
+    monkeypatch.setattr("steadytrain.cli.sweep.recipe_for", recipe_for)
+    (tmp_path / "job.toml").write_text(job)
+    words = command(recipe_file, digits, tmp_path / "sweep", "--over", "lr=0.02,0.05", "--dry-run")
+    place = ["--on", "slurm", "--job", str(tmp_path / "job.toml")] if job else ["--procs", "3"]
+    assert main([*words, *place]) == 0
+    assert {recipe.batch_size for recipe in made} == {batch}
 
 
 def test_runs_elsewhere_are_shown_and_nothing_is_made(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from tests.distributed.ranks import as_group, codes_of
 from torch import nn
 
+from steadytrain.distributed import engine as engine_module
 from steadytrain.distributed.compression import CompressionName
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.local import LocalEngine, Outer
@@ -145,9 +149,12 @@ def _photos() -> torch.Tensor:
     return 3 + torch.randn(8, 2, 7, 7, generator=torch.Generator().manual_seed(5))
 
 
-def _train_norms(images: torch.Tensor, engine: Engine) -> Tensors:
+def _train_norms(images: torch.Tensor, engine: Engine, momentum: float | None = 0.1) -> Tensors:
     """Two updates; what the network has become, and what it makes of all photos."""
     net = _norm_net()
+    for part in net.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = momentum
     call = engine.prepare(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(2):
@@ -159,13 +166,67 @@ def _train_norms(images: torch.Tensor, engine: Engine) -> Tensors:
     return {**net.state_dict(), "logits": logits}
 
 
+def _train_half(group: Group, momentum: float | None = 0.1) -> Tensors:
+    half = _photos().chunk(2)[group.world.rank]
+    return _train_norms(half, Engine(CPU, group, synchronize_norms=True), momentum)
+
+
 def _programs(group: Group) -> dict[str, Tensors]:
     rank = group.world.rank
     return {
         "two": _updates(group, [rank], 2),
         "uneven": _updates(group, [[0], [1, 2]][rank], 3),  # one has twice as many micro-batches
-        "norms": _train_norms(_photos().chunk(2)[rank], Engine(CPU, group, synchronize_norms=True)),
+        "norms": _train_half(group),
+        "mean of all": _train_half(group, momentum=None),
+        "kernels": _by_kernels(group),
     }
+
+
+class Kernels:
+    """What torch's kernels for synchronous batch norms compute on a GPU, by the definition of ``nn.SyncBatchNorm``."""
+
+    def batch_norm_stats(self, x: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+        assert x.is_contiguous(memory_format=torch.channels_last) or x.is_contiguous()
+        return x.mean((0, 2, 3)), (x.var((0, 2, 3), unbiased=False) + eps).rsqrt()
+
+    def batch_norm_gather_stats_with_counts(
+        self, x: torch.Tensor, means: torch.Tensor, invstds: torch.Tensor, *rest: Any
+    ) -> tuple[torch.Tensor, ...]:
+        running_mean, running_var, momentum, eps, counts = rest
+        shares = (counts / counts.sum())[:, None]
+        mean = (means * shares).sum(0)
+        var = ((invstds**-2 - eps + (means - mean) ** 2) * shares).sum(0)
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(var * counts.sum() / (counts.sum() - 1), momentum)
+        return mean, (var + eps).rsqrt()
+
+    def batch_norm_elemt(self, x: torch.Tensor, *values: torch.Tensor | float) -> torch.Tensor:
+        weight, bias, mean, invstd = (torch.as_tensor(value).view(1, -1, 1, 1) for value in values[:4])
+        return (x - mean) * invstd * weight + bias
+
+    def batch_norm_backward_reduce(self, dy: torch.Tensor, x: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:
+        mean, invstd = values[:2]
+        sum_dy, sum_dy_xmu = dy.sum((0, 2, 3)), (dy * (x - mean.view(1, -1, 1, 1))).sum((0, 2, 3))
+        return sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy
+
+    def batch_norm_backward_elemt(self, dy: torch.Tensor, x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        *channels, counts = values
+        assert counts.dtype == torch.int32
+        mean, invstd, weight, sum_dy, sum_dy_xmu = (value.view(1, -1, 1, 1) for value in channels)
+        n = counts.sum()
+        return (dy - sum_dy / n - (x - mean) * invstd**2 * sum_dy_xmu / n) * invstd * weight
+
+
+def _by_kernels(group: Group) -> Tensors:
+    """As on GPUs, whose kernels a CPU has not; no number may be read from the device between two layers."""
+    kernels = Kernels()
+    with ExitStack() as stack:
+        for name in [name for name in dir(Kernels) if name.startswith("batch_norm")]:
+            stack.enter_context(mock.patch.object(torch, name, getattr(kernels, name)))
+        stack.enter_context(mock.patch.object(engine_module, "_has_kernels", return_value=True))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__float__", side_effect=AssertionError("a wait")))
+        stack.enter_context(mock.patch.object(torch.Tensor, "item", side_effect=AssertionError("a wait")))
+        return _train_half(group)
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +260,10 @@ def test_it_is_told_when_the_gradients_are_computed_once_in_an_update(ranks: lis
     assert [int(rank["uneven"]["exposed"]) for rank in ranks] == [3, 3]
 
 
-def test_synchronous_norms_take_halves_of_a_batch_as_the_whole(ranks: list[dict[str, Tensors]]) -> None:
-    whole = _train_norms(_photos(), Engine(CPU))
-    for norms in (rank["norms"] for rank in ranks):
+@pytest.mark.parametrize("program", ["norms", "mean of all", "kernels"])
+def test_synchronous_norms_take_halves_of_a_batch_as_the_whole(ranks: list[dict[str, Tensors]], program: str) -> None:
+    whole = _train_norms(_photos(), Engine(CPU), momentum=None if program == "mean of all" else 0.1)
+    for norms in (rank[program] for rank in ranks):
         assert norms.keys() == whole.keys()
         for name, value in whole.items():
             torch.testing.assert_close(norms[name], value, rtol=1e-4, atol=1e-5, msg=name)

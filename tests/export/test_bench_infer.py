@@ -179,9 +179,9 @@ def test_a_crash_and_other_outputs_are_in_the_table(
     assert "not measured (eager bf16): the process crashed (SIGABRT)" in lines
     rows = [line.split() for line in lines if line.startswith("eager ")]
     assert [row[1] for row in rows] == ["fp32", "fp32", "bf16"]
-    assert rows[1][5] == "1.0000" and float(rows[2][5]) < -0.99
+    assert rows[1][6] == "1.0000" and float(rows[2][6]) < -0.99
     assert any(line.startswith("no-such-network: there is no model") for line in lines)
-    summary = [line for line in lines if line.endswith("eager fp32")]
+    summary = [line for line in lines if line.endswith("eager fp32 (CPU)")]
     assert len(summary) == 2  # the other outputs are no sound way to be fast
     assert plot.read_text(encoding="utf-8").count("<polygon") and max(map(len, lines)) <= 80
 
@@ -206,10 +206,11 @@ def of_networks() -> list[NetworkSpeed]:
         for size in (1, 256)
     )
     parity = Parity(n=200, cosine=-0.99999, largest_difference=1.0, top1=1.0, top5=1.0)
-    pairs = (("plain", "fp32"), ("channels-last", "bf16"), ("onnxruntime", "int8"), ("openvino", "bf16"))
+    rows = (("plain", "fp32", ""), ("channels-last", "bf16", "CPU"), ("onnxruntime", "int8", "CUDA"))
+    figures = {"batches": batches, "memory_bytes": 12_345_678_901, "parity": parity}
     engines = tuple(
-        EngineSpeed(engine=engine, numbers=numbers, batches=batches, memory_bytes=12_345_678_901, parity=parity)
-        for engine, numbers in pairs
+        EngineSpeed(engine=engine, numbers=numbers, provider=provider, **figures)  # type: ignore[arg-type]
+        for engine, numbers, provider in (*rows, ("openvino", "bf16", "CPU"))
     )
     failed = EngineSpeed(engine="compile", numbers="bf16", error="the process crashed (SIGSEGV)")
     common = {"parameters": 138_000_000, "threads": 64, "engines": (*engines, failed)}
@@ -226,6 +227,16 @@ def test_a_table_is_never_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert "not measured (compile bf16): the process crashed (SIGSEGV)" in lines
     assert ("memory MB" in "\n".join(line for line in lines if line.startswith("engine "))) == (width == 120)
+
+
+def test_every_figure_says_what_computed_it() -> None:
+    lines = [line.split()[:3] for line in table(of_networks(), 120)]
+    assert ["engine", "numbers", "on"] in lines and ["onnxruntime", "int8", "CUDA"] in lines
+    assert ["channels-last", "bf16", "CPU"] in lines and ["plain", "fp32", "\N{EN DASH}"] in lines  # an older document
+    for chart in panels(of_networks()):
+        assert list(chart.series) == [
+            *("plain fp32", "channels-last bf16 (CPU)", "onnxruntime int8 (CUDA)", "openvino bf16 (CPU)")
+        ]
 
 
 def test_a_plot_has_a_mark_for_each_figure() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import json
 import subprocess
 import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from steadytrain.cli import main
 from steadytrain.errors import FailedError, InputError, ModelError
 from steadytrain.export import export as exporting
 from steadytrain.export import formats
-from steadytrain.models import Input
+from steadytrain.models import Input, exported
 from steadytrain.models.exported import KEY, Description, open_exported, open_module, require_library
 from steadytrain.training import checkpoints
 
@@ -388,3 +391,122 @@ def test_attention_of_other_than_four_dimensions_is_exported_to_onnx(tmp_path: P
     for count in (1, 2, 5):
         images = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count))
         torch.testing.assert_close(opened.module(images), net(images), atol=1e-5, rtol=1e-4)
+
+
+def onnx_net(path: Path, *, half: bool = False) -> nn.Module:
+    """A small classifier as an ``.onnx`` file, of any number of images; ``half``: in fp16."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+    images = torch.zeros(2, 3, 6, 6)
+    written, images = (copy.deepcopy(net).half(), images.half()) if half else (net, images)
+    formats.write_onnx(written, images, path)
+    return net
+
+
+def drawn(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_onnx_runtime_reads_and_writes_tensors_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool
+) -> None:
+    need(".onnx")
+    net = onnx_net(tmp_path / "net.onnx", half=half)
+    opened, copies = open_module(tmp_path / "net.onnx"), list[int]()
+    from_numpy = torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", lambda array: copies.append(len(array)) or from_numpy(array))
+    limits = {"atol": 2e-3, "rtol": 2e-2} if half else {"atol": 1e-5, "rtol": 1e-4}
+    kept = []
+    for seed, count in enumerate((2, 2, 7, 1, 7, 2)):
+        images = drawn(count, seed).to(memory_format=torch.channels_last)
+        kept.append((opened.module(images), net(images)))
+    for outputs, expected in kept:  # each call has an output of its own
+        assert outputs.dtype == torch.float32
+        torch.testing.assert_close(outputs, expected, **limits)
+    assert copies == [2, 7, 1], "only the first outputs of a shape come by way of the host"
+    assert opened.provider == "CPU"
+
+
+def test_outputs_whose_shape_depends_on_the_images_are_never_bound(tmp_path: Path) -> None:
+    class Positive(nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.nonzero(values > 0)
+
+    need(".onnx")
+    formats.write_onnx(Positive().eval(), torch.ones(2, 3), tmp_path / "positive.onnx")
+    module = open_module(tmp_path / "positive.onnx").module
+    for values in ([[1.0, -1.0, 1.0]], [[-1.0, -1.0, 1.0]], [[1.0, 1.0, 1.0]]):
+        assert module(torch.tensor(values)).tolist() == torch.nonzero(torch.tensor(values) > 0).tolist()
+
+
+def _pretend_gpu(monkeypatch: pytest.MonkeyPatch, providers: list[str]) -> list[Any]:
+    """An onnxruntime-gpu whose sessions have these providers, whatever was asked; what they were asked for."""
+    runtime, asked = require_library("onnxruntime"), list[Any]()
+
+    class Session(runtime.InferenceSession):  # type: ignore[misc,name-defined]
+        def __init__(self, path: str, options: object, providers: list[Any]) -> None:
+            asked.append(providers[0])
+            super().__init__(path, options, providers=["CPUExecutionProvider"])
+
+        def get_providers(self) -> list[str]:
+            return providers
+
+    names = {"get_available_providers": lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]}
+    known = {name: getattr(runtime, name) for name in ("SessionOptions", "RunOptions")}
+    fake = SimpleNamespace(InferenceSession=Session, **known, **names)
+    monkeypatch.setattr(exported, "require_library", lambda name: fake)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=4711, device=device))
+    return asked
+
+
+def test_what_runs_is_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime falls back to the CPU without an error where CUDA's libraries do not load."""
+    need(".onnx")
+    net = onnx_net(tmp_path / "net.onnx")
+    asked = _pretend_gpu(monkeypatch, ["CPUExecutionProvider"])
+    with pytest.raises(
+        ModelError, match=r"cannot run on cuda: .* by its CPUExecutionProvider, .* or take --device cpu"
+    ):
+        open_module(tmp_path / "net.onnx", device="cuda")
+    opened = open_module(tmp_path / "net.onnx", device="auto")
+    assert (opened.provider, opened.device.type) == ("CPU", "cpu")
+    torch.testing.assert_close(opened.module(drawn(2)), net(drawn(2)), atol=1e-5, rtol=1e-4)
+    assert asked[0] == ("CUDAExecutionProvider", {"device_id": 0, "user_compute_stream": "4711"})
+    _pretend_gpu(monkeypatch, ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert open_module(tmp_path / "net.onnx", device="cuda:1").provider == "CUDA"
+
+
+class Context:
+    """What TensorRT's execution context does: it reads and writes memory at the addresses that it was given."""
+
+    def __init__(self) -> None:
+        self.shapes, self.addresses = dict[str, tuple[int, ...]](), dict[str, int]()
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        self.shapes[name] = shape
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes["images"][0], 2
+
+    def set_tensor_address(self, name: str, address: int) -> None:
+        self.addresses[name] = address
+
+    def execute_async_v3(self, stream: int) -> None:
+        def at(name: str, kind: type[np.generic], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+            size = int(np.prod(shape)) * np.dtype(kind).itemsize
+            return np.frombuffer((ctypes.c_char * size).from_address(self.addresses[name]), kind).reshape(shape)
+
+        images = at("images", np.float16, self.shapes["images"])
+        at("logits", np.float16, self.get_tensor_shape("logits"))[:] = images[:, :2] * 2
+        at("classes", np.int64, self.get_tensor_shape("classes"))[:] = 7
+
+
+def test_an_engine_of_tensorrt_is_asked_in_which_numbers_it_answers() -> None:
+    dtypes = {"images": torch.float16, "logits": torch.float16, "classes": torch.int64}
+    run = exported._bound_context(Context(), ["images"], dtypes, torch.device("cpu"), None)
+    logits, classes = exported.EngineModule(run)(torch.tensor([[0.5, 1.5, 2.0], [3.0, 4.0, 5.0]]))
+    assert logits.dtype == torch.float32 and logits.tolist() == [[1.0, 3.0], [6.0, 8.0]]
+    assert classes.dtype == torch.int64 and classes.tolist() == [[7, 7], [7, 7]]
+    assert exported._TENSORRT["HALF"] is torch.float16 and exported._TENSORRT["INT64"] is torch.int64

@@ -127,3 +127,11 @@ def test_a_score_is_told_with_its_interval(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), *map(step, range(1, 353)), evaluated(352, 0.9)], Clock())
     assert facts(summarise(run))["best top-1"] == "90.00 % (89.14 to 90.80) at epoch 1"
+
+
+def test_the_batch_of_each_rank_is_shown(tmp_path: Path) -> None:
+    for shares, words in (([8, 8], " (8 on each of 2 ranks)"), ([3, 3, 6], " (3 to 6 on each of 3 ranks)"), (None, "")):
+        run = Run.create(tmp_path / f"run-{words}", recipe())
+        machine = {"ranks": 2, "images_per_rank": shares} if shares else {}
+        write(run, [replace(started(), machine=machine), *map(step, range(1, 41)), logged(40)], Clock())
+        assert facts(summarise(run))["batch size"] == f"{started().batch_size}{words}"

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from steadytrain.config import Recipe
 from steadytrain.errors import FailedError
-from steadytrain.events import Evaluated, Event, Failed, Halved, Logged, Resumed, Started
+from steadytrain.events import Compiled, Evaluated, Event, Failed, Halved, Logged, Noticed, Resumed, Started
 from steadytrain.monitor import read_history
 from steadytrain.reports.status import milestones
 from steadytrain.run import Run
-from steadytrain.training import checkpoints, steps, train
+from steadytrain.training import checkpoints, compute, steps, train
+from steadytrain.training.memory import is_out_of_memory
 
 WriteModule = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
@@ -77,6 +79,33 @@ def narrow(recipe: Recipe, write_module: WriteModule) -> Callable[..., Recipe]:
     return make
 
 
+@pytest.mark.parametrize(
+    ("message", "is_memory"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB", True),
+        ("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", True),
+        ("Unable to find a valid cuDNN algorithm to run convolution", True),
+        ("FIND was unable to find an engine to execute this computation after trying 12 plans.", True),
+        ("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error\nCuda failure 2 'out of memory'", True),
+        ("NCCL error, unhandled cuda error\nLast error:\nFailed to CUDA calloc async 608 bytes", True),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("cuDNN error: CUDNN_STATUS_BAD_PARAM", False),
+        ("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx`", False),
+        ("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error", False),
+        ("out of resource: shared memory, Required: 245760, Hardware limit: 232448", False),
+        ("mat1 and mat2 shapes cannot be multiplied (32x64 and 32x10)", False),
+    ],
+)
+def test_memory_that_ran_out_is_told_in_the_words_of_each_library(message: str, is_memory: bool) -> None:
+    assert is_out_of_memory(RuntimeError(message)) is is_memory
+
+
 def halved(events: list[Event]) -> list[tuple[str, int]]:
     return [(event.during, event.images) for event in events if isinstance(event, Halved)]
 
@@ -96,6 +125,50 @@ def test_an_update_out_of_memory_is_the_accumulation_by_hand_to_the_last_bit(
     assert weights(tmp_path / "ours") == weights(tmp_path / "hand")
     lines = [[event.loss for event in name if isinstance(event, Logged)] for name in (ours, hand)]
     assert len(lines[0]) == 4 and lines[0] == lines[1]
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A device whose compiled code is recorded as graphs: the mode of each pass, which is computed as it is written."""
+
+    def compile_(function: Callable[..., object], *, mode: str, dynamic: bool) -> Callable[..., object]:
+        def run(*args: object) -> object:
+            used.append(mode)
+            return function(*args)
+
+        return run
+
+    used: list[str] = []
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(compute.compile, "records_graphs", lambda mode, device: mode in compute.compile.WITHOUT_GRAPHS)
+    return used
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_no_gradients_are_added_up_in_a_graphs_memory(
+    narrow: Callable[..., Recipe], tmp_path: Path, modes: list[str], mode: str
+) -> None:
+    """Gradients of a graph are written over by its next launch: where memory runs out, code without one goes on."""
+    recipe = narrow({"precision.compile": mode, "budget.epochs": None, "budget.steps": 6}, room=16, late=12)
+    events = list(steps(Run.create(tmp_path / "graphs", recipe), allow_import=True))
+    assert halved(events) == [("update", 16)]
+    without = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}[mode]
+    first = modes.index(without)
+    assert set(modes[:first]) == {mode} and set(modes[first:]) == {without}
+    assert [event.message for event in events if isinstance(event, Noticed) and without in event.message] == [
+        f"from here on compiled as {without}, not {mode}: its CUDA graphs reuse the memory of gradients that several"
+        " passes add up"
+    ]
+
+
+def test_an_update_of_several_passes_is_compiled_without_graphs(
+    narrow: Callable[..., Recipe], tmp_path: Path, modes: list[str]
+) -> None:
+    changes = {"precision.compile": "max-autotune", "optim.accumulate": 2, "budget.epochs": None, "budget.steps": 2}
+    events = list(steps(Run.create(tmp_path / "run", narrow(changes)), allow_import=True))
+    assert set(modes) == {"max-autotune-no-cudagraphs"}
+    assert any("compiled as max-autotune-no-cudagraphs" in e.message for e in events if isinstance(e, Noticed))
+    assert [event.mode for event in events if isinstance(event, Compiled)] == ["max-autotune-no-cudagraphs"]
 
 
 def test_parts_of_unequal_size_give_the_mean_over_the_batch(narrow: Callable[..., Recipe], tmp_path: Path) -> None:

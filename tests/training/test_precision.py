@@ -15,7 +15,8 @@ from steadytrain import optim
 from steadytrain.config import Optim, Precision
 from steadytrain.errors import RecipeError
 from steadytrain.training.compute import precision
-from steadytrain.training.compute.precision import Policy
+from steadytrain.training.compute.precision import Policy, products, set_products
+from steadytrain.training.state import preserve_process
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -129,6 +130,27 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     assert torch.equal(layer.weight, before - 0.5)
 
 
+@pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
+def test_fp16_says_with_which_optimizers_it_waits_for_the_gpu(name: str) -> None:
+    """They are all but those that docs/precision.md names."""
+    layer, lines = nn.Linear(2, 2), dict[str, tuple[str, ...]]()
+    optimizer = optim.build(Optim(name), [{"params": list(layer.parameters())}], lr=0.1, device=torch.device("cpu"))
+    if name == "adagrad":  # fused on a CPU only
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    for numbers, device in (("fp16", "cuda"), ("fp16", "cpu"), ("bf16", "cuda")):
+        policy = policy_anywhere(numbers)
+        policy.device = torch.device(device)
+        policy.notes = ()
+        policy.remark_on(optimizer, name)
+        lines[f"{numbers} {device}"] = policy.notes
+    assert lines["fp16 cpu"] == lines["bf16 cuda"] == ()
+    if name in ("sgd", "nag", "adam", "adamw"):
+        assert lines["fp16 cuda"] == ()
+    else:
+        [line] = lines["fp16 cuda"]
+        assert line.startswith("fp16 waits for the GPU once in each update") and f"({name} is not one" in line
+
+
 def test_unscaled_gradients_have_their_true_size() -> None:
     policy, layer, optimizer = scaled()
     gradient(policy, layer, 0.25)
@@ -160,6 +182,33 @@ def test_a_scaled_update_reads_no_value_from_the_device(monkeypatch: pytest.Monk
     gradient(policy, layer, 1.0)
     policy.unscale(optimizer)
     policy.step(optimizer)
+
+
+def _switches() -> tuple[object, ...]:
+    """Both sets of torch's switches; the older getters raise where the two contradict each other."""
+    older = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    with torch.backends.cudnn.flags(enabled=False):  # it reads and restores them
+        pass
+    return torch.get_float32_matmul_precision(), *older, *(value == "tf32" for value in products())
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("fp32", False), ("tf32", True)])
+def test_what_a_compiler_reads_says_how_products_are_rounded(name: str, rounds: bool) -> None:
+    before = _switches()
+    with preserve_process(torch.device("cpu")):
+        for _ in range(2):
+            set_products(Precision(name), torch.device("cuda"))  # type: ignore[arg-type]
+            assert _switches() == ("high" if rounds else "highest", *[rounds] * 5)
+    assert _switches() == before
+
+
+def test_what_a_user_has_set_by_one_set_of_switches_is_restored() -> None:
+    with preserve_process(torch.device("cpu")):
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # the older getter raises from here on
+        with preserve_process(torch.device("cpu")):
+            set_products(Precision("tf32"), torch.device("cuda"))
+            assert torch.backends.cuda.matmul.allow_tf32 is True
+        assert products() == ("tf32", "tf32", "tf32")
 
 
 @pytest.mark.gpu

@@ -297,7 +297,8 @@ def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
 
 
 def _label(engine: EngineSpeed) -> str:
-    return f"{engine.engine} {engine.numbers}"
+    provider = f" ({engine.provider})" if engine.provider else ""  # documents of older versions have none
+    return f"{engine.engine} {engine.numbers}{provider}"
 
 
 def _smaller_batches(measured: Sequence[EngineSpeed]) -> list[str]:
@@ -323,6 +324,7 @@ def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> Columns:
     columns: Columns = {
         "engine": (0, [engine.engine for engine in measured]),
         "numbers": (0, [engine.numbers for engine in measured]),
+        "on": (0, [engine.provider or NONE for engine in measured]),
         f"p50 ms at {first}": (0, [_milliseconds(engine.batches[0].p50_seconds) for engine in measured]),
         "p99 ms": (1, [_milliseconds(engine.batches[0].p99_seconds) for engine in measured]),
     }
@@ -361,7 +363,7 @@ def _fit(columns: Mapping[str, tuple[int, list[str]]], width: int) -> tuple[list
         least = max(shown, key=lambda head: shown[head][0])
         left_out.insert(0, least)
         del shown[least]
-    names = {"engine", "numbers", "network", "fastest", "at 1", "at most"}
+    names = {"engine", "numbers", "on", "network", "fastest", "at 1", "at most"}
     lines = []
     for cells in zip(*([head, *cells] for head, (_, cells) in shown.items()), strict=True):
         texts = [
@@ -407,14 +409,11 @@ def panels(speeds: Sequence[NetworkSpeed]) -> list[Dots]:
     from steadytrain.reports.plots import Dots
 
     shown = [speed for speed in speeds if any(engine.batches for engine in speed.engines)]
-    pairs = list(dict.fromkeys((e.engine, e.numbers) for speed in shown for e in speed.engines if e.batches))
+    labels = list(dict.fromkeys(_label(engine) for speed in shown for engine in speed.engines if engine.batches))
 
     def values(take: Callable[[EngineSpeed], float]) -> dict[str, list[float | None]]:
-        series: dict[str, list[float | None]] = {}
-        for engine, numbers in pairs:
-            speeds = [speed.speed(engine, numbers) for speed in shown]
-            series[f"{engine} {numbers}"] = [None if speed is None else take(speed) for speed in speeds]
-        return series
+        by_network = [{_label(engine): take(engine) for engine in speed.engines if engine.batches} for speed in shown]
+        return {label: [figures.get(label) for figures in by_network] for label in labels}
 
     names = [speed.title for speed in shown]
     latency = values(lambda engine: 1000 * engine.batches[0].p50_seconds)

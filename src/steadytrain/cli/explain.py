@@ -17,18 +17,18 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
 from steadytrain.cost.prices import Price
 from steadytrain.events import Started
-from steadytrain.format import clean, count, duration, money, percent
+from steadytrain.format import clean, count, duration, money, per_rank, percent
 
 if TYPE_CHECKING:
     from steadytrain.training.finetuning.plan import Plan
     from steadytrain.training.profile.explain import Explained
 
 
-def print_explained(recipe: Recipe, options: TrainingOptions, plan: Plan | None = None) -> None:
-    """Print what the recipe comes down to; nothing is trained, and no run is made."""
+def print_explained(recipe: Recipe, options: TrainingOptions, plan: Plan | None = None, *, ranks: int = 1) -> None:
+    """Print what the recipe comes down to with so many ranks; nothing is trained, and no run is made."""
     from steadytrain.training.profile.explain import explain
 
-    explained = explain(recipe, allow_import=options.names_model)
+    explained = explain(recipe, ranks=ranks, allow_import=options.names_model)
     if options.json:
         values = {name: value for name, value in plain(explained).items() if name != "started"}
         planned = {} if plan is None else {"plan": {**plain(plan), "recipe": None, "why": plan.words}}
@@ -125,7 +125,9 @@ def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
 def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     """Describe the updates and the optimizer."""
     optim = recipe.optim
-    parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
+    shares = started.machine.get("images_per_rank")
+    parts = f" ({per_rank(shares)})" if shares else ""
+    parts += "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
     epochs = f"{passes:.4g} {'epoch' if passes == 1 else 'epochs'}"
     per_epoch, grown = f" of {started.steps_per_epoch:.4g} updates", ""

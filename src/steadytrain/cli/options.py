@@ -84,8 +84,8 @@ class TrainingOptions:
         budget_minutes: finetune: choose method and epochs by what this machine does with the data, and end within so
             many minutes.
         patience: End the run when validation top-1 has not risen in so many evaluations. [default: never]
-        batch_size: Images an update, over all devices; auto: what is fastest here, by measuring. [default: train: 128;
-            finetune: 16; fewer where that is more than a tenth of the images, but at least 2]
+        batch_size: Images an update, over all devices; auto: what is fastest here, by measuring. [default: train: 128
+            on each GPU; finetune: 16 on each GPU; fewer where that is more than a tenth of the images, but at least 2]
         lr: Peak learning rate, before it is scaled to the batch. [default: train: 0.1 for 256 images an update, or for
             128 if they are up to 64 pixels; finetune: 0.001]
         optimizer: sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers). [default: train: sgd;

@@ -16,6 +16,7 @@ from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual
 from steadytrain.config.plain import leaves
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
+from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import spin_where_alone
 from steadytrain.run import Run
 
@@ -187,9 +188,9 @@ def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: boo
         return Run.open(options.run).recipe.with_(options.changes())
     if data is None and options.value("data.train") is None:
         raise InputError("name the data, or how many images there are to train on: --num-train 50000")
-    from steadytrain.cli.train import recipe_for
+    from steadytrain.cli.train import ranks_of_batch, recipe_for
 
-    return recipe_for(data, options, finetune=finetune)
+    return recipe_for(data, options, finetune=finetune, ranks=ranks_of_batch(data, options))
 
 
 def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: int, *, finetune: bool) -> Recipe:
@@ -203,4 +204,8 @@ def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: 
     recipe = apply_changes(usual, in_file, {**changes, "data.train": train})
     chosen = {**dict(leaves(in_file)), **changes}
     images = num_train if recipe.data.val is not None else round(num_train / (1 - recipe.data.holdout))
-    return fit_to_data(recipe, images, chosen=chosen)
+    from steadytrain.cli.train import ranks_of_batch
+
+    ranks, device = ranks_of_batch(data, options), recipe.parallel.device
+    on_gpus = bool(accelerators()) if device == "auto" else device.startswith("cuda")
+    return fit_to_data(recipe, images, chosen=chosen, ranks=ranks, on_gpus=on_gpus)

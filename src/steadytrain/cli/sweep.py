@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
 from steadytrain.cli.options import FLAGS, TrainingOptions, parse_setting, read_table, require_range
-from steadytrain.cli.train import TrainingData, recipe_for
+from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
 from steadytrain.errors import InputError
 from steadytrain.format import count
@@ -106,7 +106,13 @@ def sweep(
     def make_recipe(changes: Mapping[str, Any]) -> Recipe:
         settings = (f"{key}={json_module.dumps(value)}" for key, value in changes.items())
         with redirect_stderr(io.StringIO()) if drafts else nullcontext():  # its messages are the same for each case
-            drafts.append(recipe_for(data, replace(shared, set=(*shared.set, *settings)), finetune=finetune))
+            of_case = replace(shared, set=(*shared.set, *settings))
+            if place is None:
+                ranks, on_gpus = ranks_of_batch(data, of_case), None
+            else:
+                ranks = place[1].procs or place[1].ranks or 1
+                on_gpus = None if place[1].gpus is None else place[1].gpus > 0
+            drafts.append(recipe_for(data, of_case, finetune=finetune, ranks=ranks, on_gpus=on_gpus))
         return drafts[-1]
 
     def create(points: Sequence[Point]) -> list[Case]:

@@ -155,14 +155,16 @@ def _begin(
     require_range("--repeats", options.repeats, MAX_REPEATS, least=2)
     if until is not None and until <= 0:
         raise InputError(f"--until is {until:g}; it must be above 0: an epoch with an evaluation")
+    world = world_from_environment(os.environ)
     if options.explain:
-        recipe, plan = _fit_minutes(_tuned(recipe_for(data, options, finetune=finetune), options), options)
-        print_explained(recipe, options, plan)
+        ranks = ranks_of_batch(data, options, world)
+        recipe = _tuned(recipe_for(data, options, finetune=finetune, ranks=ranks), options)
+        recipe, plan = _fit_minutes(recipe, options)
+        print_explained(recipe, options, plan, ranks=ranks)
         return 0
     if accelerators():  # before torch is loaded, and asks the GPU what it can do
         records_itself = options.value("precision.compile") in ("reduce-overhead", "max-autotune")
         grow_segments(recorded=records_itself or bool(options.value("parallel.graph")))
-    world = world_from_environment(os.environ)
     if _parallel(data, options, "engine") == "async":
         return _train_with_servers(world, data, options, finetune=finetune, until=until)
     if world.size > 1:
@@ -178,10 +180,13 @@ def _begin(
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
-    draft = _tuned(recipe_for(data, options, finetune=finetune), options)
+    draft, folder = draft_run(data, options, finetune=finetune)
+    if options.measured:
+        draft = _tuned(draft, options)
+        folder = _folder(draft, options)
     if options.budget_minutes is not None:  # the folder's name does not depend on what is measured
         draft = draft.with_({"budget.minutes": options.budget_minutes})
-    folder = _folder(draft, options)
+        folder = _folder(draft, options)
     # What is planned for the first of several repeats holds for all.
     recipe, plan = _fit_minutes(draft, options, folder if options.repeats is None else folder / f"{REPEAT}{draft.seed}")
     runs = _create_runs(folder, recipe, options)
@@ -207,6 +212,13 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
     if is_resumed and procs > 1 and options.value("parallel.procs") is None:
         note(f"{options.run}: {procs} ranks, as it was begun with (--procs says otherwise)")
     return int(procs)
+
+
+def ranks_of_batch(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
+    """Return how many ranks a command shares each batch among: asynchronous workers have batches of their own."""
+    if _parallel(data, options, "engine") == "async" and _parallel(data, options, "staleness") != 0:
+        return 1
+    return world.size if world.size > 1 else max(1, num_procs(data, options, world))
 
 
 def _parallel(data: str | None, options: TrainingOptions, name: str) -> Any:
@@ -239,8 +251,8 @@ def _train_with_servers(
 
             cluster.join()
             ranks = world.size if staleness == 0 else 1
-            recipe = recipe_for(data, options, finetune=finetune, ranks=ranks)
-            runs = _create_runs(_folder(recipe, options), recipe, options)
+            recipe, folder = draft_run(data, options, finetune=finetune, ranks=ranks)
+            runs = _create_runs(folder, recipe, options)
             return _train_all(runs, options, cluster=cluster, until=until)
     if address is None and in_file is not None:
         note(
@@ -371,17 +383,17 @@ def _train_as_rank(
         from steadytrain.training import init_group
 
     with init_group(world) as group:
-        recipe = group.run_first_then_rest(
-            lambda: recipe_for(data, options, finetune=finetune, ranks=world.size), is_first=world.is_local_first
+        recipe, folder = group.run_first_then_rest(
+            lambda: draft_run(data, options, finetune=finetune, ranks=world.size), is_first=world.is_local_first
         )
-        recipe = _tuned(recipe, options, group)
+        if options.measured:
+            recipe = _tuned(recipe, options, group)
+            folder = _folder(recipe, options)
         # All but what says on which machine each of them computes, and with how many threads.
         local = {f"parallel.{name}" for name in ("device", "threads", "compute_threads", "procs", "restarts")}
         common = {key: value for key, value in leaves(recipe.to_dict()) if key not in local}
         group.require_same("another recipe", common)
-        runs = group.run_first_then_rest(
-            lambda: _create_runs(_folder(recipe, options), recipe, options), is_first=world.is_first
-        )
+        runs = group.run_first_then_rest(lambda: _create_runs(folder, recipe, options), is_first=world.is_first)
         return _train_all(runs, options, group, until=until)
 
 
@@ -454,8 +466,26 @@ def _only_first_rank_prints(world: World) -> Iterator[None]:
         raise type(error)(f"rank {world.rank}: {error}") from error
 
 
-def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1) -> Recipe:
-    """Make the recipe of a command line, with defaults that suit the data.
+def recipe_for(
+    data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1, on_gpus: bool | None = None
+) -> Recipe:
+    """Make the recipe of a command line, as :func:`draft_run` does."""
+    return draft_run(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus)[0]
+
+
+def draft_run(
+    data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1, on_gpus: bool | None = None
+) -> tuple[Recipe, Path]:
+    """Make the recipe of a command line, with defaults that suit the data, and choose the folder of its run.
+
+    The folder's name does not depend on the number of ranks; a run that was begun with another number keeps its batch.
+
+    Args:
+        data: the training data; None: those of a recipe file, or of a run.
+        options: flags.
+        finetune: start from pretrained weights.
+        ranks: that share a batch.
+        on_gpus: each rank computes on a GPU of its own; None: by the device, and what torch sees here.
 
     Raises:
         InputError: nothing to train on, or an invalid value.
@@ -466,7 +496,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
 
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        return Run.open(options.run).recipe.with_(options.changes())
+        return Run.open(options.run).recipe.with_(options.changes()), Path(options.run)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
         raise InputError(
             f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) resumes it"
@@ -488,16 +518,30 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
         from steadytrain.training.defaults import choose_recipe
 
     with progress_once_known("packing images", resumes=True) as advance:
-        return choose_recipe(
+        recipe_by_ranks = choose_recipe(
             train,
             options.file_values(),
             options.changes(),
             finetune=finetune,
-            ranks=ranks,
             require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
             say=note,
             progress=advance,
         )
+    folder = _folder(recipe_by_ranks(), options)
+    return _keep_batch(recipe_by_ranks(ranks, on_gpus=on_gpus), folder, options), folder
+
+
+def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recipe:
+    """Return a recipe with the batch of the run in ``folder``, if it was begun so with another number of ranks."""
+    file = (folder if options.repeats is None else folder / f"{REPEAT}{recipe.seed}") / "recipe.json"
+    if "batch_size" in options.chosen or not file.exists():
+        return recipe
+    begun = Run.open(file.parent).recipe
+    kept = recipe.with_({"batch_size": begun.batch_size, "optim.warmup_epochs": begun.optim.warmup_epochs})
+    if begun.batch_size == recipe.batch_size or kept.digest != begun.digest:
+        return recipe
+    note(f"{file.parent} keeps the batch of {count(begun.batch_size, 'image')} that it was begun with")
+    return kept
 
 
 def _require_possible(options: TrainingOptions, *, finetune: bool) -> None:

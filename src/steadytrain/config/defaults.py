@@ -154,6 +154,9 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         values["optim"] |= {"ema": None, "warmup_epochs": 0.0}
     if isinstance(law := chosen.get("schedule"), str) and parse_schedule(law)[0].law in RISING:
         values["optim"]["warmup_epochs"] = 0.0
+    parts = chosen.get("accumulate")
+    if isinstance(parts, int) and parts > 0 and values["batch_size"] % parts:  # a default is split as the user likes
+        values["batch_size"] = parts * max(1, values["batch_size"] // parts)
     if chosen.get("swa") is not None and chosen.get("ema") is None:  # of two averages, the user's
         values["optim"]["ema"] = None
     if isinstance(budget := file_values.get("budget"), Mapping) and {"epochs", "steps"} & budget.keys():
@@ -222,22 +225,35 @@ def _table(file_values: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-def fit_to_data(recipe: Recipe, num_images: int, *, chosen: Container[str], ranks: int = 1) -> Recipe:
-    """Fit the batch and the warm-up, where the user left them open, to the number of images and of epochs.
+def fit_to_data(
+    recipe: Recipe, num_images: int, *, chosen: Container[str], ranks: int = 1, on_gpus: bool = False
+) -> Recipe:
+    """Fit the batch and the warm-up, where the user left them open, to the ranks, the images and the epochs.
 
-    The batch is halved until it is at most :data:`MAX_BATCH_SHARE` of the images to train on, as long as each rank's
-    micro-batches keep two images; the warm-up is at most :data:`MAX_WARMUP_SHARE` of the run.
+    A default batch is one for each GPU, and one for all ranks on CPUs together. It is halved until it is at most
+    :data:`MAX_BATCH_SHARE` of the images to train on, as long as each micro-batch keeps :data:`MIN_BATCH` images; all
+    micro-batches have equally many. The warm-up is at most :data:`MAX_WARMUP_SHARE` of the run.
 
     Args:
         recipe: a default one with the user's values.
         num_images: of the training data, those held out included.
         chosen: keys of the recipe that the user chose: these stay.
         ranks: that train it.
+        on_gpus: each rank computes on a GPU of its own.
+
+    >>> recipe = usual_recipe("photos", finetune=False, small=False)
+    >>> [fit_to_data(recipe, 10**6, chosen=(), ranks=n, on_gpus=True).batch_size for n in (1, 3, 8)]
+    [128, 384, 1024]
+    >>> [fit_to_data(recipe, 10**6, chosen=(), ranks=n).batch_size for n in (1, 3, 8)]
+    [128, 126, 128]
     """
     num_train = num_images * (1 if recipe.data.val is not None else 1 - recipe.data.holdout)
     batch, parts = recipe.batch_size, recipe.optim.accumulate * ranks
-    while "batch_size" not in chosen and batch > num_train * MAX_BATCH_SHARE and batch % (4 * parts) == 0:
-        batch //= 2
+    if "batch_size" not in chosen:
+        size = batch * (ranks if on_gpus else 1) // parts  # of a micro-batch
+        while size * parts > num_train * MAX_BATCH_SHARE and size >= 2 * MIN_BATCH:
+            size //= 2
+        batch = parts * (size if ranks == 1 else max(size, MIN_BATCH))
     epochs = recipe.budget.epochs or (recipe.budget.steps or 0) * batch / max(1.0, num_train)
     return fit_to_epochs(recipe.with_(batch_size=batch), epochs, chosen=chosen)
 

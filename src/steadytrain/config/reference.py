@@ -68,8 +68,8 @@ WORKED_OUT = {
     ),
     "budget.epochs": ("90; 30 for images up to 64 pixels", "8"),
     "batch_size": (
-        "128; at most a tenth of the images, but at least 2",
-        "16; at most a tenth of the images, but at least 2",
+        "128 on each GPU; at most a tenth of the images, but at least 2",
+        "16 on each GPU; at most a tenth of the images, but at least 2",
     ),
     "optim.warmup_epochs": ("5; 0.5 for images up to 64 pixels; at most a quarter of the run", "0.5"),
     "optim.base_batch_size": ("256; 128 for images up to 64 pixels", "none"),

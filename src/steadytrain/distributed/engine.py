@@ -305,8 +305,9 @@ def synchronize_batch_norms(module: nn.Module, group: dist.ProcessGroup | None =
     For shares so small that their own statistics are noise. Mean and variance are taken over all ranks in the forward
     pass, and their gradients in the backward one (Peng et al. 2018, "MegDet: A Large Mini-Batch Object Detector").
     That costs two exchanges in each layer and pass that nothing hides. Torch's own ``SyncBatchNorm`` runs on GPUs only,
-    and drops the activation inside timm's layers. Parameters, buffers and their names stay; norms in evaluation
-    mode are left alone. All ranks have to call the module equally often.
+    drops the activation inside timm's layers, and has the host wait in each layer; on GPUs its kernels are used.
+    Parameters, buffers and their names stay; norms in evaluation mode are left alone. All ranks have to call the module
+    equally often.
 
     Args:
         module: changed in place.
@@ -324,19 +325,93 @@ def _synchronized_class(kind: type[Any], group: dist.ProcessGroup | None) -> Any
     def forward(self: Any, images: Tensor) -> Tensor:
         if not self.training:
             return kind.forward(self, images)  # type: ignore[no-any-return]
-        normalized = _normalize(self, images, group)
+        normalized = (_normalize_by_kernels if _has_kernels(self, images) else _normalize)(self, images, group)
         # timm's BatchNormAct2d and its like
         return self.act(self.drop(normalized)) if hasattr(self, "act") and hasattr(self, "drop") else normalized
 
     return type(f"Synchronous{kind.__name__}", (kind,), {"forward": forward})
 
 
+def _has_kernels(norm: Any, images: Tensor) -> bool:
+    """Whether torch's kernels do it: those for GPUs, which keep running statistics by a momentum only."""
+    return images.device.type == "cuda" and not (norm.momentum is None and norm.running_mean is not None)
+
+
+def _normalize_by_kernels(norm: Any, images: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    if norm.running_mean is not None:
+        norm.num_batches_tracked.add_(1)
+    running = norm.running_mean, norm.running_var
+    normalized: Tensor = _SynchronousNorm.apply(
+        images, norm.weight, norm.bias, *running, norm.momentum or 0.0, norm.eps, group
+    )
+    return normalized
+
+
+class _SynchronousNorm(torch.autograd.Function):
+    """What ``torch.nn.SyncBatchNorm`` computes, by its kernels; the host does not wait for counts of images.
+
+    The activation is read twice in each pass and kept once, in its own numbers. A row of what is exchanged is each
+    rank's: its mean, its inverse standard deviation, its count.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+        group: dist.ProcessGroup | None,
+    ) -> Tensor:
+        images = _dense(images)
+        mean, invstd = torch.batch_norm_stats(images, eps)
+        count = torch.full_like(mean[:1], images.numel() // images.shape[1])
+        rows = mean.new_zeros(dist.get_world_size(group), 2 * len(mean) + 1)
+        rows[dist.get_rank(group)] = torch.cat([mean, invstd, count])
+        dist.all_reduce(rows, group=group)
+        means, invstds, counts = rows.tensor_split([len(mean), 2 * len(mean)], dim=1)
+        counts = counts.flatten()
+        mean, invstd = torch.batch_norm_gather_stats_with_counts(
+            images, means.contiguous(), invstds.contiguous(), running_mean, running_var, momentum, eps, counts
+        )
+        ctx.save_for_backward(images, weight, mean, invstd, counts.to(torch.int32))
+        ctx.group = group
+        return torch.batch_norm_elemt(images, weight, bias, mean, invstd, eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight, mean, invstd, counts = ctx.saved_tensors
+        gradient = _dense(gradient)
+        wanted = ctx.needs_input_grad[:3]
+        sum_dy, sum_dy_xmu, of_weight, of_bias = torch.batch_norm_backward_reduce(
+            gradient, images, mean, invstd, weight, *wanted
+        )
+        of_images = None
+        if wanted[0]:
+            sums = torch.cat([sum_dy, sum_dy_xmu])
+            dist.all_reduce(sums, group=ctx.group)
+            of_images = torch.batch_norm_backward_elemt(  # type: ignore[call-arg]  # torch's stub lacks the counts
+                gradient, images, mean, invstd, weight, *sums.chunk(2), counts
+            )
+        return of_images, of_weight if wanted[1] else None, of_bias if wanted[2] else None, *[None] * 5
+
+
+def _dense(images: Tensor) -> Tensor:
+    """Return images as the kernels take them: channels last, or contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    is_last = images.dim() in formats and images.is_contiguous(memory_format=formats[images.dim()])
+    return images if is_last else images.contiguous()
+
+
 def _normalize(norm: Any, images: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     dims = [0, *range(2, images.dim())]
     shape = [1, -1] + [1] * (images.dim() - 2)
     values = images.float()
-    count = torch.tensor(float(values.numel() // values.shape[1]), device=values.device)
-    sums: Tensor = all_reduce(torch.cat([values.sum(dims), count[None]]), group=group)
+    count = values.new_full((1,), values.numel() // values.shape[1])
+    sums: Tensor = all_reduce(torch.cat([values.sum(dims), count]), group=group)
     total = sums[-1].detach()
     mean = sums[:-1] / total
     centred = values - mean.view(shape)
@@ -344,7 +419,7 @@ def _normalize(norm: Any, images: Tensor, group: dist.ProcessGroup | None) -> Te
     if norm.running_mean is not None:
         with torch.no_grad():  # as torch's batch norms keep them
             norm.num_batches_tracked.add_(1)
-            share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+            share = 1 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
             unbiased = variance.detach() * total / (total - 1).clamp(min=1)
             norm.running_mean.lerp_(mean.detach().to(norm.running_mean.dtype), share)
             norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)

@@ -421,7 +421,7 @@ class Holder:
         return {"seconds": time.perf_counter() - began}
 
     def open(self, *, name: str, folder: str, engine: str, numbers: str, device: str, threads: int) -> dict[str, Any]:
-        """Open an engine with the prepared network and run one sample through it."""
+        """Open an engine with the prepared network and run one sample through it; say what computes."""
         torch.set_num_threads(threads)
         began, place = time.perf_counter(), Path(folder)
         self._device = torch.device(device)
@@ -434,8 +434,9 @@ class Holder:
                 engine="openvino" if engine == "openvino" else None,
                 numbers="bf16" if numbers == "bf16" else None,
             )
-            self._run = opened.module
+            self._run, provider = opened.module, opened.provider
         else:
+            provider = self._device.type.upper()
             self._run = self._torch_engine(engine, _module(name, place), numbers)
         reference = _reference(place)
         self._network = Network(title=name, make=nn.Identity, **reference["takes"])
@@ -443,7 +444,7 @@ class Holder:
         gc.collect()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak of memory begins anew
-        return {"seconds": time.perf_counter() - began}
+        return {"seconds": time.perf_counter() - began, "provider": provider}
 
     def measure(self, *, batch_size: int, seconds: float) -> dict[str, Any]:
         """Time passes of a batch, for so long; the first, which warms the caches up, counts only if it is alone."""

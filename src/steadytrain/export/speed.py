@@ -65,6 +65,8 @@ class EngineSpeed:
 
     Args:
         engine, numbers: its name and its number format.
+        provider: what computed, as the engine says it: ``CPU`` or ``CUDA``; empty where nothing was opened, and in
+            documents of older versions.
         batches: by rising size; empty where it could not be measured.
         memory_bytes: the peak while it infers: of the process, without what it had before; on a GPU of torch's tensors.
         open_seconds: until the engine was ready, conversion and compiling included.
@@ -79,6 +81,7 @@ class EngineSpeed:
     open_seconds: float = 0.0
     parity: Parity | None = None
     error: str = ""
+    provider: str = ""
 
     @property
     def is_same(self) -> bool:
@@ -356,7 +359,7 @@ def _open(
     except WorkerError as error:
         worker.close()
         return replace(speed, error=str(error))
-    return _Contender(worker, replace(speed, open_seconds=converted + opened["seconds"]))
+    return _Contender(worker, replace(speed, open_seconds=converted + opened["seconds"], provider=opened["provider"]))
 
 
 def _take_turns(

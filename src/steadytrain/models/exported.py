@@ -18,8 +18,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import threading
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +42,29 @@ KEY = "steadytrain"
 
 Numbers = Literal["fp32", "fp16", "bf16", "int8"]
 Engine = Literal["onnxruntime", "openvino", "torch.export", "aotinductor", "tensorrt"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+_TENSORS = {
+    "float": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    **{name: getattr(torch, name) for name in ("bool", "uint8", "int8", "int16", "int32", "int64")},
+}
+"""ONNX Runtime's names of numbers, as in ``tensor(float16)``."""
+
+_TENSORRT = {
+    "FLOAT": torch.float32,
+    "HALF": torch.float16,
+    "BF16": torch.bfloat16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "INT8": torch.int8,
+    "UINT8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""TensorRT's, as in ``DataType.HALF``."""
 
 _EXTRAS = {
     "onnx": "export",
@@ -129,7 +154,10 @@ class EngineModule(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         """Return the output of the file, on the device of the first input; a tuple where it has several."""
         with torch.no_grad():
-            outputs = [output.to(inputs[0].device) for output in self._run(inputs)]
+            outputs = [
+                output.to(inputs[0].device, torch.float32 if output.dtype in _HALVES else output.dtype)
+                for output in self._run(inputs)
+            ]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -148,6 +176,11 @@ class OpenedModule:
     metadata: Mapping[str, str]
     engine: Engine
     device: torch.device
+
+    @property
+    def provider(self) -> str:
+        """What computes: ``CPU``, or ``CUDA``."""
+        return self.device.type.upper()
 
 
 @dataclass(frozen=True)
@@ -269,20 +302,97 @@ def _open_onnxruntime(path: Path, device: str, threads: int) -> OpenedModule:
     has_cuda = "CUDAExecutionProvider" in ort.get_available_providers()
     where = torch.device(("cuda" if has_cuda and torch.cuda.is_available() else "cpu") if device == "auto" else device)
     providers: list[Any] = ["CPUExecutionProvider"]
+    stream = None
     if where.type == "cuda":
         if not has_cuda:
             raise _no_device(path, "ONNX Runtime", device, "install onnxruntime-gpu, or take --device cpu")
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": where.index or 0}))
+        stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+        on_gpu = {"device_id": where.index or 0, "user_compute_stream": str(stream.cuda_stream)}
+        providers.insert(0, ("CUDAExecutionProvider", on_gpu))
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     session = ort.InferenceSession(str(path), options, providers=providers)
-    names = [each.name for each in session.get_inputs()]
+    first = session.get_providers()[0]
+    if where.type == "cuda" and first != "CUDAExecutionProvider":  # it falls back without an error
+        if device != "auto":
+            raise ModelError(
+                f"{path} cannot run on {device}: ONNX Runtime runs it by its {first}, since its CUDA libraries do not"
+                " load here; install the CUDA and cuDNN that this onnxruntime-gpu is built for, or take --device cpu"
+            )
+        where, stream = torch.device("cpu"), None
+    run = _bound_session(ort, session, where, stream)
+    return OpenedModule(EngineModule(run), session.get_modelmeta().custom_metadata_map, "onnxruntime", where)
+
+
+def _bound_session(
+    ort: Any, session: Any, where: torch.device, stream: torch.cuda.Stream | None
+) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """Return a function that runs a session of ONNX Runtime on tensors where they lie; no host waits for a GPU.
+
+    The shapes of its outputs are learned by the first inputs of a shape, whose outputs come by way of the host.
+    """
+    takes = [(each.name, _tensor_dtype(each.type)) for each in session.get_inputs()]
+    gives = [each.name for each in session.get_outputs()]
+    symbols = {dim for each in session.get_inputs() for dim in each.shape if isinstance(dim, str)}
+    # Other dimensions, such as the number of boxes, depend on what is in an image.
+    is_fixed = all(isinstance(dim, int) or dim in symbols for each in session.get_outputs() for dim in each.shape)
+    learned: dict[tuple[torch.Size, ...], list[tuple[torch.Size, torch.dtype]]] = {}
+    at_once, lock = ort.RunOptions(), nullcontext() if stream is None else threading.Lock()
+    if stream is not None:
+        at_once.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        arrays = (tensor.detach().cpu().contiguous().numpy() for tensor in inputs)
-        return [torch.from_numpy(array) for array in session.run(None, dict(zip(names, arrays, strict=True)))]
+        tensors = [
+            tensor.detach().to(where, dtype).contiguous() for tensor, (_, dtype) in zip(inputs, takes, strict=True)
+        ]
+        shapes = tuple(tensor.shape for tensor in tensors)
+        binding, place = session.io_binding(), (where.type, where.index or 0)
+        for (name, dtype), tensor in zip(takes, tensors, strict=True):
+            binding.bind_input(name, *place, _element_type(dtype), list(tensor.shape), tensor.data_ptr())
+        with lock, _ordered(stream, tensors):
+            if (known := learned.get(shapes)) is not None:
+                outputs = [torch.empty(shape, dtype=dtype, device=where) for shape, dtype in known]
+                for name, output in zip(gives, outputs, strict=True):
+                    element = _element_type(output.dtype)
+                    binding.bind_output(name, *place, element, list(output.shape), output.data_ptr())
+                session.run_with_iobinding(binding, at_once)
+                return outputs
+            for name in gives:
+                binding.bind_output(name)
+            session.run_with_iobinding(binding)
+            outputs = [torch.from_numpy(array) for array in binding.copy_outputs_to_cpu()]
+        if is_fixed:
+            learned[shapes] = [(output.shape, output.dtype) for output in outputs]
+        return outputs
 
-    return OpenedModule(EngineModule(run), session.get_modelmeta().custom_metadata_map, "onnxruntime", where)
+    return run
+
+
+def _tensor_dtype(kind: str) -> torch.dtype:
+    """Return the numbers of ONNX Runtime's ``tensor(float16)``. Raises ModelError for what is no tensor of numbers."""
+    dtype: torch.dtype | None = _TENSORS.get(kind.removeprefix("tensor(").removesuffix(")"))
+    if dtype is None:
+        raise ModelError(f"its input is a {kind}, and only tensors of {', '.join(_TENSORS)} are passed to it")
+    return dtype
+
+
+def _element_type(dtype: torch.dtype) -> Any:
+    """Return numbers as ONNX Runtime's bindings take them: of NumPy's type, or ONNX's number of bfloat16."""
+    return 16 if dtype is torch.bfloat16 else torch.empty(0, dtype=dtype).numpy().dtype.type
+
+
+@contextmanager
+def _ordered(stream: torch.cuda.Stream | None, inputs: Sequence[Tensor]) -> Iterator[None]:
+    """Let a GPU's stream of an engine take its place in the order of torch's; None: there is none to wait for."""
+    if stream is None:
+        yield
+        return
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    yield
+    current.wait_stream(stream)
+    for tensor in inputs:
+        tensor.record_stream(stream)  # its memory is not given to others before the engine has read it
 
 
 def _open_openvino(path: Path, device: str, threads: int, numbers: Numbers | None) -> OpenedModule:
@@ -360,19 +470,43 @@ def _open_tensorrt(path: Path, device: str) -> OpenedModule:
         context = network.create_execution_context()
     names = [network.get_tensor_name(number) for number in range(network.num_io_tensors)]
     takes = [name for name in names if network.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-    gives = [name for name in names if name not in takes]
+    dtypes = {name: _TENSORRT[str(network.get_tensor_dtype(name)).rpartition(".")[2]] for name in names}
+    stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]  # on the default stream TensorRT waits itself
+    return OpenedModule(
+        EngineModule(_bound_context(context, takes, dtypes, where, stream)), metadata, "tensorrt", where
+    )
+
+
+def _bound_context(
+    context: Any,
+    takes: Sequence[str],
+    dtypes: Mapping[str, torch.dtype],
+    where: torch.device,
+    stream: torch.cuda.Stream | None,
+) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """Return a function that runs an execution context of TensorRT on tensors where they lie; the host never waits.
+
+    Args:
+        context: of the engine.
+        takes: names of its inputs; the other names of ``dtypes`` are its outputs.
+        dtypes: numbers of each, as the engine tells them.
+        where: the device of all.
+        stream: that it runs on.
+    """
+    gives = [name for name in dtypes if name not in takes]
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        tensors = [tensor.to(where).contiguous() for tensor in inputs]
+        tensors = [tensor.to(where, dtypes[name]).contiguous() for name, tensor in zip(takes, inputs, strict=True)]
         for name, tensor in zip(takes, tensors, strict=True):
             context.set_input_shape(name, tuple(tensor.shape))
             context.set_tensor_address(name, tensor.data_ptr())
-        outputs = [torch.empty(tuple(context.get_tensor_shape(name)), device=where) for name in gives]
+        outputs = [
+            torch.empty(tuple(context.get_tensor_shape(name)), dtype=dtypes[name], device=where) for name in gives
+        ]
         for name, output in zip(gives, outputs, strict=True):
             context.set_tensor_address(name, output.data_ptr())
-        stream = torch.cuda.current_stream(where)
-        context.execute_async_v3(stream.cuda_stream)
-        stream.synchronize()  # the inputs must live until it has read them
+        with _ordered(stream, tensors):
+            context.execute_async_v3(0 if stream is None else stream.cuda_stream)
         return outputs
 
-    return OpenedModule(EngineModule(run), metadata, "tensorrt", where)
+    return run

@@ -11,7 +11,19 @@ from dataclasses import fields
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.format import NONE, clean, compact, duration, epoch, number, percent, rate, score_name, tells_top5
+from steadytrain.format import (
+    NONE,
+    clean,
+    compact,
+    duration,
+    epoch,
+    number,
+    per_rank,
+    percent,
+    rate,
+    score_name,
+    tells_top5,
+)
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
 from steadytrain.reports.summary import Account, Epoch, Interval, Repeats, Score, Spread, Summary, find_repeats
 from steadytrain.reports.time_spent import rows, to_dict
@@ -21,7 +33,7 @@ MARK = "steadytrain-report"
 
 def facts(summary: Summary) -> dict[str, str]:
     """Format a summary, the most wanted figures first; there is no top-5 of five classes or fewer."""
-    best, last = summary.best, summary.last
+    best, last, shares = summary.best, summary.last, summary.machine.get("images_per_rank")
     name = score_name(summary.is_multi_label)
     scores: dict[str, str] = {}
     for when, score in (("best", best), ("last", last)):
@@ -47,7 +59,7 @@ def facts(summary: Summary) -> dict[str, str]:
         **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
         "restarts": f"{summary.restarts} ({summary.repeated_steps:,} steps repeated)" if summary.restarts else "0",
         "steps": NONE if summary.steps is None else f"{summary.steps_done:,} of {summary.steps:,}",
-        "batch size": number(summary.batch_size),
+        "batch size": number(summary.batch_size) + (f" ({per_rank(shares)})" if shares else ""),
         "learning rate": NONE if summary.lr is None else compact(summary.lr),
         "parameters": number(summary.parameters),
         "training images": number(summary.num_train),

@@ -306,9 +306,10 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
         )
 
 
-def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Iterator[str]:
-    """Yield remarks on weights, images and schedule that a user should know before training."""
-    steps, fitting = recipe.batches(data.num_train).steps, max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
+def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets, *, parts: int = 1) -> Iterator[str]:
+    """Yield remarks on weights, images and schedule that a user should know before training; ``parts``: of a batch."""
+    steps = recipe.batches(data.num_train).steps
+    fitting = parts * max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE) // parts)
     if recipe.batch_size > fitting and steps:
         yield (
             f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} training images, so the"
@@ -493,6 +494,7 @@ def state(
     allow_import = "name" not in recipe.optim.from_file if allow_import is None else allow_import
     make = partial(optim.build, recipe.optim, lr=lr, seed=recipe.seed, allow_import=allow_import)
     optimizer = engine.optimizer(make(groups, device=device), partial(make, device=torch.device("cpu")))
+    policy.remark_on(optimizer, recipe.optim.name)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
     if recipe.optim.swa is not None:

@@ -6,8 +6,9 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -34,11 +35,21 @@ from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import RecipeError
 from steadytrain.optim import check_name
 from steadytrain.run import Run
+from steadytrain.training.build import choose_device
 from steadytrain.training.data import Facts, look
 from steadytrain.training.loop import Outcome, train
 from steadytrain.training.progress import wants_progress
 
 Say = Callable[[str], None]
+
+
+class RecipeByRanks(Protocol):
+    """The recipe of a user's choices, by the number of ranks that share a batch.
+
+    ``on_gpus``: each computes on a GPU of its own; None: by the recipe's device and what torch sees here.
+    """
+
+    def __call__(self, ranks: int = 1, *, on_gpus: bool | None = None) -> Recipe: ...
 
 
 def default_recipe(
@@ -79,7 +90,7 @@ def default_recipe(
             chosen.setdefault("model.batch_norm", "train")  # there are none to keep
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
-    return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)
+    return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)()
 
 
 def finetune(
@@ -136,11 +147,10 @@ def choose_recipe(
     changes: Mapping[str, Any],
     *,
     finetune: bool,
-    ranks: int = 1,
     require_licence: Callable[[Recipe], None] = lambda recipe: None,
     say: Say,
     progress: Callable[[int, int], None] | None = None,
-) -> Recipe:
+) -> RecipeByRanks:
     """Make the recipe of a user's choices, with defaults that suit the data; they are packed for that.
 
     What can be wrong without the data is found before they are packed, which may take an hour.
@@ -150,7 +160,6 @@ def choose_recipe(
         file_values: of a recipe file, nested; ``changes`` go over them.
         changes: as of :meth:`Recipe.with_`.
         finetune: start from pretrained weights.
-        ranks: that train together.
         require_licence: is called with a first recipe, before anything is fetched or packed.
         say: is called with each line for the user.
         progress: as of :func:`~steadytrain.data.packing.pack.pack`.
@@ -172,12 +181,14 @@ def choose_recipe(
         model = _choose_model(weights, say)
     precision = _precision()
 
-    def recipe(facts: Facts) -> Recipe:
+    def recipe(facts: Facts, ranks: int = 1, *, on_gpus: bool | None = None) -> Recipe:
         usual = usual_recipe(data, model=model, finetune=finetune, small=facts.largest_side <= SMALL)
         changed = apply_changes(replace(usual, precision=precision), file_values, changes)
         if facts.is_multi_label and "model.train" not in chosen and parse_train(changed.model.train).probe_passes:
             changed = changed.with_({"model.train": WITHOUT_PROBE})
-        return fit_to_data(changed, facts.num_images, chosen=chosen, ranks=ranks)
+        if on_gpus is None:
+            on_gpus = ranks > 1 and choose_device(changed.parallel.device).type == "cuda"
+        return fit_to_data(changed, facts.num_images, chosen=chosen, ranks=ranks, on_gpus=on_gpus)
 
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
     check_name(draft.optim.name)
@@ -198,7 +209,7 @@ def choose_recipe(
     facts = look(draft.data, say=say, progress=progress)
     if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):
         say(advice)
-    return recipe(facts)
+    return partial(recipe, facts)
 
 
 def default_folder(recipe: Recipe) -> Path:

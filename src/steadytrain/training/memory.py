@@ -30,9 +30,13 @@ _ONE_VALUE = "Expected more than 1 value per channel"
 
 _NO_MEMORY = (
     *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "defaultcpuallocator"),
-    *("alloc_failed", "could not create a primitive", "can't start new thread"),
+    *("could not create a primitive", "can't start new thread"),  # oneDNN, Python
+    *("out_of_memory", "cudaerrormemoryallocation", "alloc_failed", "allocation_failed"),  # codes, those of cuDNN 9 too
+    *("cublas_status_not_initialized", "cudnn_status_not_initialized"),  # no room for a library's own memory
+    *("unable to find a valid cudnn algorithm", "unable to find an engine to execute"),  # none whose workspace has room
+    *("failed to cuda calloc", "failed to cuda malloc", "failed to cuda host"),  # NCCL's buffers
 )
-"""How they say it, in lower case: CUDA, torch's allocators, the system, cuBLAS and cuDNN, oneDNN, Python's threads."""
+"""How they say it, in lower case: torch's allocators, the system, and libraries, of which some never say it clearly."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -41,7 +41,7 @@ from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.timing import pass_of, use_fastest_threads
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
-from steadytrain.training.step import Share, Update, share_of
+from steadytrain.training.step import Share, Update, images_per_rank, share_of
 
 
 class Laps:
@@ -419,12 +419,15 @@ def open_session(
         if cluster is not None:
             cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, log.attempt)
         is_together = cluster is None or recipe.parallel.staleness == 0
-        share = own_share(recipe, world if is_together else build.ALONE, before, notice)
+        sharers = world if is_together else build.ALONE
+        share = own_share(recipe, sharers, before or _begun_with(run, recipe, sharers, group), notice)
         machine["micro_batches"] = share.micro_batches
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
         if cluster is not None:
             machine |= {"ranks": world.size, "engine": "async", "servers": cluster.where()}
+        if world.size > 1 and is_together:
+            machine["images_per_rank"] = images_per_rank(share, world.size)
         build.require_schedule(recipe, data.num_train)
         for records in filter(None, (data.train, data.val)):
             records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
@@ -438,7 +441,11 @@ def open_session(
         engine = build.engine(recipe, device, group, cluster, num_train=data.num_train)
         state = build.state(recipe, built, engine, num_train=data.num_train, allow_import=allow_import, input=input)
         if saved is None:
-            for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
+            for note in (
+                *built.notes,
+                *state.policy.notes,
+                *build.remarks(recipe, built, input, data, parts=share.micro_batches),
+            ):
                 notice(note)
         else:
             _resume(state, saved, recipe, data, notice)
@@ -604,6 +611,18 @@ def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notic
             " batch norms see smaller ones from here on"
         )
     return share
+
+
+def _begun_with(run: Run, recipe: Recipe, world: World, group: Group | None) -> dict[str, Any] | None:
+    """Return the micro-batches that a run without a checkpoint was begun with, if its batch does not suit these ranks.
+
+    The batch is that of the ranks that began it, and those of now share its micro-batches as after a checkpoint.
+    """
+    if recipe.batch_size % (recipe.optim.accumulate * world.size) == 0:
+        return None
+    started = run.progress().started if world.is_first else None
+    count = None if started is None else started.machine.get("micro_batches")
+    return {"micro_batches": count if group is None else group.all_gather_json(count)[0]}
 
 
 def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from steadytrain.data.sources.filenames import few
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
 from steadytrain.training.checkpoints import join, split
-from steadytrain.training.compute.precision import Policy
+from steadytrain.training.compute.precision import Policy, products, restore_products
 from steadytrain.training.ema import Ema
 
 
@@ -205,8 +205,7 @@ def preserve_process(device: torch.device) -> Iterator[None]:
     """Restore on exit the random states of torch, NumPy and Python, and torch's threads and global settings."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     benchmark, python, numpy = torch.backends.cudnn.benchmark, random.getstate(), np.random.get_state()
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    precisions = [backend.fp32_precision for backend in backends]
+    numbers = products()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
@@ -216,9 +215,7 @@ def preserve_process(device: torch.device) -> Iterator[None]:
             if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports torch's compiler
                 torch.use_deterministic_algorithms(deterministic)
             torch.backends.cudnn.benchmark = benchmark
-            for backend, precision in zip(backends, precisions, strict=True):
-                if backend.fp32_precision != precision:
-                    backend.fp32_precision = precision
+            restore_products(numbers)
             random.setstate(python)
             np.random.set_state(numpy)
 

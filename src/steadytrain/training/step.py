@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -124,6 +125,16 @@ class Share:
         return np.concatenate([np.arange(at, at + self.images) for at in starts])
 
 
+def images_per_rank(share: Share, ranks: int) -> list[int]:
+    """Return how many images of a batch each of ``ranks`` ranks computes, as :func:`share_of` shares them.
+
+    >>> images_per_rank(Share(128, 4, 0, 1), 3)
+    [32, 32, 64]
+    """
+    first = [share.micro_batches * rank // ranks for rank in range(ranks + 1)]
+    return [share.size * (end - begin) for begin, end in pairwise(first)]
+
+
 def share_of(world: World, batch_size: int, accumulate: int, before: int | None = None, *, even_for: str = "") -> Share:
     """Compute this rank's share of each batch.
 
@@ -188,12 +199,14 @@ def _add_gradients(update: Update, state: State, images_BHWC: Tensor, labels: Te
     if passes > 1:
         halves = (zip(*(tensor.tensor_split(passes) for tensor in part), strict=True) for part in parts)
         parts = (half for part in halves for half in part)
+    is_one = count * passes == 1
+    forward = update.forward if is_one or update.forward_in_parts is None else update.forward_in_parts
     for k, (images, right) in enumerate(parts):
         last = k == count * passes - 1
         share = divisor if passes == 1 else divisor * size / len(right)  # of its mean in that of all
         with state.engine.micro_batch(last=last):
             clock.to("forward")
-            loss, counts = update.forward(update.call, images, right)
+            loss, counts = forward(update.call, images, right)
             clock.to("backward")
             state.engine.backward(state.policy.scale(loss if share == 1 else loss / share), last=last)
             state.meters.add(counts)
@@ -213,6 +226,7 @@ class Update:
         work: operation by operation, or by a recorded graph of all of them.
         augmentation: transforms of the images before that; None: there are none.
         limit: how many images of a micro-batch go through the network at a time; None: all of them.
+        forward_in_parts: computes the objective where several passes add up gradients; None: ``forward`` does.
     """
 
     call: nn.Module
@@ -226,6 +240,7 @@ class Update:
     work: Work = run_operations
     augmentation: Augmentation | None = None
     limit: PassLimit | None = None
+    forward_in_parts: Forward | None = None
 
     def __call__(self, state: State, batch: DeviceBatch, lr: float, momentum: float | None = None) -> None:
         """Train on one batch, or this rank's share of it, micro-batch by micro-batch; None leaves the momentum."""

@@ -228,7 +228,7 @@ def _restore_exported(
         described.model,
         path,
         synsets=described.synsets,
-        chosen=f"{opened.engine}, {described.numbers}",
+        chosen=f"{opened.engine} on {opened.device.type.upper()}, {described.numbers}",
         notes=(note,) if note else (),
         is_multi_label=described.is_multi_label,
         temperature=described.temperature,

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor, nn
 
 from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import Group
@@ -44,6 +45,10 @@ WARM_UP = 3
 GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 """Optimizers whose fused kernels read the learning rate and count updates on the device."""
 
+WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+"""Modes that record CUDA graphs, and those that make the same code without. A graph's gradients lie in its own memory,
+which its next launch writes over: several passes cannot add them up (pytorch issue 169545)."""
+
 _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
 
 
@@ -57,13 +62,23 @@ def compile_update(
     if recipe.precision.compile == "none":
         return update, None
     device, eager, refusal = state.engine.device, pass_of(update, state), ""
+    mode: str = recipe.precision.compile
+    forward_in_parts: Forward | None = None
+    if records_graphs(mode, device):
+        without, why = WITHOUT_GRAPHS[mode], "its CUDA graphs reuse the memory of gradients that several passes add up"
+        if update.share.count > 1 or len(eager.batch.labels) < update.share.size:
+            notice(f"an update has several passes, for which {mode} is not made ({why}): compiled as {without} instead")
+            mode = without
+        else:
+            forward_in_parts = _compile_late(
+                update.objective, without, notice, f"from here on compiled as {without}, not {mode}: {why}"
+            )
     with preserve_process(device), preserve_buffers(state.module), _keep_code():
         counters, breaks = torch._dynamo.utils.counters["stats"], len(_breaks())
         graphs = counters["unique_graphs"]
         try:
             eager.seconds()  # warm-up
             eager_seconds = eager.fastest(ROUNDS)
-            mode = recipe.precision.compile
             forward: Forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
             compiled = replace(eager, forward=forward)
             settling = SETTLING[device.type]
@@ -79,7 +94,7 @@ def compile_update(
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
             notice(f"the network cannot be compiled{where} ({reason}): training goes on without")
             return update, None
-    return replace(update, forward=forward), Compiled(
+    return replace(update, forward=forward, forward_in_parts=forward_in_parts), Compiled(
         step=state.cursor.step,
         mode=mode,
         seconds=max(0.0, first - settling * fastest),
@@ -89,6 +104,30 @@ def compile_update(
         eager_seconds=eager_seconds,
         compiled_seconds=fastest,
     )
+
+
+def records_graphs(mode: str, device: torch.device) -> bool:
+    """Return whether code that is compiled in a mode is recorded as CUDA graphs.
+
+    >>> records_graphs("max-autotune", torch.device("cuda")), records_graphs("max-autotune", torch.device("cpu"))
+    (True, False)
+    """
+    return mode in WITHOUT_GRAPHS and device.type == "cuda"
+
+
+def _compile_late(objective: Forward, mode: str, notice: Callable[[str], None], message: str) -> Forward:
+    """Return the objective compiled in another mode at its first call, which lets go of all code and graphs before."""
+    compiled: list[Forward] = []
+
+    def forward(module: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if not compiled:
+            torch.compiler.reset()  # graphs keep the memory of a whole pass
+            compiled.append(torch.compile(objective.__call__, mode=mode, dynamic=False))  # type: ignore[operator]
+            notice(message)
+        with _keep_code():
+            return compiled[0](module, images_BHWC, labels)
+
+    return forward
 
 
 @contextlib.contextmanager

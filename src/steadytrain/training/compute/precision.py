@@ -10,7 +10,7 @@ parameters and their gradients in 16 bits too, and fp32 masters for the optimize
 No host synchronisation, as read in torch 2.15: ``GradScaler.step`` calls ``.item()`` on its overflow flag, unless the
 optimizer says ``_step_supports_amp_scaling`` (the fused ones do): then scale and flag are handed over as tensors, the
 kernel divides by the one and leaves everything as it was where the other is set. ``GradScaler.update`` is a kernel too
-(``_amp_update_scale_``). Only ``state_dict`` waits for the device.
+(``_amp_update_scale_``). Only ``state_dict`` waits for the device, and an update by an optimizer that is not fused.
 """
 
 from __future__ import annotations
@@ -45,8 +45,31 @@ def set_products(spec: Precision, device: torch.device) -> None:
     Torch alone lets a GPU's convolutions use them in either case. 16-bit precisions leave it as it is.
     """
     if device.type == "cuda" and spec.name in ("fp32", "tf32"):
-        for products in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
-            products.fp32_precision = "ieee" if spec.name == "fp32" else "tf32"
+        numbers = "ieee" if spec.name == "fp32" else "tf32"
+        restore_products((numbers, numbers, numbers))
+
+
+def products() -> tuple[str, ...]:
+    """Return how this process multiplies fp32 on a GPU: in matrix products, convolutions and recurrent layers."""
+    return tuple(backend.fp32_precision for backend in _backends())
+
+
+def restore_products(numbers: Sequence[str]) -> None:
+    """Multiply as :func:`products` returned it.
+
+    Torch has two sets of switches, ``fp32_precision`` and the older ``allow_tf32``. Where only one is set, the others'
+    getters raise, and Inductor reads the older ones (torch 2.10 to 2.14): so both are set.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = numbers[0] == "tf32"
+    torch.backends.cudnn.allow_tf32 = numbers[1] == "tf32"
+    for backend, value in zip(_backends(), numbers, strict=True):
+        if backend.fp32_precision != value:
+            backend.fp32_precision = value
+
+
+def _backends() -> tuple[Any, ...]:
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
 
 class Policy:
@@ -99,6 +122,16 @@ class Policy:
         if parameter not in self._masters:
             self._masters[parameter] = nn.Parameter(parameter.detach().float())
         return self._masters[parameter]
+
+    def remark_on(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        """Add a note where the host waits for the device in each update, to see whether a gradient overflowed."""
+        is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if self._scaler is not None and self.device.type == "cuda" and not is_fused:
+            why = f"{name} is not one of torch's fused optimizers"
+            self.notes += (
+                f"fp16 waits for the GPU once in each update, to see whether a gradient overflowed ({why}):"
+                " --precision bf16 does not",
+            )
 
     def images(self, images_BHWC: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
         """Normalise images: ``(value / 255 - mean) / std``.

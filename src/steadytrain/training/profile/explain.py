@@ -13,12 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.world import World
 from steadytrain.events import Started
 from steadytrain.training import build
 from steadytrain.training.compute.precision import DTYPES
 from steadytrain.training.compute.recompute import Recomputed, recompute_parts
 from steadytrain.training.data import open_data, random_batch
 from steadytrain.training.state import preserve_process
+from steadytrain.training.step import images_per_rank, share_of
 
 _MOVES = frozenset(
     f"aten::{name}"
@@ -42,6 +44,7 @@ class Explained:
         size, channels, classes: of an image, and of the network's outputs.
         num_train, num_val: images.
         device: as it calls itself.
+        images_per_rank: of a batch, in the order of the ranks.
         operations: numbers (``bf16``) -> operation (``convolution``) -> how often a forward pass does it so.
         conversions: from one kind of numbers to another in a forward pass.
         stored: numbers -> parameters and running statistics that are kept so.
@@ -63,6 +66,7 @@ class Explained:
     steps: int
     steps_per_epoch: float
     device: str
+    images_per_rank: Sequence[int]
     operations: Mapping[str, Mapping[str, int]]
     conversions: int
     stored: Mapping[str, int]
@@ -72,8 +76,13 @@ class Explained:
     started: Started
 
 
-def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
+def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Explained:
     """Make what a run with this recipe would be made of, and send two images through its network.
+
+    Args:
+        recipe: of the run.
+        ranks: that share a batch.
+        allow_import: a file may name code.
 
     Raises:
         SteadyError: what the run itself would fail at.
@@ -83,6 +92,9 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
     with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
         build.require_schedule(recipe, data.num_train)
         machine = build.set_up_machine(recipe, device, None, notes.append)
+        share = share_of(World(size=ranks), recipe.batch_size, recipe.optim.accumulate)
+        shares = images_per_rank(share, ranks)
+        machine |= {"ranks": ranks, "images_per_rank": shares} if ranks > 1 else {}
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, Engine(device), input=input)
@@ -111,12 +123,18 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
             steps=recipe.batches(data.num_train).steps,
             steps_per_epoch=data.num_train / recipe.batch_size,
             device=machine["device"],
+            images_per_rank=shares,
             operations=seen.operations,
             conversions=seen.conversions,
             stored=stored,
             masters=sum(p.numel() for p in parameters if p.requires_grad and state.policy.master(p) is not p),
             recomputed=recomputed,
-            notes=(*notes, *built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)),
+            notes=(
+                *notes,
+                *built.notes,
+                *state.policy.notes,
+                *build.remarks(recipe, built, input, data, parts=share.micro_batches),
+            ),
             started=build.started(recipe, data, built, input, machine),
         )
 

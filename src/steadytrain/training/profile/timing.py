@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,10 +31,14 @@ from steadytrain.training.step import Forward, Update
 Seconds = Callable[[], float]
 """Reads a clock."""
 
-_LONG_SECONDS = {512: 0.02, 1024: 0.008, 2048: 0.008, 4096: 0.0}
+_LONG_SECONDS = {
+    "cpu": {512: 0.02, 1024: 0.008, 2048: 0.008, 4096: 0.0},
+    "cuda": {2048: 0.02, 8192: 0.0},
+}
 """Side -> seconds of one matrix product that are long enough to tell of multiplying; a faster one is followed by a
-larger one. A short product tells of threads that wait for each other; 0.02 s for a small one is an emulation."""
-_PEAK_SECONDS = 0.06
+larger one. A short product tells of threads that wait for each other; 0.02 s for a small one is an emulation, or a GPU
+whose memory may not have room for more."""
+_PEAK_SECONDS, _MOST_PRODUCTS = 0.06, 64
 
 SHORT_SECONDS = 0.05
 """Of a pass by one thread. In a longer one the operations are large enough for all threads."""
@@ -147,31 +152,48 @@ def _peak(device: torch.device, numbers: str, threads: int) -> float:
     before = products.fp32_precision
     if device.type == "cuda":
         products.fp32_precision = convolutions.fp32_precision
-    side, seconds = 0, 0.0
+    peak = 0.0
     try:
         with torch.no_grad():
-            for side, long in _LONG_SECONDS.items():
+            for side, long in _LONG_SECONDS[device.type].items():
                 a, b = (torch.rand(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
                 seconds = _fastest_product(device, a, b)
+                peak = 2.0 * side**3 / seconds
                 if seconds >= long:
                     break
+    except RuntimeError as error:
+        if not peak or not is_out_of_memory(error):
+            raise  # else the smaller product counts
     finally:
         if device.type == "cuda":
             products.fp32_precision = before
-    return 2.0 * side**3 / seconds
+    return peak
 
 
 def _fastest_product(device: torch.device, a: Tensor, b: Tensor) -> float:
     """Seconds; on a CPU without what other processes took of the cores meanwhile."""
     out = a @ b
+    if device.type == "cuda":
+        return _fastest_by_events(device, lambda: torch.mm(a, b, out=out))
     times: list[float] = []
     worked, end = time.process_time(), time.perf_counter() + _PEAK_SECONDS
     while not times or time.perf_counter() < end:
         times.append(timed(device, lambda: torch.mm(a, b, out=out)))
-    if device.type != "cpu":
-        return min(times)
     cores = min(torch.get_num_threads(), facts.cores())
     return min(*times, (time.process_time() - worked) / len(times) / cores) or min(times)
+
+
+def _fastest_by_events(device: torch.device, work: Callable[[], object]) -> float:
+    """Seconds between two of the device's own events; many follow each other, and the host waits once for them all."""
+    times = int(_PEAK_SECONDS / max(timed(device, work), _PEAK_SECONDS / _MOST_PRODUCTS))
+    stream = torch.cuda.current_stream(device)
+    events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(max(2, times) + 1)]  # type: ignore[no-untyped-call]
+    for number, event in enumerate(events):
+        if number:
+            work()
+        event.record(stream)
+    wait_for(device)
+    return min(float(before.elapsed_time(after)) for before, after in pairwise(events)) / 1e3
 
 
 def use_fastest_threads(recipe: Recipe, update: Update, state: State, notice: Callable[[str], None]) -> dict[str, Any]:
