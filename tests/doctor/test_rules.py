@@ -206,6 +206,33 @@ def test_a_gpu_at_rest_is_not_called_slow() -> None:
     assert rules(Facts(torch=SEEN, accelerators=machine("580.1", idle))) == []
 
 
+def test_gpus_that_cuda_hides_are_nobodys_trouble() -> None:
+    used = {"processes": (GpuProcess(pid=7),), "throttled_by": ("heat",), "ecc_errors": 1}
+    hidden = replace(A100, index=0, visible=False, **used)
+    assert rules(Facts(torch=SEEN, accelerators=machine("580.1", hidden, replace(A100, index=1)))) == []
+    shown = [replace(hidden, visible=True), replace(A100, index=1)]
+    assert "gpu-busy.0" in rules(Facts(torch=SEEN, accelerators=machine("580.1", *shown)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "usual", "most", "remedy"),
+    [
+        (250, 400, 400, "nvidia-smi -i 0 -pl 400, unless it was set on purpose"),
+        (250, 400, 300, "nvidia-smi -i 0 -pl 300, unless it was set on purpose"),
+        (250, 400, 250, "ask who runs this machine: no higher limit may be set on it"),
+    ],
+)
+def test_a_power_limit_is_advised_as_far_as_one_may_be_set(limit: int, usual: int, most: int, remedy: str) -> None:
+    gpu = replace(A100, power_limit_watts=limit, power_default_watts=usual, power_most_watts=most)
+    (finding,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", gpu)))
+    assert (finding.rule, finding.remedy) == ("gpu-power.0", remedy)
+
+
+def test_a_mode_for_one_process_is_noted() -> None:
+    (finding,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, exclusive=True))))
+    assert (finding.rule, finding.severity) == ("gpu-exclusive.0", "note") and "-c DEFAULT" in finding.remedy
+
+
 def test_memory_errors_are_bad_and_parts_are_noted() -> None:
     problems = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2, mig=True))))
     assert [(problem.rule, problem.severity) for problem in problems] == [

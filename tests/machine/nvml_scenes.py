@@ -70,7 +70,7 @@ def main(folder: Path, ranks: list[int]) -> None:
 
     with machine(CUDA_VISIBLE_DEVICES="1,7", NVML_PIDS=of_ranks):
         facts = asdict(read_driver())
-    document = {
+    document: dict[str, Any] = {
         "facts": facts,
         "ranks": scene("ranks", eight, NVML_PIDS=of_ranks),
         "stranger": scene("stranger", eight[:4], NVML_PIDS=f"{half},2:{STRANGER}"),

@@ -34,7 +34,7 @@ def play(folder: Path, *flags: str) -> Scenes:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     ranks = [subprocess.Popen(["sleep", "600"]) for _ in range(7)]
     try:
-        command = [sys.executable, "-m", "tests.machine.nvml_scenes", folder, *(str(rank.pid) for rank in ranks)]
+        command = [sys.executable, "-m", "tests.machine.nvml_scenes", str(folder), *(str(rank.pid) for rank in ranks)]
         environment |= {"LD_LIBRARY_PATH": str(folder)}
         played = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     finally:
@@ -128,7 +128,7 @@ def test_a_driver_of_another_version_is_told_once_and_sampling_goes_on(scenes: S
     (notice,) = scenes["mismatch"]
     assert notice["kind"] == "Noticed" and "not measurable" in notice["message"]
     assert "version mismatch" in notice["message"] and "restart the machine" in notice["message"]
-    assert any("NVML does not answer" in line for line in diagnose(on_gpu(devices=())).not_measurable)
+    assert any("no samples of them" in line for line in diagnose(on_gpu(devices=())).not_measurable)
 
 
 def test_a_run_on_the_cpu_samples_no_gpu(scenes: Scenes) -> None:

@@ -149,7 +149,9 @@ class GpuReader:
         function = getattr(self.nvml, f"nvmlDeviceGet{name}", None)
         try:
             return None if function is None else function(self.handle, *arguments)
-        except (*_errors(self.nvml), UnicodeDecodeError):  # pynvml decodes names as UTF-8, which they need not be
+        except _errors(self.nvml):
+            return None
+        except UnicodeDecodeError:  # pynvml decodes names as UTF-8, which they need not be
             return None
 
     @cached_property
@@ -310,8 +312,8 @@ def read_driver(root: Path = ROOT, nvml: Any = None, variables: Mapping[str, str
             return Driver(version=version, told_by="nvml", gpus=gpus)
     except NoNvml as error:
         kernel, gpus = read_kernel_module(root)
-        shown = {gpu.index for gpu in visible_gpus(gpus, variables)}
-        gpus = tuple(replace(gpu, visible=gpu.index in shown) for gpu in gpus)
+        known = visible_gpus(gpus, variables)
+        gpus = tuple(replace(gpu, visible=gpu in known) for gpu in gpus)
         reason = None if isinstance(error.__cause__, ImportError) else str(error)
         return Driver(version=kernel, told_by=kernel and "proc", error=reason, gpus=gpus)
 

@@ -231,7 +231,7 @@ def _not_measurable(evidence: Evidence) -> Iterator[str]:
     if evidence.on_cpu:
         yield "GPU kernels, clock, memory and copies: this run used no GPU"
     elif not evidence.devices:
-        yield "the GPU's use, clock, power, memory and other processes: NVML does not answer (steady doctor)"
+        yield "the GPU's use, clock, power, memory and other processes: no samples of them (steady doctor)"
     for device in evidence.devices:
         for name in device.missing:
             if name == "processes":

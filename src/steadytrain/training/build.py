@@ -97,8 +97,7 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
         return device
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
-        seen = f"parallel.device is {name!r} but torch {torch.__version__} sees {count} GPUs"
-        raise RecipeError(f"{seen}{what_there_is(count, world)}")
+        raise RecipeError(f"parallel.device is {name!r} but torch {torch.__version__} {what_there_is(count, world)}")
     return torch.device("cuda", device.index or 0)
 
 

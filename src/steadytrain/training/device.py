@@ -10,35 +10,42 @@ import torch
 
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
+from steadytrain.format import count
 from steadytrain.machine.gpus import WHEELS, Unusable, architecture, count_names, covers, why_unseen
 from steadytrain.machine.nvml import Driver, read_driver
 
 
-def what_there_is(count: int, world: World) -> str:
-    """Word which GPUs there are for one who asked for another, and what to do."""
-    if not count:
+def what_there_is(num_gpus: int, world: World) -> str:
+    """Word which GPUs torch sees, for one who asked for another, and what to do."""
+    sees = f"sees {count(num_gpus, 'GPU')}"
+    if not num_gpus:
         why = why_hidden(read_driver())
-        return f": {why.what}: {why.remedy}, or use --device cpu"
+        return f"{sees}: {why.what}: {why.remedy}, or use --device cpu"
     gpus, asked = read_driver().gpus, os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = sum(not gpu.visible for gpu in gpus)
-    there = f" ({count_names([gpu.name for gpu in gpus if gpu.visible])})" if gpus else ""
+    if gpus:
+        sees = f"{sees} ({count_names([gpu.name for gpu in gpus if gpu.visible])})"
     if any(gpu.visible and gpu.mig for gpu in gpus):
-        there = f"{there}: of a partitioned GPU (MIG), CUDA shows a process one slice"
+        sees = f"{sees}: of a partitioned GPU (MIG), CUDA shows a process one slice"
     elif hidden and asked is not None:
-        there = f"{there}: CUDA_VISIBLE_DEVICES={asked} hides {hidden} of this machine"
-    use = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-    few = count < world.local_size
-    return f"{there}: {f'start {count} ranks a machine' if few else f'use {use}'}, or use --device cpu"
+        sees = f"{sees}: CUDA_VISIBLE_DEVICES={asked} hides {hidden} of this machine"
+    if num_gpus < world.local_size:
+        return f"{sees}: start {count(num_gpus, 'rank')} a machine, or use --device cpu"
+    return f"{sees}: use cuda:0{f' to cuda:{num_gpus - 1}' if num_gpus > 1 else ''}, or --device cpu"
+
+
+def has_device_files() -> bool:
+    """Whether this system, or this container, has been given a GPU; always where GPUs are no files."""
+    return sys.platform != "linux" or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def why_hidden(driver: Driver) -> Unusable:
     """Return why torch sees none of the driver's GPUs."""
     error = None
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as refusal:
         error = str(refusal).splitlines()[0]
-    has_files = any(Path("/dev").glob("nvidia[0-9]*"))
     return why_unseen(
         count_names([gpu.name for gpu in driver.gpus]),
         torch=torch.__version__,
@@ -47,7 +54,7 @@ def why_hidden(driver: Driver) -> Unusable:
         driver=driver.version,
         driver_error=driver.error,
         torch_error=error,
-        container="" if driver.gpus and not has_files and sys.platform == "linux" else None,
+        container="" if driver.gpus and not has_device_files() else None,
         asked=os.environ.get("CUDA_VISIBLE_DEVICES") if driver.gpus else None,
         num_visible=sum(gpu.visible for gpu in driver.gpus) if driver.gpus else None,
     )
