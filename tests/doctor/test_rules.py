@@ -207,8 +207,8 @@ def test_a_gpu_at_rest_is_not_called_slow() -> None:
 
 
 def test_gpus_that_cuda_hides_are_nobodys_trouble() -> None:
-    used = {"processes": (GpuProcess(pid=7),), "throttled_by": ("heat",), "ecc_errors": 1}
-    hidden = replace(A100, index=0, visible=False, **used)
+    users = (GpuProcess(pid=7),)
+    hidden = replace(A100, index=0, visible=False, processes=users, throttled_by=("heat",), ecc_errors=1)
     assert rules(Facts(torch=SEEN, accelerators=machine("580.1", hidden, replace(A100, index=1)))) == []
     shown = [replace(hidden, visible=True), replace(A100, index=1)]
     assert "gpu-busy.0" in rules(Facts(torch=SEEN, accelerators=machine("580.1", *shown)))

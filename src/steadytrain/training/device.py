@@ -20,7 +20,7 @@ def what_there_is(num_gpus: int, world: World) -> str:
     sees = f"sees {count(num_gpus, 'GPU')}"
     if not num_gpus:
         why = why_hidden(read_driver())
-        return f"{sees}: {why.what}: {why.remedy}, or use --device cpu"
+        return f"{sees}: {why.what}: {why.remedy}; or use --device cpu"
     gpus, asked = read_driver().gpus, os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = sum(not gpu.visible for gpu in gpus)
     if gpus:
