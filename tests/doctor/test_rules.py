@@ -228,6 +228,13 @@ def test_a_power_limit_is_advised_as_far_as_one_may_be_set(limit: int, usual: in
     assert (finding.rule, finding.remedy) == ("gpu-power.0", remedy)
 
 
+def test_unlike_gpus_may_have_other_numbers_in_cuda() -> None:
+    facts = Facts(torch=SEEN, accelerators=machine("580.1", Gpu(name="Quadro K620"), A100))
+    assert rules(facts) == ["gpu-order"]
+    assert rules(replace(facts, variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == []
+    assert rules(replace(facts, accelerators=machine("580.1", A100, A100))) == []
+
+
 def test_a_mode_for_one_process_is_noted() -> None:
     (finding,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, exclusive=True))))
     assert (finding.rule, finding.severity) == ("gpu-exclusive.0", "note") and "-c DEFAULT" in finding.remedy

@@ -180,6 +180,15 @@ def gpu_state(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def gpu_order(facts: Facts) -> Iterator[Finding]:
+    """Unlike GPUs, which CUDA numbers in another order than nvidia-smi."""
+    machine, order = facts.accelerators, facts.variables.get("CUDA_DEVICE_ORDER")
+    if facts.torch.sees_gpu and order != "PCI_BUS_ID" and len({gpu.name for gpu in machine.gpus}) > 1:
+        what = f"{machine.names}: CUDA numbers unlike GPUs by speed, nvidia-smi by their places on the bus"
+        why = "--device cuda:0 may be another than GPU 0 here, and so may a number in CUDA_VISIBLE_DEVICES."
+        yield Finding("gpu-order", "note", what, why, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose them by UUID")
+
+
 def other_gpus(facts: Facts) -> Iterator[Finding]:
     """GPUs of others than NVIDIA."""
     torch, bus = facts.torch, facts.accelerators.on_bus or ()
@@ -556,6 +565,7 @@ RULES: tuple[Rule, ...] = (
     gpu_taken,
     gpu_slowed,
     gpu_state,
+    gpu_order,
     other_gpus,
     pinned,
     image_decoders,
