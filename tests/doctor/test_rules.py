@@ -174,7 +174,7 @@ def test_a_gpu_that_cannot_compute_is_bad() -> None:
 
 def test_a_gpu_in_use_names_who_uses_it() -> None:
     taken = Gpu(
-        name="A100",
+        name=A100.name,
         busy_share=0.97,
         memory_bytes=80_000_000_000,
         memory_used_bytes=60_000_000_000,
@@ -182,7 +182,9 @@ def test_a_gpu_in_use_names_who_uses_it() -> None:
     )
     (problem,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
     assert problem.rule == "gpu-busy.1"
-    assert problem.what == "GPU 1 (A100) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
+    assert problem.what == (
+        "GPU 1 (NVIDIA A100-SXM4-80GB) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
+    )
 
 
 def test_what_holds_a_gpu_back() -> None:

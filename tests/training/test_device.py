@@ -174,3 +174,25 @@ def test_training_on_the_cpu_beside_gpus_that_torch_cannot_use_is_told(monkeypat
     assert notices(Driver(**old), "cpu") == [] and notices(Driver()) == []
     hidden = Driver(version="580.1", gpus=(replace(H100, visible=False),))
     assert notices(hidden, CUDA_VISIBLE_DEVICES="") == [], "as it was asked for"
+
+
+def group(rank: int, gpus: list[str], hosts: list[str]) -> Any:
+    """Ranks on these machines, each of which sees its GPU."""
+    return SimpleNamespace(
+        world=World(rank=rank, size=len(gpus)),
+        hosts=hosts,
+        require_same=lambda difference, value: None,
+        all_gather_json=lambda value: gpus,
+    )
+
+
+def test_the_first_rank_of_each_machine_samples_the_gpus_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = gpu(monkeypatch, 9, 0)
+    ranks = [group(rank, ["aa", "bb", "cc", "dd"], ["one", "one", "two", "two"]) for rank in range(4)]
+    assert [build.gpus_here(of, used) for of in ranks] == [("aa", "bb"), (), ("cc", "dd"), ()]
+    assert build.gpus_here(None, used) == ("aa",) and build.gpus_here(ranks[0], torch.device("cpu")) == ()
+
+
+def test_two_ranks_on_one_gpu_are_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match=r"ranks 0 and 1 on one have the same GPU \(aa\)"):
+        build.gpus_here(group(1, ["aa", "aa"], ["one", "one"]), gpu(monkeypatch, 9, 0))

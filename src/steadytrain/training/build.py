@@ -104,6 +104,8 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
 def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs on which the ranks of this machine compute; nothing on CPUs.
 
+    One rank samples them for all: so nothing on any other rank than the machine's first.
+
     Raises:
         InputError: some ranks compute on GPUs and some do not, or several on the same GPU.
     """
@@ -122,6 +124,8 @@ def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
                 " start as many ranks a machine as it has GPUs, and give --device cuda or auto"
             )
     host = group.hosts[group.world.rank]
+    if group.hosts.index(host) != group.world.rank:
+        return ()
     return tuple(gpu for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
 
 
