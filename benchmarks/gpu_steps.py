@@ -111,11 +111,13 @@ def telemetry(job: Job) -> dict[str, Any]:
         return {"passes": True, "left_out": "no GPU"}
     import torch
 
-    from steadytrain.machine.nvml import GpuSampler
+    from steadytrain.machine.nvml import GpuSampler, NoNvml
 
-    sampler = GpuSampler.find()
-    if sampler is None:
-        return {"passes": False, "error": "no NVML"}
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    try:
+        sampler = GpuSampler([uuid])
+    except NoNvml as error:
+        return {"passes": False, "error": f"NVML: {error}"}
     columns = ["utilization.gpu", "memory.used", "power.draw", "clocks.sm", "temperature.gpu"]
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     end, seconds, asked, theirs = time.monotonic() + 1.0, 0.0, 0, [0.0] * len(columns)
@@ -123,7 +125,7 @@ def telemetry(job: Job) -> dict[str, Any]:
         keep_busy(a)
     sampler.read({os.getpid()})
     began = time.monotonic()
-    words = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
+    words = ["nvidia-smi", f"--id=GPU-{uuid}", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
     with ThreadPoolExecutor(1) as pool:
         while time.monotonic() < began + (2 if job.quick else 6):
             answer = pool.submit(subprocess.run, words, capture_output=True, text=True, check=False)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from steadytrain.cli import main
+from steadytrain.cli import machine, main
+from steadytrain.config import Recipe
+from steadytrain.distributed.world import World
+from steadytrain.machine import facts
+from steadytrain.training.profile import bench
 
 
 @pytest.mark.slow
@@ -74,3 +79,21 @@ def test_a_launchers_ranks_are_not_asked_for_again(
         monkeypatch.setenv(name, value)
     assert main(["bandwidth", "--procs", "4"]) == 2
     assert "--procs is 4, and torchrun has started 2 ranks: omit --procs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(4, ["cuda:0", "cuda:3"]), (1, ["cpu", "cpu"]), (0, ["cpu", "cpu"])])
+def test_ranks_measure_their_update_on_a_gpu_where_each_has_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, devices: list[str]
+) -> None:
+    """As the exchange does: without a GPU for each, it is measured on CPUs."""
+    asked: list[str] = []
+
+    def measure(recipe: Recipe, **how: object) -> SimpleNamespace:
+        asked.append(recipe.parallel.device)
+        return SimpleNamespace(step_seconds={"p50": 0.1})
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(facts, "accelerators", lambda: (None,) * gpus)
+    for rank in (0, 3):
+        machine._measure_step(World(rank=rank, size=4, local_rank=rank, local_size=4), "mlp", 32, 28)
+    assert asked == devices

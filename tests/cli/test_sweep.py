@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
-from steadytrain.cli import main, train
-from steadytrain.config import Recipe
+from steadytrain.cli import main, sweep, train
+from steadytrain.config import Data, Model, Recipe
 from steadytrain.events import Ended, Evaluated, Resumed, Started
 from steadytrain.reports import spread
 from steadytrain.run import Run
@@ -484,3 +484,12 @@ def test_processes_end_with_the_sweep(recipe_file: Path, digits: Path, tmp_path:
     wait_until_free(folder)
     [ended] = [event for event in Run.open(first).events() if isinstance(event, Ended)]
     assert ended.status == "preempted"
+
+
+@pytest.mark.parametrize(("device", "num_slots"), [("auto", 3), ("cuda", 3), ("cpu", 1), ("cuda:1", 1)])
+def test_a_run_at_a_time_on_each_gpu_that_cuda_shows(
+    monkeypatch: pytest.MonkeyPatch, device: str, num_slots: int
+) -> None:
+    monkeypatch.setattr(sweep, "accelerators", lambda: (None,) * 3)
+    recipe = Recipe(data=Data(train="a"), model=Model("mlp")).with_({"parallel.device": device})
+    assert sweep._process_trainer(recipe, None, None, None, []).num_slots == num_slots

@@ -174,7 +174,7 @@ def test_a_gpu_that_cannot_compute_is_bad() -> None:
 
 def test_a_gpu_in_use_names_who_uses_it() -> None:
     taken = Gpu(
-        name="A100",
+        name=A100.name,
         busy_share=0.97,
         memory_bytes=80_000_000_000,
         memory_used_bytes=60_000_000_000,
@@ -182,7 +182,9 @@ def test_a_gpu_in_use_names_who_uses_it() -> None:
     )
     (problem,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
     assert problem.rule == "gpu-busy.1"
-    assert problem.what == "GPU 1 (A100) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
+    assert problem.what == (
+        "GPU 1 (NVIDIA A100-SXM4-80GB) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
+    )
 
 
 def test_what_holds_a_gpu_back() -> None:
@@ -204,6 +206,40 @@ def test_what_holds_a_gpu_back() -> None:
 def test_a_gpu_at_rest_is_not_called_slow() -> None:
     idle = replace(A100, throttled_by=("idle",), mhz=210, mhz_max=1410, power_limit_watts=400, power_default_watts=400)
     assert rules(Facts(torch=SEEN, accelerators=machine("580.1", idle))) == []
+
+
+def test_gpus_that_cuda_hides_are_nobodys_trouble() -> None:
+    users = (GpuProcess(pid=7),)
+    hidden = replace(A100, index=0, visible=False, processes=users, throttled_by=("heat",), ecc_errors=1)
+    assert rules(Facts(torch=SEEN, accelerators=machine("580.1", hidden, replace(A100, index=1)))) == []
+    shown = [replace(hidden, visible=True), replace(A100, index=1)]
+    assert "gpu-busy.0" in rules(Facts(torch=SEEN, accelerators=machine("580.1", *shown)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "usual", "most", "remedy"),
+    [
+        (250, 400, 400, "nvidia-smi -i 0 -pl 400, unless it was set on purpose"),
+        (250, 400, 300, "nvidia-smi -i 0 -pl 300, unless it was set on purpose"),
+        (250, 400, 250, "ask who runs this machine: no higher limit may be set on it"),
+    ],
+)
+def test_a_power_limit_is_advised_as_far_as_one_may_be_set(limit: int, usual: int, most: int, remedy: str) -> None:
+    gpu = replace(A100, power_limit_watts=limit, power_default_watts=usual, power_most_watts=most)
+    (finding,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", gpu)))
+    assert (finding.rule, finding.remedy) == ("gpu-power.0", remedy)
+
+
+def test_unlike_gpus_may_have_other_numbers_in_cuda() -> None:
+    facts = Facts(torch=SEEN, accelerators=machine("580.1", Gpu(name="Quadro K620"), A100))
+    assert rules(facts) == ["gpu-order"]
+    assert rules(replace(facts, variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == []
+    assert rules(replace(facts, accelerators=machine("580.1", A100, A100))) == []
+
+
+def test_a_mode_for_one_process_is_noted() -> None:
+    (finding,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, exclusive=True))))
+    assert (finding.rule, finding.severity) == ("gpu-exclusive.0", "note") and "-c DEFAULT" in finding.remedy
 
 
 def test_memory_errors_are_bad_and_parts_are_noted() -> None:

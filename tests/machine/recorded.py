@@ -21,6 +21,8 @@ H100: dict[str, Any] = {
     "PowerUsage": 71_400,
     "EnforcedPowerLimit": 700_000,
     "PowerManagementDefaultLimit": 700_000,
+    "PowerManagementLimitConstraints": (200_000, 700_000),
+    "ComputeMode": 0,
     "Temperature": {0: 31},
     "CurrentClocksEventReasons": 0x1,
     "EccMode": (1, 1),
@@ -60,6 +62,7 @@ class Library:
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
     NVML_TEMPERATURE_GPU = 0
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
     nvmlMemory_v2 = 40 | 2 << 24
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
 

@@ -114,6 +114,21 @@ def test_a_machine_without_a_driver_has_no_accelerators(monkeypatch: pytest.Monk
     assert facts.accelerators() == ()
 
 
+def test_where_nvml_cannot_be_used_the_kernels_module_counts_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    module = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27"}
+    for number in range(4):
+        information = f"Model: \t\t NVIDIA L4\nGPU UUID: \t GPU-{number}a\nDevice Minor: \t {number}"
+        module[f"proc/driver/nvidia/gpus/0000:0{number}:00.0/information"] = information
+    root = tree(tmp_path, module)
+    (first, *more) = facts.accelerators({}, root)
+    assert (first, len(more)) == (facts.Accelerator(name="NVIDIA L4", memory_bytes=None, driver="580.65.06"), 3)
+    for asked, num_visible in (("0,2", 2), ("GPU-3a", 1), ("", 0), ("7", 0)):
+        assert len(facts.accelerators({"CUDA_VISIBLE_DEVICES": asked}, root)) == num_visible
+
+
 def test_no_torch_is_imported() -> None:
     code = "import sys; from steadytrain.machine import facts; facts.facts(); print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

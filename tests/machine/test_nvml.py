@@ -26,6 +26,13 @@ from steadytrain.machine.nvml import (
 )
 from steadytrain.monitor.process_watch.rhythm import rhythm
 
+HOST = Path("/nowhere")  # a system whose process numbers are the driver's
+
+
+def sampler(driver: Library) -> GpuSampler:
+    """Sample all GPUs of a driver."""
+    return GpuSampler([gpu.get("UUID", "") for gpu in driver.gpus], driver, variables={}, root=HOST)
+
 
 def facts_of(library: Library) -> tuple[str, list[Gpu]]:
     """The driver's version and what is known of each GPU."""
@@ -171,8 +178,8 @@ def _h100(**more: Any) -> dict[str, Any]:
 
 def test_a_busy_gpu_by_what_its_counters_did_since_the_last_reading() -> None:
     # Before the run the driver had seen another job; that is not ours.
-    table = _h100(samples=[(1, 99), (2, 99)], gpm={2: 10.0, 5: 4.0})
-    gpus = GpuSampler(Driver(table), None)
+    table = _h100(samples=[(1, 99), (2, 99)], gpm={2: 10.0, 5: 4.0}, **_used_by(os.getpid()))
+    gpus = sampler(Driver(table))
     table["samples"] += [(3, 80), (4, 90)]
     table["gpm"] = {2: 70.0, 5: 34.0}
     table["TotalEnergyConsumption"] += 35_000
@@ -190,7 +197,7 @@ def test_a_busy_gpu_by_what_its_counters_did_since_the_last_reading() -> None:
 
 
 def test_what_an_older_gpu_does_not_tell_is_named_and_not_zero() -> None:
-    gpus = GpuSampler(Driver(GEFORCE), None)
+    gpus = sampler(Driver(GEFORCE))
     (sample,) = gpus.read({4242})
     assert {"sm_active", "tensor_active", "energy_joules"} <= set(sample.missing)
     assert (sample.sm_active, sample.energy_joules) == (None, None)
@@ -204,38 +211,39 @@ def test_what_an_older_gpu_does_not_tell_is_named_and_not_zero() -> None:
 
 
 def test_other_processes_on_a_gpu_are_named_with_their_memory() -> None:
-    (sample,) = GpuSampler(Driver(GEFORCE), None).read({77})
+    (sample,) = sampler(Driver(GEFORCE)).read({77})
     (other,) = sample.other_processes
     assert (other["pid"], other["name"], other["memory_bytes"]) == (4242, "python3", 20_000_000_000)
 
 
 def test_a_gpu_at_rest_is_not_held_down() -> None:
-    (sample,) = GpuSampler(Driver(_h100()), None).read(set())
+    (sample,) = sampler(Driver(_h100())).read(set())
     assert sample.throttled == () and "throttled" not in sample.missing
     assert sample.utilisation == 0.0
 
 
 def test_a_gpu_that_says_nothing() -> None:
-    (sample,) = GpuSampler(Driver({"Name": "GRID"}), None).read(set())
+    (sample,) = sampler(Driver({"Name": "GRID"})).read(set())
     assert {"utilisation", "memory_bytes", "power_watts", "throttled", "processes"} <= set(sample.missing)
 
 
-def test_only_the_gpus_that_cuda_shows_are_read() -> None:
+def test_only_the_gpus_of_the_run_are_read() -> None:
     driver = Driver(_h100(UUID="GPU-aa"), _h100(UUID="GPU-bb"), _h100(UUID="GPU-cc"))
 
-    def shown(visible: str | None) -> list[int]:
-        return [load.index for load in GpuSampler(driver, visible).read(set())]
+    def read(*uuids: str, **variables: str) -> list[int]:
+        return [load.index for load in GpuSampler(uuids, driver, variables=variables, root=HOST).read(set())]
 
-    assert shown(None) == [0, 1, 2]
-    assert shown("2,0") == [2, 0]
-    assert shown("GPU-bb") == [1]
-    assert shown("1,7,0") == [1]  # as CUDA does it
-    assert shown("") == shown("-1") == []
+    assert read("cc", "GPU-aa") == [0, 2]  # torch leaves the beginning out
+    assert read("bb", CUDA_VISIBLE_DEVICES="0") == [1]
+    assert read("unknown", CUDA_VISIBLE_DEVICES="2") == [2], "a GPU under another name: CUDA shows no other"
+    with pytest.raises(NoNvml, match="does not know unknown"):
+        read("unknown")
+    assert driver.open == 4 - 1, "what was refused is closed again"
 
 
 def test_the_library_and_its_memory_are_given_back() -> None:
     driver = Driver(_h100(gpm={2: 0.0, 5: 0.0}))
-    gpus = GpuSampler(driver, None)
+    gpus = sampler(driver)
     assert (driver.open, driver.allocated) == (1, 2)
     gpus.close()
     assert (driver.open, driver.allocated) == (0, 0)
@@ -243,7 +251,7 @@ def test_the_library_and_its_memory_are_given_back() -> None:
 
 def test_a_counter_that_began_anew_is_not_told() -> None:
     table = _h100()
-    gpus = GpuSampler(Driver(table), None)
+    gpus = sampler(Driver(table))
     table["TotalEnergyConsumption"] = 10
     (sample,) = gpus.read(set())
     assert sample.energy_joules is None and "energy_joules" in sample.missing
@@ -296,7 +304,7 @@ def test_the_rhythm_of_a_recorded_utilisation_is_found() -> None:
     ],
 )
 def test_whose_gpu_it_is(users: set[int], devices: set[str] | None, ours: bool | None, others: int | None) -> None:
-    load = GpuWatcher(Driver({**H100, "MinorNumber": 0, **_used_by(*users)})).read({7}, devices)[0]
+    load = GpuWatcher(Driver({**H100, "MinorNumber": 0, **_used_by(*users)}), root=HOST).read({7}, devices)[0]
     assert (load.ours, load.others) == (ours, others)
 
 

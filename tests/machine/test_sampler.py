@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.machine.recorded import H100
-from tests.machine.test_nvml import Driver, _h100
+from tests.machine.test_nvml import HOST, Driver, _h100
 from tests.machine.trees import tree
 
 from steadytrain.events import DeviceStats, EventLog, MachineStats, Noticed, read
@@ -283,12 +284,8 @@ def test_other_ranks_of_the_run_are_told_apart_from_other_processes() -> None:
     assert stats.ranks > 0 and stats.others is not None and "ranks" not in stats.missing
 
 
-def _no_gpus(uuids: Collection[str]) -> None:
-    return None
-
-
 def test_a_short_run_is_sampled_once_and_the_thread_is_gone(tmp_path: Path) -> None:
-    with EventLog(tmp_path / "events.jsonl", attempt=3) as log, sampling(log, find_gpus=_no_gpus):
+    with EventLog(tmp_path / "events.jsonl", attempt=3) as log, sampling(log):
         assert "steady-sample" in {thread.name for thread in threading.enumerate()}
     assert "steady-sample" not in {thread.name for thread in threading.enumerate()}
     (sample,) = read(tmp_path / "events.jsonl")
@@ -297,7 +294,7 @@ def test_a_short_run_is_sampled_once_and_the_thread_is_gone(tmp_path: Path) -> N
 
 
 def test_the_samples_cover_the_whole_time(tmp_path: Path) -> None:
-    with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log, find_gpus=_no_gpus):
+    with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log):
         threading.Event().wait(2.2)
     machine_stats = [event for event in read(tmp_path / "events.jsonl") if isinstance(event, MachineStats)]
     assert len(machine_stats) >= 2
@@ -309,26 +306,26 @@ def test_the_samples_cover_the_whole_time(tmp_path: Path) -> None:
 
 def test_each_gpu_has_its_own_event(tmp_path: Path) -> None:
     driver = Driver(_h100(), _h100(UUID="GPU-bb"))
-    log_path = tmp_path / "events.jsonl"
-    with EventLog(log_path, attempt=1) as log, sampling(log, find_gpus=lambda uuids: GpuSampler(driver, None)):
+    log_path, opened = tmp_path / "events.jsonl", partial(GpuSampler, nvml=driver)
+    with EventLog(log_path, attempt=1) as log, sampling(log, gpus=["aa", "bb"], open_gpus=opened):
         pass
     assert [event.index for event in read(log_path) if isinstance(event, DeviceStats)] == [0, 1]
     assert driver.open == 0
 
 
 def test_what_fails_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
-    def broken(uuids: Collection[str]) -> None:
+    def broken(uuids: Collection[str]) -> GpuSampler:
         raise RuntimeError("the driver is another one")
 
     done = False
-    with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log, find_gpus=broken):
+    with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log, gpus=["aa"], open_gpus=broken):
         done = True
     (sample,) = read(tmp_path / "events.jsonl")
     assert done and isinstance(sample, Noticed) and "the driver is another one" in sample.message
 
 
 def test_a_body_that_raises_ends_the_thread_too(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), EventLog(tmp_path / "e.jsonl", 1) as log, sampling(log, find_gpus=_no_gpus):
+    with pytest.raises(KeyError), EventLog(tmp_path / "e.jsonl", 1) as log, sampling(log):
         raise KeyError
     assert "steady-sample" not in {thread.name for thread in threading.enumerate()}
 
@@ -353,8 +350,9 @@ def test_ranks_of_the_run_are_no_strangers_on_its_gpus() -> None:
         }
         for name, running in (("a", [os.getpid()]), ("b", [rank.pid]), ("c", [os.getpid(), 77]))
     ]
-    gpus = GpuSampler(Driver(*tables), None, uuids=["a", "b"])
-    assert [(stats.index, stats.processes) for stats in gpus.read(pids)] == [(0, 0), (1, 0)]
-    stranger = GpuSampler(Driver(*tables), None, uuids=["c"]).read(pids)
-    assert [(stats.index, stats.other_processes[0]["pid"]) for stats in stranger] == [(2, 77)]
-    assert len(GpuSampler(Driver(*tables), None, uuids=["MIG-1"]).read(pids)) == 3  # parts have ids of their own
+
+    def read(*uuids: str) -> tuple[DeviceStats, ...]:
+        return GpuSampler(uuids, Driver(*tables), root=HOST).read(pids)
+
+    assert [(stats.index, stats.processes) for stats in read("a", "b")] == [(0, 0), (1, 0)]
+    assert [(stats.index, stats.other_processes[0]["pid"]) for stats in read("c")] == [(2, 77)]

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.events import DeviceStats, FeedStats, MachineStats
-from steadytrain.monitor.samples import MAX_SLOWEST, MAX_STEPS, Mean, StepTimes, feed_difference, feed_sum, percentiles
+from steadytrain.monitor.samples import (
+    LATER,
+    MAX_SLOWEST,
+    MAX_STEPS,
+    Mean,
+    Samples,
+    StepTimes,
+    feed_difference,
+    feed_sum,
+    percentiles,
+)
 
 
 def machine(seconds: float, **value: object) -> MachineStats:
@@ -82,6 +92,15 @@ def test_a_gpu_keeps_its_name_and_every_reason_of_its_throttling() -> None:
     assert averages is not None
     assert (averages.index, averages.name, averages.utilisation, averages.energy_joules) == (1, "H100", 0.75, 500.0)
     assert tuple(averages.throttled) == ("power", "heat")
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_judged_by_the_gpu_that_it_left() -> None:
+    samples = Samples()
+    samples.take(DeviceStats(seconds=1.0, index=0, name="H100", processes=1), LATER)
+    samples.begin_attempt()
+    assert [device.index for device in samples.gpus(LATER)] == [0], "no newer one is known yet"
+    samples.take(DeviceStats(seconds=1.0, index=3, name="H100", processes=0), LATER)
+    assert [(device.index, device.processes) for device in samples.gpus(LATER)] == [(3, 0)]
 
 
 def test_the_difference_of_two_tellings_is_what_was_done_between_them() -> None:

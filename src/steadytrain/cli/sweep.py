@@ -262,9 +262,8 @@ def _process_trainer(
         flags = [*(["--job", str(file)] if file else []), "--procs", str(job.procs or 1)]
         return ProcessTrainer(host_slots(job)[:parallel], allowed, note, flags)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    uses_gpus = first.parallel.device == "auto" and bool(accelerators())
     has_ranks = first.parallel.procs not in (None, 1)
-    num_gpus = len(accelerators()) if uses_gpus else 0
+    num_gpus = len(accelerators()) if first.parallel.device in ("auto", "cuda") else 0
     return ProcessTrainer(slots(parallel, num_gpus, list(cores), runs_use_all=has_ranks), allowed, note)
 
 

@@ -36,7 +36,7 @@ from steadytrain.doctor.facts import (
     System,
 )
 from steadytrain.machine import cgroups, facts
-from steadytrain.machine.nvml import Gpu, NoNvml, gpu_facts, open_gpus
+from steadytrain.machine.nvml import read_driver
 from steadytrain.machine.procfs import ROOT, parse_table, processor_seconds, read, read_counters, steal_share
 
 
@@ -463,27 +463,15 @@ _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
-def accelerators(root: Path, nvml: Any = None) -> Accelerators:
+def accelerators(root: Path, nvml: Any = None, variables: Mapping[str, str] = os.environ) -> Accelerators:
     """Collect the facts about GPUs, from NVIDIA's library, else from its kernel module.
 
     Args:
         root: where ``proc``, ``sys`` and ``dev`` lie.
         nvml: the module ``pynvml``; None: the installed one, if there is one.
+        variables: the environment, in which CUDA_VISIBLE_DEVICES may stand.
     """
-    driver: str | None = None
-    driver_by, reason = None, None
-    gpus: tuple[Gpu, ...] = ()
-    try:
-        with open_gpus(nvml) as (driver, readers):
-            driver_by, gpus = "nvml", tuple(map(gpu_facts, readers))
-    except NoNvml as error:
-        reason = None if isinstance(error.__cause__, ImportError) else str(error)
-        module = root / "proc/driver/nvidia"
-        version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", read(module / "version") or "")
-        if version:
-            driver, driver_by = version[1], "proc"
-            names = [parse_table(read(file)).get("Model") for file in sorted(module.glob("gpus/*/information"))]
-            gpus = tuple(Gpu(name=name) for name in names if name)
+    driver = read_driver(root, nvml, variables)
     bus, devices = root / "sys/bus/pci", root / "dev"
     vendors = [
         _VENDORS.get(read(folder / "vendor") or "")
@@ -491,10 +479,10 @@ def accelerators(root: Path, nvml: Any = None) -> Accelerators:
         if (read(folder / "class") or "").startswith(_CLASSES)
     ]
     return Accelerators(
-        driver=driver,
-        driver_by=driver_by,
-        driver_error=reason,
-        gpus=gpus,
+        driver=driver.version,
+        driver_by=driver.told_by,
+        driver_error=driver.error,
+        gpus=driver.gpus,
         on_bus=tuple(vendor for vendor in vendors if vendor) if bus.is_dir() else None,
         device_files=len(list(devices.glob("nvidia[0-9]*"))) if devices.is_dir() else None,
     )

@@ -109,7 +109,7 @@ _IGNORED = (
     *("packages.*.wanted", "places.*.free_bytes", "places.*.free_files", "places.shm.kind", "accelerators.driver_by"),
     *("accelerators.gpus.*.processes", "accelerators.gpus.*.memory_used_bytes", "accelerators.gpus.*.mhz"),
     *("accelerators.gpus.*.memory_mhz", "accelerators.gpus.*.power_watts", "accelerators.gpus.*.temperature"),
-    *("accelerators.gpus.*.pcie_generation",),
+    *("accelerators.gpus.*.pcie_generation", "accelerators.gpus.*.uuid"),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from steadytrain.machine.gpus import count_names
 from steadytrain.machine.nvml import Gpu as Gpu
 
 
@@ -192,6 +193,22 @@ class Accelerators:
     gpus: tuple[Gpu, ...] = ()
     on_bus: tuple[str, ...] | None = None
     device_files: int | None = None
+
+    @property
+    def numbered(self) -> tuple[tuple[int, Gpu], ...]:
+        """All GPUs with their numbers, as nvidia-smi counts."""
+        return tuple((at if gpu.index is None else gpu.index, gpu) for at, gpu in enumerate(self.gpus))
+
+    @property
+    def visible(self) -> tuple[tuple[int, Gpu], ...]:
+        """Those that CUDA shows to this process."""
+        return tuple((index, gpu) for index, gpu in self.numbered if gpu.visible)
+
+    @property
+    def names(self) -> str:
+        """The NVIDIA GPUs by name and number, such as ``2 x NVIDIA A100``; empty where there are none."""
+        names = [gpu.name for gpu in self.gpus] or ["NVIDIA GPU"] * (self.on_bus or ()).count("NVIDIA")
+        return count_names(names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.doctor.facts import Facts
 from steadytrain.format import count, percent, size
+from steadytrain.machine.gpus import WHEELS, architecture, covers, why_unseen
 
 Severity = Literal["bad", "warn", "note"]
 SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "note")
@@ -35,12 +34,8 @@ class Finding:
     remedy: str
 
 
-# The oldest driver for each major version of CUDA, on Linux: NVIDIA's "CUDA Compatibility", minor version
-# compatibility, and the release notes of the toolkits.
-OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580"}
 _SLOW = {"hardware slowdown", "heat", "heat (hardware)", "power brake"}
 _ON_CPU = "Training runs on the CPU, many times slower and without an error message."
-_WHEELS = "see pytorch.org/get-started"
 
 
 def torch_loads(facts: Facts) -> Iterator[Finding]:
@@ -48,18 +43,18 @@ def torch_loads(facts: Facts) -> Iterator[Finding]:
     torch = facts.torch
     nothing = "Training, evaluation and prediction do not work."
     if torch.state == "missing":
-        remedy = f"pip install torch torchvision in {facts.system.venv or 'this Python'} ({_WHEELS})"
+        remedy = f"pip install torch torchvision in {facts.system.venv or 'this Python'} ({WHEELS})"
         yield Finding("torch-missing", "bad", "torch is not installed", nothing, remedy)
     elif torch.state in ("broken", "crashed"):
         verb = "cannot be imported" if torch.state == "broken" else "crashes when it is loaded and tested"
-        remedy = f"reinstall torch and torchvision, both from the same source ({_WHEELS})"
+        remedy = f"reinstall torch and torchvision, both from the same source ({WHEELS})"
         yield Finding("torch-broken", "bad", f"torch {verb}: {torch.error}", nothing, remedy)
     elif torch.state == "hangs":
         remedy = "try again; if it hangs again, check the GPUs (nvidia-smi) and the disk that torch is installed on"
         yield Finding("torch-hangs", "bad", f"torch hangs when it is loaded and tested: {torch.error}", nothing, remedy)
     elif torch.torchvision_error:
         what = f"torchvision cannot be imported with torch {torch.version}: {torch.torchvision_error}"
-        remedy = f"install the torchvision release for torch {torch.version}, from the same source ({_WHEELS})"
+        remedy = f"install the torchvision release for torch {torch.version}, from the same source ({WHEELS})"
         yield Finding("torchvision-broken", "bad", what, "timm models cannot be built.", remedy)
 
 
@@ -68,58 +63,36 @@ def gpu_unused(facts: Facts) -> Iterator[Finding]:
     torch, machine = facts.torch, facts.accelerators
     if torch.state != "works" or torch.sees_gpu or not has_nvidia(facts):
         return
-    names = [gpu.name for gpu in machine.gpus] or ["NVIDIA GPU"] * (machine.on_bus or ()).count("NVIDIA")
-    counted = [name if num == 1 else f"{num} x {name}" for name, num in Counter(names).items()]
-    gpus = ", ".join(counted) or "the NVIDIA GPU"
-    unused = f"{gpus} will not be used"
-    hidden = facts.variables.get("CUDA_VISIBLE_DEVICES")
-    oldest = OLDEST_DRIVER.get(int(torch.cuda.partition(".")[0])) if torch.cuda else None
-    # The newest major version of CUDA that the driver can do.
-    supported = [
-        m for m, least in OLDEST_DRIVER.items() if machine.driver and _version(machine.driver) >= _version(least)
-    ]
-    fitting = f"install a build of torch for CUDA {max(supported)} ({_WHEELS})" if supported else ""
     # A container that was given no GPU may well be meant to have none.
-    is_kept_out = facts.system.container not in (None, "none", "wsl") and machine.device_files == 0
-    if torch.cuda is None:
-        what = f"{unused}: torch {torch.version} is built {'for ROCm' if torch.rocm else 'for the CPU only'}"
-        remedy = fitting or f"install a build of torch for CUDA ({_WHEELS})"
-        yield Finding("torch-without-cuda", "warn" if is_kept_out else "bad", what, _ON_CPU, remedy)
-    elif hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
-        what = f"{unused}: CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
-        yield Finding("gpu-hidden", "warn", what, _ON_CPU, "unset CUDA_VISIBLE_DEVICES")
-    elif "mismatch" in (machine.driver_error or "").lower():
-        what = f"{unused}: the driver's kernel module and its library have different versions"
-        yield Finding("driver-mismatch", "bad", what, _ON_CPU, "restart the machine: the driver was updated")
-    elif is_kept_out:
-        what = f"{gpus} of the host is not available in this {facts.system.container} container"
-        remedy = (
-            "start it with its GPUs (docker run --gpus all, with NVIDIA's container toolkit), if it should use them"
-        )
-        yield Finding("gpu-not-in-container", "warn", what, _ON_CPU, remedy)
-    elif machine.driver is None:
-        reason = f" ({machine.driver_error})" if machine.driver_error else ""
-        what = f"{unused}: no NVIDIA driver is loaded{reason}"
-        yield Finding("driver-missing", "bad", what, _ON_CPU, f"install NVIDIA's driver, {oldest or 'any'} or newer")
-    elif oldest and _version(machine.driver) < _version(oldest):
-        what = f"{unused}: driver {machine.driver} is too old for torch's CUDA {torch.cuda}"
-        remedy = f"update the driver to {oldest} or newer{fitting and f', or {fitting}'}"
-        yield Finding("driver-too-old", "bad", what, _ON_CPU, remedy)
-    else:
-        what = f"{unused}: torch {torch.version} says: {torch.gpu_error or 'no GPU'}"
-        remedy = "run nvidia-smi: if it also fails, repair the driver; otherwise restart the machine"
-        yield Finding("gpu-not-seen", "bad", what, _ON_CPU, remedy)
+    container = facts.system.container
+    is_kept_out = container not in (None, "none", "wsl") and machine.device_files == 0
+    gpus = machine.names or "the NVIDIA GPU"
+    why = why_unseen(
+        gpus,
+        torch=torch.version,
+        cuda=torch.cuda,
+        rocm=torch.rocm,
+        driver=machine.driver,
+        driver_error=machine.driver_error,
+        torch_error=torch.gpu_error,
+        container=container if is_kept_out else None,
+        asked=facts.variables.get("CUDA_VISIBLE_DEVICES"),
+        num_visible=len(machine.visible) if machine.gpus else None,
+    )
+    is_meant = why.kind in ("gpu-hidden", "gpu-not-in-container") or (why.kind == "torch-without-cuda" and is_kept_out)
+    what = why.what if why.kind == "gpu-not-in-container" else f"{gpus} will not be used: {why.what}"
+    yield Finding(why.kind, "warn" if is_meant else "bad", what, _ON_CPU, why.remedy)
 
 
 def gpu_fails(facts: Facts) -> Iterator[Finding]:
     """torch sees a GPU but has no code for it, or cannot compute on it."""
     torch = facts.torch
     for index, gpu in enumerate(torch.devices):
-        name = f"GPU {index} ({gpu.name})"
+        name = f"cuda:{index} ({gpu.name})"
         if torch.cuda and torch.built_for and not covers(torch.built_for, gpu.capability):
-            what = f"torch {torch.version} has no code for {name}, whose architecture is {_sm(gpu.capability)}"
+            what = f"torch {torch.version} has no code for {name}, whose architecture is {architecture(gpu.capability)}"
             why = f"It is built for {', '.join(torch.built_for)}: the first operation on this GPU fails."
-            remedy = f"install a build of torch that has {_sm(gpu.capability)} ({_WHEELS})"
+            remedy = f"install a build of torch that has {architecture(gpu.capability)} ({WHEELS})"
             yield Finding(f"gpu-architecture.{index}", "bad", what, why, remedy)
         elif gpu.failure:
             what = f"{name} cannot add two numbers: {gpu.failure}"
@@ -129,7 +102,7 @@ def gpu_fails(facts: Facts) -> Iterator[Finding]:
 
 def gpu_taken(facts: Facts) -> Iterator[Finding]:
     """Somebody else computes on a GPU, or holds its memory."""
-    for index, gpu in enumerate(facts.accelerators.gpus):
+    for index, gpu in facts.accelerators.visible:
         share = gpu.memory_used_bytes / gpu.memory_bytes if gpu.memory_bytes and gpu.memory_used_bytes else 0.0
         busy = gpu.busy_share or 0.0
         if busy < 0.1 and share < 0.1 and not gpu.processes:
@@ -146,7 +119,7 @@ def gpu_taken(facts: Facts) -> Iterator[Finding]:
 
 def gpu_slowed(facts: Facts) -> Iterator[Finding]:
     """A GPU's clock, power or link is held below what it is made for."""
-    for index, gpu in enumerate(facts.accelerators.gpus):
+    for index, gpu in facts.accelerators.visible:
         name = f"GPU {index} ({gpu.name})"
         reasons = sorted(_SLOW & set(gpu.throttled_by or ()))
         if reasons:
@@ -160,9 +133,12 @@ def gpu_slowed(facts: Facts) -> Iterator[Finding]:
                 "It runs at a lower clock, so everything on it is slower.",
                 remedy,
             )
-        if gpu.power_limit_watts and gpu.power_default_watts and gpu.power_limit_watts < 0.98 * gpu.power_default_watts:
-            what = f"{name} is limited to {gpu.power_limit_watts:.0f} of its default {gpu.power_default_watts:.0f} W"
-            remedy = f"nvidia-smi -i {index} -pl {gpu.power_default_watts:.0f}, unless it was set on purpose"
+        usual, limit = gpu.power_default_watts, gpu.power_limit_watts
+        if limit and usual and limit < 0.98 * usual:
+            what = f"{name} is limited to {limit:.0f} of its default {usual:.0f} W"
+            most = min(usual, gpu.power_most_watts or usual)
+            remedy = f"nvidia-smi -i {index} -pl {most:.0f}, unless it was set on purpose"
+            remedy = remedy if most > limit else "ask who runs this machine: no higher limit may be set on it"
             yield Finding(f"gpu-power.{index}", "warn", what, "Its clock is lower under load.", remedy)
         if "set clocks" in (gpu.throttled_by or ()) and gpu.mhz and gpu.mhz_max and gpu.mhz < 0.95 * gpu.mhz_max:
             what = f"{name} has its clock set to {gpu.mhz} of {gpu.mhz_max} MHz"
@@ -171,12 +147,13 @@ def gpu_slowed(facts: Facts) -> Iterator[Finding]:
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             what = f"{name} is connected by {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
             why = "Batches take longer to reach it; that matters for small models with many images per second."
-            yield Finding(f"gpu-link.{index}", "note", what, why, "move it to a slot with all lanes, if there is one")
+            remedy = "move it to a slot with all lanes, if there is one"
+            yield Finding(f"gpu-link.{index}", "note", what, why, remedy)
 
 
 def gpu_state(facts: Facts) -> Iterator[Finding]:
     """Memory errors, partitions, a driver that sleeps between processes."""
-    for index, gpu in enumerate(facts.accelerators.gpus):
+    for index, gpu in facts.accelerators.visible:
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
             what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
@@ -192,11 +169,24 @@ def gpu_state(facts: Facts) -> Iterator[Finding]:
             why = "A process gets one part, with its share of the multiprocessors and memory."
             remedy = f"nvidia-smi -i {index} -mig 0, to use the whole GPU"
             yield Finding(f"gpu-parts.{index}", "note", f"{name} is partitioned (MIG)", why, remedy)
+        if gpu.exclusive:
+            why = "One process at a time may use it: a second run on it, or an evaluation beside training, fails."
+            remedy = f"nvidia-smi -i {index} -c DEFAULT, as root, if several should"
+            yield Finding(f"gpu-exclusive.{index}", "note", f"{name} is in exclusive-process mode", why, remedy)
         if gpu.persistence is False and sys.platform == "linux":
             why = "The driver is loaded again for each process, which takes some seconds."
             yield Finding(
                 f"gpu-persistence.{index}", "note", f"{name} has persistence mode off", why, "nvidia-smi -pm 1"
             )
+
+
+def gpu_order(facts: Facts) -> Iterator[Finding]:
+    """Unlike GPUs, which CUDA numbers in another order than nvidia-smi."""
+    machine, order = facts.accelerators, facts.variables.get("CUDA_DEVICE_ORDER")
+    if facts.torch.sees_gpu and order != "PCI_BUS_ID" and len({gpu.name for gpu in machine.gpus}) > 1:
+        what = f"{machine.names}: CUDA numbers unlike GPUs by speed, nvidia-smi by their places on the bus"
+        why = "--device cuda:0 may be another than GPU 0 here, and so may a number in CUDA_VISIBLE_DEVICES."
+        yield Finding("gpu-order", "note", what, why, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose them by UUID")
 
 
 def other_gpus(facts: Facts) -> Iterator[Finding]:
@@ -205,7 +195,7 @@ def other_gpus(facts: Facts) -> Iterator[Finding]:
     if torch.state != "works" or torch.sees_gpu:
         return
     if "AMD" in bus and not has_nvidia(facts) and torch.rocm is None:
-        remedy = f"if ROCm supports the GPU, install a build of torch for ROCm ({_WHEELS})"
+        remedy = f"if ROCm supports the GPU, install a build of torch for ROCm ({WHEELS})"
         what = f"an AMD GPU will not be used: torch {torch.version} is not a build for ROCm"
         yield Finding("torch-without-rocm", "note", what, "Training runs on the CPU.", remedy)
     if torch.mps:
@@ -219,35 +209,6 @@ def has_nvidia(facts: Facts) -> bool:
     """Whether there is an NVIDIA GPU, by its driver or on the bus."""
     machine = facts.accelerators
     return bool(machine.gpus) or "NVIDIA" in (machine.on_bus or ()) or bool(machine.device_files)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def _sm(capability: str) -> str:
-    return "sm_" + capability.replace(".", "")
-
-
-def covers(built_for: tuple[str, ...], capability: str) -> bool:
-    """Whether a build has code for a GPU: for its generation up to its step, or portable code that can be translated.
-
-    By NVIDIA's rules of binary and PTX compatibility; code for ``sm_90a`` and its like runs on that one only.
-
-    Args:
-        built_for: such as ``sm_75`` and ``compute_90``.
-        capability: the GPU's, such as ``8.6``.
-
-    >>> covers(("sm_75", "sm_80"), "8.6"), covers(("sm_75", "sm_80"), "9.0"), covers(("compute_80",), "9.0")
-    (True, False, True)
-    """
-    major, _, minor = capability.partition(".")
-    device = (int(major), int(minor or 0))
-    for kind, generation, step, only in re.findall(r"(sm|compute)_(\d+)(\d)([af]?)", " ".join(built_for)):
-        code = (int(generation), int(step))
-        if device == code or (not only and code <= device and (kind == "compute" or code[0] == device[0])):
-            return True
-    return False
 
 
 GB = 1e9
@@ -604,6 +565,7 @@ RULES: tuple[Rule, ...] = (
     gpu_taken,
     gpu_slowed,
     gpu_state,
+    gpu_order,
     other_gpus,
     pinned,
     image_decoders,

@@ -145,8 +145,10 @@ def _gpus(facts: Facts) -> Iterator[Row]:
     bus = ", ".join(of.on_bus or ())
     yield "found", f"on the bus only: {bus}" if none and bus else none
     yield "driver", f"{of.driver} (reported by {of.driver_by})" if of.driver else None
-    for index, gpu in enumerate(of.gpus):
-        yield f"GPU {index}", _joined(gpu.name, gpu.capability and f"compute capability {gpu.capability}")
+    for index, gpu in of.numbered:
+        hidden = None if gpu.visible else "hidden by CUDA_VISIBLE_DEVICES"
+        capability = gpu.capability and f"compute capability {gpu.capability}"
+        yield f"GPU {index}", _joined(gpu.name, capability, hidden)
         busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
         yield "", _joined(_of(gpu.memory_used_bytes, gpu.memory_bytes, "used"), busy)
         for process in gpu.processes or ():

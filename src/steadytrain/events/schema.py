@@ -433,9 +433,9 @@ class DeviceStats(Event):
     """Activity of one GPU in the ``seconds`` before; None where its driver does not tell (``missing`` names it).
 
     ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
-    multiprocessors and of the tensor cores. ``throttled``: why the clock is held down, if it is; ``processes``: other
-    processes that compute on it; ``other_processes``: three of them at most, those that hold most of its memory first:
-    ``pid``, ``name``, ``user`` and ``memory_bytes`` of each.
+    multiprocessors and of the tensor cores. ``power_most_watts``: the highest limit that may be set. ``throttled``: why
+    the clock is held down, if it is; ``processes``: other processes that compute on it; ``other_processes``: three of
+    them at most, those that hold most of its memory first: ``pid``, ``name``, ``user`` and ``memory_bytes`` of each.
     """
 
     seconds: float
@@ -448,6 +448,7 @@ class DeviceStats(Event):
     memory_total_bytes: int | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
+    power_most_watts: float | None = None
     energy_joules: float | None = None
     clock_hertz: float | None = None
     clock_limit_hertz: float | None = None

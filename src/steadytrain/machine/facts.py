@@ -22,7 +22,8 @@ import psutil
 from steadytrain.machine.cgroups import cores as cores
 from steadytrain.machine.cgroups import memory_limit
 from steadytrain.machine.cgroups import quota as quota
-from steadytrain.machine.nvml import NoNvml, open_gpus
+from steadytrain.machine.gpus import visible_gpus
+from steadytrain.machine.nvml import NoNvml, open_gpus, read_kernel_module
 from steadytrain.machine.procfs import ROOT, parse_table, read
 
 # Best last. The names are those of the kernel's list of a processor's features.
@@ -39,10 +40,10 @@ _INSTRUCTION_SETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One GPU: its name, its memory, its driver's version."""
+    """One GPU: its name, its driver's version, its memory where NVML tells it."""
 
     name: str
-    memory_bytes: int
+    memory_bytes: int | None
     driver: str
 
 
@@ -98,12 +99,19 @@ def cpuinfo(root: Path = ROOT) -> dict[str, str]:
     return parse_table((read(root / "proc/cpuinfo") or "").split("\n\n")[0])
 
 
-def accelerators() -> tuple[Accelerator, ...]:
-    """List the NVIDIA GPUs of this machine, if its driver and ``nvidia-ml-py`` are there; else nothing."""
-    with suppress(NoNvml), open_gpus() as (driver, gpus):
-        memories = [(gpu.name(), gpu.memory()) for gpu in gpus]
-        return tuple(Accelerator(name=name, memory_bytes=int(m.total), driver=driver) for name, m in memories if m)
-    return ()
+def accelerators(variables: Mapping[str, str] = os.environ, root: Path = ROOT) -> tuple[Accelerator, ...]:
+    """List the NVIDIA GPUs that CUDA shows to this process, in its order; nothing without a driver.
+
+    Args:
+        variables: its environment.
+        root: where ``proc`` lies, in which the driver lists its GPUs where NVML cannot be used.
+    """
+    with suppress(NoNvml), open_gpus() as (driver, readers):
+        memories = [(gpu.name(), gpu.memory()) for gpu in visible_gpus(readers, variables)]
+        return tuple(Accelerator(name=name, memory_bytes=m and int(m.total), driver=driver) for name, m in memories)
+    version, gpus = read_kernel_module(root)
+    shown = visible_gpus(gpus, variables)
+    return tuple(Accelerator(name=gpu.name, memory_bytes=None, driver=version or "") for gpu in shown)
 
 
 def facts() -> dict[str, Any]:

@@ -7,16 +7,20 @@ raises ``NVMLError`` there and is None here; units and codes are those of its re
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Set
+import re
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 from steadytrain.events import DeviceStats
+from steadytrain.machine.gpus import other_processes, visible_gpus
 from steadytrain.machine.process_tree import owner
+from steadytrain.machine.procfs import ROOT, parse_table, read
 
 _MOST_NAMED = 3  # other processes that a sample names
 # Bits of nvmlDeviceGetCurrentClocksEventReasons.
@@ -48,9 +52,16 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """An NVIDIA GPU as its driver tells of it. ``throttled_by`` are the reasons what limits its clock."""
+    """An NVIDIA GPU as its driver tells of it. ``throttled_by`` are the reasons what limits its clock.
+
+    ``index``: nvidia-smi's; ``visible``: whether CUDA shows it, or a slice of it, to this process; ``exclusive``:
+    whether a single process may use it; ``power_most_watts``: the highest limit that may be set.
+    """
 
     name: str
+    index: int | None = None
+    uuid: str | None = None
+    visible: bool = True
     capability: str | None = None
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
@@ -63,16 +74,37 @@ class Gpu:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     power_default_watts: float | None = None
+    power_most_watts: float | None = None
     temperature: int | None = None
     throttled_by: tuple[str, ...] | None = None
     ecc: bool | None = None
     ecc_errors: int | None = None
     mig: bool | None = None
+    exclusive: bool | None = None
     persistence: bool | None = None
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What CUDA_VISIBLE_DEVICES may call it."""
+        return (self.uuid,) if self.uuid else ()
+
+    @property
+    def slices(self) -> None:
+        """Its parts are not known here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """NVIDIA's driver and its GPUs; ``told_by``: ``nvml`` or ``proc``; ``error``: why NVML did not answer."""
+
+    version: str | None = None
+    told_by: str | None = None
+    error: str | None = None
+    gpus: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +127,20 @@ class GpuLoad:
 
 
 class GpuReader:
-    """Asks one GPU; ``read("Name")`` is ``nvmlDeviceGetName`` of it, or None."""
+    """Asks one GPU, or one slice (MIG) of it; ``read("Name")`` is ``nvmlDeviceGetName`` of it, or None.
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
+    Args:
+        nvml: the module ``pynvml``.
+        handle: the library's.
+        index: as nvidia-smi counts.
+        whole: the GPU that this is a slice of; None: it is none.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, index: int = 0, whole: GpuReader | None = None) -> None:
         self.nvml = nvml
         self.handle = handle
+        self.index = index
+        self.whole = whole
         self._sampled_until = 0
         self._utilisation: float | None = None
 
@@ -108,8 +149,27 @@ class GpuReader:
         function = getattr(self.nvml, f"nvmlDeviceGet{name}", None)
         try:
             return None if function is None else function(self.handle, *arguments)
-        except (self.nvml.NVMLError, UnicodeDecodeError):  # pynvml decodes names as UTF-8, which they need not be
+        except _errors(self.nvml):
             return None
+        except UnicodeDecodeError:  # pynvml decodes names as UTF-8, which they need not be
+            return None
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Its UUID, and of a slice also the older name: GPU, instance, part."""
+        uuid = self.read("UUID") or ""
+        if self.whole is None:
+            return (uuid,)
+        place = [self.read(f"{kind}InstanceId") for kind in ("Gpu", "Compute")]
+        return (uuid, f"MIG-{self.whole.names[0]}/{place[0]}/{place[1]}")
+
+    @cached_property
+    def slices(self) -> tuple[GpuReader, ...] | None:
+        """Its parts (MIG); None where it is not partitioned."""
+        if self.whole is not None or (self.read("MigMode") or (0,))[0] != 1:
+            return None
+        handles = (self.read("MigDeviceHandleByIndex", part) for part in range(self.read("MaxMigDeviceCount") or 0))
+        return tuple(GpuReader(self.nvml, handle, self.index, self) for handle in handles if handle is not None)
 
     def read_watts(self, name: str) -> float | None:
         """Return a power, which the library tells in milliwatts."""
@@ -129,6 +189,7 @@ class GpuReader:
     def processes(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes that compute on it, by the machine's numbers, without their names."""
         running = self.read("ComputeRunningProcesses")
+        running = self.read("ComputeRunningProcesses_v2") if running is None else running  # of older drivers
         if running is None:
             return None
         return tuple(GpuProcess(pid=int(process.pid), memory_bytes=process.usedGpuMemory) for process in running)
@@ -139,8 +200,13 @@ class GpuReader:
             return self.nvml.nvmlSystemGetProcessName(pid) or None
         except UnicodeDecodeError as error:  # pynvml decodes it as UTF-8, which it need not be
             return bytes(error.object).decode(errors="replace")
-        except self.nvml.NVMLError:
+        except _errors(self.nvml):
             return None
+
+    def power_most_watts(self) -> float | None:
+        """Return the highest power limit that may be set."""
+        limits = self.read("PowerManagementLimitConstraints")
+        return None if limits is None else limits[1] / 1000
 
     def utilisation(self) -> float | None:
         """Return the mean of the driver's samples since the last call (at first the newest one alone).
@@ -177,6 +243,11 @@ class GpuReader:
         }
 
 
+def _errors(nvml: Any) -> tuple[type[Exception], ...]:
+    """Return the errors of the module: that of a driver without a function's newest version is of another kind."""
+    return (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
+
+
 def load_nvml(nvml: Any = None) -> tuple[Any, list[GpuReader]]:
     """Start the library: its module, and a reader for each GPU. Call ``nvmlShutdown`` in the end.
 
@@ -194,12 +265,15 @@ def load_nvml(nvml: Any = None) -> tuple[Any, list[GpuReader]]:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
         raise NoNvml(str(error)) from error
+    gpus = []
     try:
-        count = nvml.nvmlDeviceGetCount()
-        return nvml, [GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):  # lost, or not this user's: others may be well
+                gpus.append(GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index))
     except nvml.NVMLError as error:
         nvml.nvmlShutdown()
         raise NoNvml(str(error)) from error
+    return nvml, gpus
 
 
 @contextmanager
@@ -214,15 +288,48 @@ def open_gpus(nvml: Any = None) -> Iterator[tuple[str, list[GpuReader]]]:
         nvml.nvmlShutdown()
 
 
-def gpu_facts(gpu: GpuReader) -> Gpu:
-    """Return all that is known of a GPU."""
+def read_kernel_module(root: Path = ROOT) -> tuple[str | None, tuple[Gpu, ...]]:
+    """Return the driver's version, and the GPUs by name, as its kernel module tells them without NVML."""
+    module = root / "proc/driver/nvidia"
+    version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", read(module / "version") or "")
+    told = [parse_table(read(file)) for file in sorted(module.glob("gpus/*/information"))]
+    gpus = [Gpu(name=of["Model"], uuid=of.get("GPU UUID")) for of in told if "Model" in of]
+    return version and version[1], tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus))
+
+
+def read_driver(root: Path = ROOT, nvml: Any = None, variables: Mapping[str, str] = os.environ) -> Driver:
+    """Return the driver and all that is known of its GPUs, from NVML, else from its kernel module.
+
+    Args:
+        root: where ``proc`` lies.
+        nvml: the module ``pynvml``; None: the installed one, if there is one.
+        variables: the environment, in which CUDA_VISIBLE_DEVICES may stand.
+    """
+    try:
+        with open_gpus(nvml) as (version, readers):
+            shown = {device.index for device in visible_gpus(readers, variables)}
+            gpus = tuple(gpu_facts(gpu, visible=gpu.index in shown) for gpu in readers)
+            return Driver(version=version, told_by="nvml", gpus=gpus)
+    except NoNvml as error:
+        kernel, gpus = read_kernel_module(root)
+        known = visible_gpus(gpus, variables)
+        gpus = tuple(replace(gpu, visible=gpu in known) for gpu in gpus)
+        reason = None if isinstance(error.__cause__, ImportError) else str(error)
+        return Driver(version=kernel, told_by=kernel and "proc", error=reason, gpus=gpus)
+
+
+def gpu_facts(gpu: GpuReader, *, visible: bool = True) -> Gpu:
+    """Return all that is known of a GPU; ``visible``: whether CUDA shows it to this process."""
     nvml, read = gpu.nvml, gpu.read
     capability, memory, busy = read("CudaComputeCapability"), gpu.memory(), read("UtilizationRates")
     ecc, mig, persistence = (read(name) for name in ("EccMode", "MigMode", "PersistenceMode"))
-    running = gpu.processes()
+    running, mode = gpu.processes(), read("ComputeMode")
 
     return Gpu(
         name=gpu.name(),
+        index=gpu.index,
+        uuid=gpu.names[0] or None,
+        visible=visible,
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         memory_bytes=None if memory is None else int(memory.total),
         memory_used_bytes=None if memory is None else int(memory.used),
@@ -237,11 +344,13 @@ def gpu_facts(gpu: GpuReader) -> Gpu:
         power_watts=gpu.read_watts("PowerUsage"),
         power_limit_watts=gpu.read_watts("EnforcedPowerLimit"),
         power_default_watts=gpu.read_watts("PowerManagementDefaultLimit"),
+        power_most_watts=gpu.power_most_watts(),
         temperature=read("Temperature", nvml.NVML_TEMPERATURE_GPU),
         throttled_by=gpu.throttle_reasons(),
         ecc=None if ecc is None else bool(ecc[0]),
         ecc_errors=read("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
         mig=None if mig is None else bool(mig[0]),
+        exclusive=None if mode is None else mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
         persistence=None if persistence is None else bool(persistence),
         pcie_generation=read("CurrPcieLinkGeneration"),
         pcie_generation_max=read("MaxPcieLinkGeneration"),
@@ -251,36 +360,40 @@ def gpu_facts(gpu: GpuReader) -> Gpu:
 
 
 class GpuSampler:
-    """Samples the GPUs that CUDA shows to this process.
+    """Samples the GPUs on which a run computes.
 
     Power is the energy counter's difference, utilisation the mean of the driver's own samples, and the share of the
     multiprocessors and tensor cores that worked comes from GPM (Hopper and later): all of the whole interval. Memory,
-    clock, temperature and the reasons for a lower clock are those of the moment.
+    clock, temperature and the reasons for a lower clock are those of the moment. Of a slice (MIG) the clock is the
+    whole GPU's, and what the whole GPU draws is not told.
 
     Args:
+        uuids: of the GPUs, or of their slices, with or without ``GPU-`` and ``MIG-``.
         nvml: the module ``pynvml``; None: the installed one.
-        visible: as in ``CUDA_VISIBLE_DEVICES``; None: all.
-        uuids: of the GPUs to sample among these, with or without ``GPU-``; empty, or where none is there (parts of a
-            GPU have ids of their own): all of them.
+        variables: the process's environment: what CUDA shows counts where the driver knows none of the UUIDs.
+        root: where ``proc`` lies.
 
     Raises:
-        NoNvml: as :func:`load_nvml`.
+        NoNvml: as :func:`load_nvml`; or which GPUs they are cannot be told.
     """
 
-    def __init__(self, nvml: Any = None, visible: str | None = None, *, uuids: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        uuids: Collection[str],
+        nvml: Any = None,
+        *,
+        variables: Mapping[str, str] = os.environ,
+        root: Path = ROOT,
+    ) -> None:
         self._nvml, gpus = load_nvml(nvml)
-        names = [gpu.read("UUID") or "" for gpu in gpus]
-        visible_gpus, wanted = _visible_gpus(visible, names), {uuid.removeprefix("GPU-") for uuid in uuids}
-        chosen = [index for index in visible_gpus if names[index].removeprefix("GPU-") in wanted] or visible_gpus
-        self._gpus = [_SampledGpu(index, gpus[index]) for index in chosen]
-
-    @classmethod
-    def find(cls, uuids: Collection[str] = ()) -> Self | None:
-        """Sample those of this machine; None where there are none, or no library or driver."""
-        try:
-            return cls(visible=os.environ.get("CUDA_VISIBLE_DEVICES"), uuids=uuids)
-        except NoNvml:
-            return None
+        wanted = {_bare(uuid) for uuid in uuids}
+        chosen = [device for gpu in gpus for device in (gpu, *(gpu.slices or ())) if _bare(device.names[0]) in wanted]
+        if not chosen and len(visible := visible_gpus(gpus, variables)) == len(wanted):
+            chosen = visible
+        self._gpus = [_SampledGpu(gpu, root) for gpu in chosen]
+        if not chosen:
+            self.close()
+            raise NoNvml(f"it does not know {', '.join(sorted(uuids))}")
 
     def read(self, pids: Set[int]) -> tuple[DeviceStats, ...]:
         """Return what each has done since it was last asked.
@@ -298,27 +411,31 @@ class GpuSampler:
             self._nvml.nvmlShutdown()
 
 
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
 class _SampledGpu:
     """One GPU, and how its counters stood when it was last asked.
 
     GPM takes samples of all its counters into memory that the library allocates, and computes from two of them.
     """
 
-    def __init__(self, index: int, gpu: GpuReader) -> None:
-        self._index, self._gpu, self._name = index, gpu, gpu.name()
+    def __init__(self, gpu: GpuReader, root: Path) -> None:
+        self._gpu, self._name, self._root = gpu, gpu.name(), root
         self._at = perf_counter()
         self._energy = gpu.read("TotalEnergyConsumption")
         gpu.utilisation()  # the driver's samples go back to before us
         self._gpm_samples: list[Any] = []
         self._has_gpm_sample = False
         nvml = gpu.nvml
-        with suppress(nvml.NVMLError, AttributeError):  # older releases of the library have no GPM at all
+        with suppress(*_errors(nvml), AttributeError):  # older releases of the library have no GPM at all
             if nvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice:
                 self._gpm_samples = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
         self._active_shares()
 
     def read(self, pids: Set[int]) -> DeviceStats:
-        gpu, nvml = self._gpu, self._gpu.nvml
+        gpu, nvml, whole = self._gpu, self._gpu.nvml, self._gpu.whole or self._gpu
         at = perf_counter()
         seconds = max(at - self._at, 1e-9)
         self._at = at
@@ -326,8 +443,8 @@ class _SampledGpu:
         joules: float | None = None  # by a counter in millijoules, which begins anew with the driver
         if energy is not None and self._energy is not None and self._energy >= energy:
             joules = float(self._energy - energy) / 1000
-        usage, reasons = gpu.usage(), gpu.throttle_reasons()
-        clocks = [gpu.read(name, nvml.NVML_CLOCK_SM) for name in ("ClockInfo", "MaxClockInfo")]
+        usage, reasons = gpu.usage(), whole.throttle_reasons()
+        clocks = [whole.read(name, nvml.NVML_CLOCK_SM) for name in ("ClockInfo", "MaxClockInfo")]
         clock, clock_limit = (None if megahertz is None else megahertz * 1e6 for megahertz in clocks)
         sm_active, tensor_active = self._active_shares()
         values = {
@@ -335,18 +452,20 @@ class _SampledGpu:
             "sm_active": sm_active,
             "tensor_active": tensor_active,
             "power_watts": usage["power_watts"] if joules is None else round(joules / seconds, 3),
+            "power_most_watts": gpu.power_most_watts(),
             "energy_joules": joules,
             "clock_hertz": clock,
             "clock_limit_hertz": clock_limit,
-            "temperature": gpu.read("Temperature", nvml.NVML_TEMPERATURE_GPU),
+            "temperature": whole.read("Temperature", nvml.NVML_TEMPERATURE_GPU),
         }
-        others = _other_processes(gpu.processes(), pids)
+        running = {process.pid: process for process in gpu.processes() or ()}
+        others = other_processes(running.keys(), pids, root=self._root)
         values["processes"] = None if others is None else len(others)
-        largest = sorted(others or (), key=lambda process: -(process.memory_bytes or 0))[:_MOST_NAMED]
+        largest = sorted(map(running.__getitem__, others or ()), key=lambda process: -(process.memory_bytes or 0))
         unknown = {name for name, value in [*values.items(), ("throttled", reasons)] if value is None}
         return DeviceStats(
             seconds=round(seconds, 6),
-            index=self._index,
+            index=gpu.index,
             name=self._name,
             throttled=tuple(word for word in reasons or () if word != "idle"),
             other_processes=tuple(
@@ -356,7 +475,7 @@ class _SampledGpu:
                     "user": owner(process.pid),
                     "memory_bytes": process.memory_bytes,
                 }
-                for process in largest
+                for process in largest[:_MOST_NAMED]
             ),
             missing=tuple(field.name for field in fields(DeviceStats) if field.name in unknown),
             **values,
@@ -395,51 +514,16 @@ class _SampledGpu:
         return sm, tensor
 
 
-def _other_processes(running: tuple[GpuProcess, ...] | None, pids: Set[int]) -> list[GpuProcess] | None:
-    """Return the processes that are not ours.
-
-    In a container the driver may tell the numbers that they have outside: where none is ours but some are told, ours
-    may be among them, and nothing is known.
-    """
-    if running is None:
-        return None
-    others = [process for process in running if process.pid not in pids]
-    if others and len(others) == len(running):
-        with suppress(OSError):  # the first namespace of the kernel has a fixed number (linux/proc_ns.h)
-            if Path("/proc/self/ns/pid").readlink().name != "pid:[4026531836]":
-                return None
-    return others
-
-
-def _visible_gpus(visible: str | None, uuids: list[str]) -> list[int]:
-    """Indices of the GPUs named by number, or by (the beginning of) an id; CUDA stops at the first it does not know.
-
-    >>> _visible_gpus(None, ["GPU-a1", "GPU-b2"]), _visible_gpus("GPU-b,0", ["GPU-a1", "GPU-b2"])
-    ([0, 1], [1, 0])
-    """
-    if visible is None:
-        return list(range(len(uuids)))
-    chosen: list[int] = []
-    for word in (word.strip() for word in visible.split(",")):
-        if word.isdigit():
-            matches = [int(word)] if int(word) < len(uuids) else []
-        else:
-            matches = [index for index, uuid in enumerate(uuids) if word and uuid.startswith(word)]
-        if not matches:
-            break
-        chosen.append(matches[0])
-    return chosen
-
-
 class GpuWatcher:
     """Reads all GPUs of this machine beside other processes; ``missing`` says why there are none, if so. Close it.
 
     Args:
         nvml: the module ``pynvml``; None: the installed one.
+        root: where ``proc`` lies.
     """
 
-    def __init__(self, nvml: Any = None) -> None:
-        self.missing = ""
+    def __init__(self, nvml: Any = None, *, root: Path = ROOT) -> None:
+        self.missing, self._root = "", root
         self._nvml: Any = None
         self._gpus: list[GpuReader] = []
         try:
@@ -460,9 +544,9 @@ class GpuWatcher:
             pids: the watched processes.
             open_devices: device files that they hold open, such as ``nvidia0``; None where that is not readable.
         """
-        return tuple(self._load(index, gpu, pids, open_devices) for index, gpu in enumerate(self._gpus))
+        return tuple(self._load(gpu, pids, open_devices) for gpu in self._gpus)
 
-    def _load(self, index: int, gpu: GpuReader, pids: Set[int], open_devices: Collection[str] | None) -> GpuLoad:
+    def _load(self, gpu: GpuReader, pids: Set[int], open_devices: Collection[str] | None) -> GpuLoad:
         """An open device file alone does not say that a process computes there: CUDA opens those of all GPUs.
 
         But the driver's process numbers are the machine's, and in a container ours are others: so where the file is
@@ -475,6 +559,9 @@ class GpuWatcher:
             ours = True
         elif open_devices is not None and minor is not None:
             ours = False if f"nvidia{minor}" not in open_devices else True if users else None
-        is_hidden = users is None or ours is None or (ours and not users & pids)  # ours may stand under another number
-        others = None if is_hidden or users is None else len(users - pids)
-        return GpuLoad(index=index, name=gpu.name(), **gpu.usage(), ours=ours, others=others)
+        others: Set[int] | None = None
+        if users is not None and ours is not None:
+            others = other_processes(users, pids, root=self._root) if ours else users
+        return GpuLoad(
+            index=gpu.index, name=gpu.name(), **gpu.usage(), ours=ours, others=None if others is None else len(others)
+        )

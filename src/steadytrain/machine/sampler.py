@@ -21,7 +21,7 @@ import psutil
 from steadytrain.errors import SteadyError
 from steadytrain.events import EventLog, MachineStats, Noticed
 from steadytrain.machine import cgroups
-from steadytrain.machine.nvml import GpuSampler
+from steadytrain.machine.nvml import GpuSampler, NoNvml
 from steadytrain.machine.process_tree import ProcessStat, ProcessTree, owner
 from steadytrain.machine.procfs import (
     PAGE_BYTES,
@@ -39,6 +39,11 @@ _MOST_NAMED = 3  # other processes that a sample names for their cores, and for 
 _LEAST_NAMED, _LEAST_DISK = 0.05, 1e6  # cores, or bytes a second, that each of them uses at least
 _BUSY_DISK = 0.1  # share of the time: only then it is asked which processes use disks, as that takes a file of each
 _NO_DISKS = ("loop", "ram", "zram")
+_REMEDIES = {
+    "Library Not Found": "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    "mismatch": "restart the machine, as its driver was updated",
+    "not installed": "pip install nvidia-ml-py",
+}
 _FIELDS = frozenset(field.name for field in fields(MachineStats))
 _OPTIONAL = frozenset(name for name in _FIELDS if MachineStats.__dataclass_fields__[name].default is None)
 
@@ -49,9 +54,9 @@ def sampling(
     *,
     ranks: Iterable[int] = (),
     gpus: Collection[str] = (),
-    find_gpus: Callable[[Collection[str]], GpuSampler | None] = GpuSampler.find,
+    open_gpus: Callable[[Collection[str]], GpuSampler] = GpuSampler,
 ) -> Iterator[None]:
-    """Write ``MachineStats``, and ``DeviceStats`` of each GPU, while the body runs, and once more when it ends.
+    """Write ``MachineStats``, and ``DeviceStats`` of the run's GPUs, while the body runs, and once more when it ends.
 
     After ``pause(t)`` seconds each, ``t`` seconds after the start: a day's run has some 3,000 of them. One takes
     about a millisecond of processor time, and 20 us for each other process of the machine, of which it reads at most
@@ -60,12 +65,12 @@ def sampling(
     Args:
         log: where they are written, by a thread of their own.
         ranks: processes that train the same run on this machine.
-        gpus: UUIDs of the GPUs that the run uses on this machine; none: of all GPUs that CUDA shows.
-        find_gpus: opens these GPUs, or returns None.
+        gpus: UUIDs of the GPUs on which the run computes on this machine.
+        open_gpus: opens these GPUs; a :class:`NoNvml` is told in the log.
     """
     ended = threading.Event()
     thread = threading.Thread(
-        target=_sample, args=(log, ended, ranks, lambda: find_gpus(gpus)), name="steady-sample", daemon=True
+        target=_sample, args=(log, ended, ranks, gpus, open_gpus), name="steady-sample", daemon=True
     )
     thread.start()
     try:
@@ -85,10 +90,21 @@ def pause(elapsed_seconds: float) -> float:
 
 
 def _sample(
-    log: EventLog, ended: threading.Event, ranks: Iterable[int], find_gpus: Callable[[], GpuSampler | None]
+    log: EventLog,
+    ended: threading.Event,
+    ranks: Iterable[int],
+    uuids: Collection[str],
+    open_gpus: Callable[[Collection[str]], GpuSampler],
 ) -> None:
     try:
-        gpus = find_gpus()
+        gpus = None
+        try:
+            gpus = open_gpus(uuids) if uuids else None
+        except NoNvml as error:
+            what = "the GPU's use, clock, power, memory and other processes are not measurable"
+            fitting = (remedy for word, remedy in _REMEDIES.items() if word in str(error))
+            remedy = next(fitting, "steady doctor says more")
+            log.append(Noticed(message=f"{what} (NVML: {str(error).rstrip('.')}): {remedy}", step=0))
         machine = LinuxCounters(ranks=ranks) if sys.platform == "linux" else PsutilCounters()
         with closing(gpus) if gpus else nullcontext():
             began = time.perf_counter()

@@ -56,6 +56,7 @@ NAMES = {
     "system_share": "processor time of the kernel",
     "sm_active": "multiprocessors active",
     "tensor_active": "tensor cores active",
+    "power_most_watts": "the highest power limit that may be set",
 }
 """Samples that a system may not have, in words."""
 
@@ -230,8 +231,13 @@ def _not_measurable(evidence: Evidence) -> Iterator[str]:
     if evidence.on_cpu:
         yield "GPU kernels, clock, memory and copies: this run used no GPU"
     elif not evidence.devices:
-        yield "the GPU: its driver reports nothing"
+        yield "the GPU's use, clock, power, memory and other processes: no samples of them (steady doctor)"
     for device in evidence.devices:
-        yield from (f"GPU {device.index}: {called(name)}: its driver does not report it" for name in device.missing)
+        for name in device.missing:
+            if name == "processes":
+                what = "which processes on it are others': the driver does not list this run's, as in a container"
+                yield f"GPU {device.index}: {what}"
+            else:
+                yield f"GPU {device.index}: {called(name)}: its driver does not report it"
     if len(evidence.ranks) < 2:
         yield "communication and late ranks: this run has a single process"

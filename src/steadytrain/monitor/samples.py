@@ -30,7 +30,7 @@ EXTREMES = {"memory_bytes": max, "threads": max, "temperature": max, "processes"
 MAX_NAMED = 3  # other processes that a mean names for each of what it counts
 MAX_PROCESSES = 64  # other processes that a mean remembers
 NEWEST = {"time", "attempt", "rank", "cores", "machine_cores", "index", "name"}
-NEWEST |= {"memory_limit_bytes", "memory_total_bytes", "power_limit_watts", "clock_limit_hertz"}
+NEWEST |= {"memory_limit_bytes", "memory_total_bytes", "power_limit_watts", "power_most_watts", "clock_limit_hertz"}
 
 STAGES = ("read_seconds", "decode_seconds", "augment_seconds", "batch_seconds")
 # The cumulative fields of ``FeedStats`` that are always numbers.
@@ -239,10 +239,12 @@ class Samples:
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
     _feed: FeedStats | None = None
+    _used: set[int] = field(default_factory=set)
 
     def begin_attempt(self) -> None:
-        """Forget what belongs to a single attempt: its feed and its compiled code."""
+        """Forget what belongs to a single attempt: its feed, its compiled code and which GPUs it used."""
         self._feed = None
+        self._used = set()
         self.compiled = None
 
     def take(self, event: Event, phase: int) -> None:
@@ -256,6 +258,7 @@ class Samples:
                 self.machines.setdefault(phase, Mean()).add(event)
             case DeviceStats():
                 self.devices.setdefault(event.index, {}).setdefault(phase, Mean()).add(event)
+                self._used.add(event.index)
             case Evaluated():
                 self.evaluations = (self.evaluations[0] + 1, self.evaluations[1] + max(0.0, event.seconds))
             case Saved():
@@ -282,8 +285,9 @@ class Samples:
         return _first_mean(self.machines, phases)
 
     def gpus(self, *phases: int) -> tuple[DeviceStats, ...]:
-        """Return the same of each GPU."""
-        means = (_first_mean(by_phase, phases) for _, by_phase in sorted(self.devices.items()))
+        """Return the same of each GPU that the newest attempt with samples used."""
+        used = self._used or self.devices.keys()
+        means = (_first_mean(self.devices[index], phases) for index in sorted(used))
         return tuple(mean for mean in means if mean)
 
 

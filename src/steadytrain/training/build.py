@@ -45,12 +45,14 @@ from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Started
 from steadytrain.format import count
 from steadytrain.machine import cgroups, facts, process
+from steadytrain.machine.nvml import read_driver
 from steadytrain.models import Built, Input
 from steadytrain.training.compute import precision
 from steadytrain.training.compute.kernels import mend_kernels
 from steadytrain.training.compute.precision import Policy
 from steadytrain.training.compute.usage import Usage, find_usage, refusal_of_one_image
 from steadytrain.training.data import DataSets
+from steadytrain.training.device import require_usable, what_there_is, why_hidden
 from steadytrain.training.ema import Ema
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock, DeviceClock
@@ -95,16 +97,14 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
         return device
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
-        remedy = f"start {count} ranks a machine" if 0 < count < world.local_size else "mend the driver"
-        raise RecipeError(
-            f"parallel.device is {name!r} but torch {torch.__version__} sees {count} GPUs: use --device cpu,"
-            f" or {remedy}"
-        )
+        raise RecipeError(f"parallel.device is {name!r} but torch {torch.__version__} {what_there_is(count, world)}")
     return torch.device("cuda", device.index or 0)
 
 
 def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs on which the ranks of this machine compute; nothing on CPUs.
+
+    One rank samples them for all: so nothing on any other rank than the machine's first.
 
     Raises:
         InputError: some ranks compute on GPUs and some do not, or several on the same GPU.
@@ -124,6 +124,8 @@ def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
                 " start as many ranks a machine as it has GPUs, and give --device cuda or auto"
             )
     host = group.hosts[group.world.rank]
+    if group.hosts.index(host) != group.world.rank:
+        return ()
     return tuple(gpu for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
 
 
@@ -131,7 +133,8 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
     """Choose the recipe's device, and set the variables that CUDA's libraries read once, before it computes anything.
 
     Raises:
-        RecipeError: as :func:`choose_device`; or the recipe asks for a graph of the GPU's kernels, and it is no GPU.
+        RecipeError: as :func:`choose_device` and :func:`require_usable`; or the recipe asks for a graph of the GPU's
+            kernels, and it is no GPU.
     """
     device = choose_device(recipe.parallel.device, world)
     if recipe.parallel.graph and device.type != "cuda":
@@ -144,7 +147,7 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
     if device.type == "cuda":
         process.grow_segments(recorded=recipe.records_graphs)
         torch.cuda.set_device(device)  # what names no device, an event say, means this one
-    return device
+    return require_usable(device)
 
 
 def set_up_machine(
@@ -168,6 +171,9 @@ def set_up_machine(
     segments = None
     if device.type == "cpu":
         process.keep_memory(facts.memory_bytes() // sharing)
+        driver = read_driver()
+        if recipe.parallel.device == "auto" and driver.gpus and (why := why_hidden(driver)).kind != "gpu-hidden":
+            notice(f"trains on the CPU, as torch sees no GPU: {why.what}: {why.remedy}")
     else:
         segments = process.grow_segments(recorded=recipe.records_graphs)
         # Shapes never change in a run: what cuDNN finds fastest for them is found once.

@@ -74,7 +74,7 @@ class Session:
     """One attempt at a run: its parts, ready to step.
 
     ``notices`` are lines for the user, ``halved`` tells where memory ran out, ``choices`` the places of the loader's
-    threads, all still to be written; ``gpus``: UUIDs of those that the run uses on this machine;
+    threads, all still to be written; ``gpus``: UUIDs of those that this process samples;
     ``val_limit``: how many images are evaluated at a time;
     ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
     took; ``save_cost``: their median, which every update asks for; ``first_epochs``: of parameters that are not trained

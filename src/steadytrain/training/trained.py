@@ -33,6 +33,7 @@ from steadytrain.models.registry import HUB, licence_note, pretrained_licence
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.compute.precision import Policy, set_products
+from steadytrain.training.device import require_usable
 from steadytrain.training.state import describe_nonfinite
 
 Which = Literal["best", "last"]
@@ -307,7 +308,7 @@ def _policy(numbers: str | None, device: torch.device) -> Policy:
 
 
 def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
-    policy = Policy(precision, device)
+    policy = Policy(precision, require_usable(device))
     set_products(precision, device)
     if device.type == "cpu":  # as training does: else each pass takes its memory from the system, and gives it back
         keep_memory(facts.memory_bytes())

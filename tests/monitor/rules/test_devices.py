@@ -14,22 +14,49 @@ def test_copies_that_the_gpu_waits_for_are_transfer() -> None:
 
 
 def test_a_clock_that_is_held_down_costs_in_proportion() -> None:
-    cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("power cap",), **DOWN),)))
-    assert cause is not None and cause.share == pytest.approx(0.4) and "-pl WATTS" in cause.change
-    cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("thermal",), temperature=88.0, **DOWN),)))
+    capped = gpu(throttled=("power limit",), power_watts=249.0, power_limit_watts=250.0, power_most_watts=400.0, **DOWN)
+    cause = find("device_throttled", on_gpu(devices=(capped,)))
+    assert cause is not None and cause.share == cause.saves == pytest.approx(0.4)
+    assert "-i 0 -pl 400" in cause.change and "249 of 250 W" in cause.evidence
+    cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("heat",), temperature=88.0, **DOWN),)))
     assert cause is not None and "cooling" in cause.change and "88 degrees" in cause.evidence
+    assert find("device_throttled", evidence(devices=(capped,))) is None, "the run does not use it"
+
+
+def test_no_power_limit_is_advised_beyond_what_the_gpu_takes() -> None:
+    at_most = {"power_watts": 699.0, "power_limit_watts": 700.0, "power_most_watts": 700.0, **DOWN}
+    cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("power limit",), **at_most),)))
+    assert cause is not None and (cause.change, cause.saves) == ("", 0.0)
+    assert "699 of 700 W, the highest limit that it takes" in cause.evidence
+    unknown = gpu(throttled=("power limit",), power_watts=699.0, power_limit_watts=700.0, **DOWN)
+    cause = find("device_throttled", on_gpu(devices=(unknown,)))
+    assert cause is not None and "-pl" not in cause.change
+
+
+@pytest.mark.parametrize(
+    ("reasons", "advice"),
+    [
+        (("heat (hardware)", "power limit"), "cooling"),
+        (("power brake",), "power supply"),
+        (("set clocks",), "nvidia-smi -i 0 -rgc"),
+        (("sync boost",), ""),
+    ],
+)
+def test_each_reason_of_a_low_clock_has_its_own_remedy(reasons: tuple[str, ...], advice: str) -> None:
+    cause = find("device_throttled", on_gpu(devices=(gpu(throttled=reasons, **DOWN),)))
+    assert cause is not None and advice in cause.change and "-pl" not in cause.change
 
 
 def test_a_low_clock_that_nothing_holds_down_is_no_cause() -> None:
     assert find("device_throttled", on_gpu(devices=(gpu(**DOWN),))) is None
-    assert find("device_throttled", on_gpu(devices=(gpu(throttled=("power cap",)),))) is None, (
+    assert find("device_throttled", on_gpu(devices=(gpu(throttled=("power limit",)),))) is None, (
         "the driver tells no clock"
     )
 
 
 def test_the_slowest_clock_is_named() -> None:
     two = (
-        gpu(throttled=("power cap",), clock_hertz=1.9e9, clock_limit_hertz=2e9),
+        gpu(throttled=("power limit",), clock_hertz=1.9e9, clock_limit_hertz=2e9),
         gpu(index=1, throttled=("x",), **DOWN),
     )
     cause = find("device_throttled", on_gpu(devices=two))

@@ -29,27 +29,30 @@ def gpu(evidence: Evidence) -> Iterator[Cause]:
     def speed(device: DeviceStats) -> float:
         return min(1.0, (device.clock_hertz or 0.0) / (device.clock_limit_hertz or 1.0))
 
+    if evidence.on_cpu:
+        return
     if slow := [d for d in evidence.devices if d.throttled and d.clock_hertz and d.clock_limit_hertz]:
         device = min(slow, key=speed)
         share = clip(ledger.share(*COMPUTE) * (1 - speed(device)))
         reasons = ", ".join(str(reason) for reason in device.throttled)
         figures = [f"{(device.clock_hertz or 0) / 1e6:.0f} of {(device.clock_limit_hertz or 0) / 1e6:.0f} MHz"]
         if device.power_watts and device.power_limit_watts:
-            figures.append(f"{device.power_watts:.0f} of {device.power_limit_watts:.0f} W")
+            most = device.power_most_watts
+            is_highest = most is not None and device.power_limit_watts >= 0.99 * most
+            highest = ", the highest limit that it takes" if is_highest else ""
+            figures.append(f"{device.power_watts:.0f} of {device.power_limit_watts:.0f} W{highest}")
         if device.temperature is not None:
             figures.append(f"{device.temperature:.0f} degrees")
-        is_hot = "therm" in reasons.lower()
-        power = f"raise its power limit: nvidia-smi -i {device.index} -pl WATTS"
         yield Cause(
             name="device_throttled",
             share=share,
             sentence=f"GPU {device.index} runs below its full clock ({reasons}): that costs {percent(share)} of the "
             "time.",
             evidence=tuple(figures),
-            change="improve its cooling, or choose another machine" if is_hot else power,
-            saves=share,
+            change=_remedy(device),
+            saves=share if _remedy(device) else 0.0,
         )
-    if not evidence.on_cpu and any(device.processes for device in evidence.devices):
+    if any(device.processes for device in evidence.devices):
         device = max(evidence.devices, key=lambda device: device.processes or 0)
         others, busy = device.processes or 0, device.utilisation
         share = clip(ledger.share(*COMPUTE) * others / (others + 1))
@@ -66,6 +69,20 @@ def gpu(evidence: Evidence) -> Iterator[Cause]:
             change="stop the other processes (nvidia-smi lists them), or choose another GPU: --device cuda:N",
             saves=share,
         )
+
+
+def _remedy(device: DeviceStats) -> str:
+    """Return what raises a clock, by the first reason that a person can change; empty where there is none."""
+    reasons, index, most = " ".join(map(str, device.throttled)), device.index, device.power_most_watts
+    if "heat" in reasons:
+        return "improve its cooling, or choose another machine"
+    if "hardware slowdown" in reasons or "power brake" in reasons:
+        return "check its power supply and cooling, or choose another machine"
+    if "power limit" in reasons and most and 0.99 * most > (device.power_limit_watts or most):
+        return f"raise its power limit: nvidia-smi -i {index} -pl {most:.0f}, as root"
+    if "set clocks" in reasons:
+        return f"nvidia-smi -i {index} -rgc and -rac, as root, unless its clock was set on purpose"
+    return ""
 
 
 def ranks(evidence: Evidence) -> Iterator[Cause]:

@@ -110,14 +110,15 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
         sentence = f"{name} is emulated on this processor: fp32 would save about {percent(share)} of the time."
         figure = f"its vector instructions are {isa}, which have no 16-bit multiplication"
     elif name == "fp32" and not evidence.on_cpu and evidence.devices:
-        device, best, share = evidence.devices[0], "bf16", clip(0.4 * computing)
-        busy = device.sm_active or 0.0
-        if device.tensor_active is None or device.tensor_active >= 0.05 or busy < 0.5:
+        best, share = "bf16", clip(0.4 * computing)
+        tensor = max((device.tensor_active or 0.0 for device in evidence.devices), default=0.0)
+        busy = min((device.sm_active or 0.0 for device in evidence.devices), default=0.0)
+        if any(device.tensor_active is None for device in evidence.devices) or tensor >= 0.05 or busy < 0.5:
             return
         sentence = (
             f"Training runs in fp32, and the GPU's tensor cores are idle: bf16 would save about {percent(share)}."
         )
-        figure = f"tensor cores busy {percent(device.tensor_active)}, multiprocessors {percent(busy)}"
+        figure = f"tensor cores busy {percent(tensor)}, multiprocessors {percent(busy)}"
     else:
         return
     change = f"--precision {best}"
