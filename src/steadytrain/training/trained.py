@@ -20,9 +20,8 @@ from steadytrain.config.factories import OBJECT
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
-from steadytrain.data.sources.filenames import few
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
-from steadytrain.format import epoch, score_name
+from steadytrain.format import epoch, few, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.machine import facts

@@ -304,7 +304,7 @@ def _find_labels(
     if trained and header:
         raise DataError(
             f"no column {trained!r}, which holds the labels of the training set (the columns: {list_columns(names)}):"
-            " add it, or remove the images and the table"
+            " call the column of the labels so, or leave the table out"
         )
     others = [place for place in left if not header or header[place] not in _NUMBERING]
     if header:

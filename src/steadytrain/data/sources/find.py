@@ -26,7 +26,6 @@ from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import (
     braces,
     expand,
-    few,
     folder_splits,
     group_by_split,
     is_ignored,
@@ -58,7 +57,7 @@ from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import count
+from steadytrain.format import count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
@@ -119,7 +118,8 @@ def find(
                 f"--group {group} names a column of a CSV or TSV file, and the labels of {source} do not come"
                 " from one: drop --group"
             )
-        require_two_classes(listing.classes, listing.labels, source)
+        if not source.lower().endswith(".lst"):  # MXNet packs such a part of a set; training refuses it
+            require_two_classes(listing.classes, listing.labels, source)
     return listings
 
 
