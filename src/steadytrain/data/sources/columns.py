@@ -251,6 +251,11 @@ def _find_path(
     if known := [header.index(name) for name in PATHS if name in header and header.index(name) in free]:
         return next((place for place in known if images[place]), known[0])
     if max(images):
+        if len(likely := [place for place in free if images[place] == max(images)]) > 1:
+            raise DataError(
+                f"{len(likely)} columns hold names of images: say which one is the path with --path-column (the"
+                f" columns: {list_columns(names, width)})"
+            )
         return images.index(max(images))
     if files := [place for place in free if body and any(is_file(row[place]) for row in body[:_MOST_PIXELS])]:
         return files[0]
@@ -310,6 +315,7 @@ def _find_labels(
     if header:
         others = [place for place in others if not _SIZES.fullmatch(header[place])]
         others = [place for place in others if not _BOXES.fullmatch(header[place])] or others
+    others = [place for place in others if not body or not all(is_image(row[place]) for row in body)]
     if len(others) == 1:
         return (others[0],)
     is_label = _is_number if header else _is_truth  # columns without names could be anything

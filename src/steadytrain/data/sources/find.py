@@ -322,7 +322,12 @@ class _Source:
             elif words := labels_in_names(look("").images):
                 remedy = labels_from_names(path, words, [])
             raise DataError(f"the images in {path} have no classes: {remedy}")
-        return folder.list_folder(path, classes=self.classes)
+        listings = folder.list_folder(path, classes=self.classes)
+        for name in look("").others if len(listings) == 1 else ():
+            split, words = split_words(Path(name).stem)
+            if split in ("val", "test") and not words and name.lower().endswith(TABLES):  # as road signs' Test.csv
+                self.say(f"{path / name} is not used: steady evaluate RUN {path / name} measures on its images")
+        return listings
 
     def _list_flat(self, look: Look, path: Path, members: _Members | None = None) -> list[Listing] | None:
         """List images without folders of classes, in folders of splits or in one folder, by the tables beside them.
