@@ -33,8 +33,8 @@ _SWITCHES = (
     *("use_rec", "use_pretrained", "use_se", "use_gn", "mixup", "label_smoothing", "no_wd", "last_gamma"),
     "batch_norm",
 )
-_SHARED = frozenset(["batch_size", "dtype", "num_epochs", "lr", "wd", "warmup_epochs"])
-"""Flags that MXNet's script of the same name has, too."""
+_SHARED = frozenset(["batch_size", "dtype", "num_epochs", "lr", "wd", "warmup_epochs", "model"])
+"""Flags that MXNet's script of the same name has, too, or that are the beginning of one (``--model-prefix``)."""
 
 _NAMES = (  # GluonCV's pattern -> the name here
     (r"resnet(\d+)_v1b?(_gn)?", r"timm/resnet\1\2"),
