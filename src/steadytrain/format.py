@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -173,6 +174,25 @@ def clean(text: str) -> str:
     'a?[2Jb c'
     """
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def printable(name: str) -> str:
+    r"""Spell out the bytes of a file's name that are not UTF-8, so that it can be printed and stored.
+
+    >>> print(printable("caf\udce9.jpg"))
+    caf\xe9.jpg
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """List the first of some names, and say how many more there are.
+
+    >>> few(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    listed = ", ".join(printable(name) for name in names[:most])
+    return f"{listed} and {len(names) - most:,} more" if len(names) > most else listed
 
 
 def pairs(values: Mapping[str, object]) -> str:

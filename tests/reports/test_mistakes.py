@@ -104,16 +104,21 @@ def test_the_page_shows_the_very_pictures_that_were_confused(tmp_path: Path, dig
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("gone", "there is no file"), ("other", "is not the file any more that the run was evaluated on")],
+    [
+        ("gone", "there is no file"),
+        ("copy", "the packed copy of cifar10-val.rec is not in the cache"),
+        ("other", "is not the file any more that the run was evaluated on"),
+    ],
 )
 def test_without_its_data_the_page_says_so_and_shows_the_rest(
     change: str, message: str, tmp_path: Path, digits: Path
 ) -> None:
+    name = "data-val" if change == "copy" else "cifar10-val"
     for suffix in (".rec", ".idx", ".json"):
-        shutil.copy(digits.with_suffix(suffix), tmp_path)
-    account = of_digits(tmp_path, tmp_path / digits.name, digest="of another" if change == "other" else "")
-    if change == "gone":
-        (tmp_path / digits.name).unlink()
+        shutil.copy(digits.with_suffix(suffix), tmp_path / f"{name}{suffix}")
+    account = of_digits(tmp_path, tmp_path / f"{name}.rec", digest="of another" if change == "other" else "")
+    if change in ("gone", "copy"):
+        (tmp_path / f"{name}.rec").unlink()
     section = mistakes_section(account)
     assert section["no_pictures"].startswith("The pictures are not shown: ") and message in section["no_pictures"]
     assert len(section["classes"]) == 10 and not any(picture["source"] for picture in section["worst"])

@@ -202,3 +202,31 @@ def test_packing_unnamed_records_with_a_card_keeps_their_places(tmp_path: Path) 
     assert json.loads(packed.path.with_suffix(".json").read_text())["counts"] == [2] * 12
     opened = sets(tmp_path / "card.rec", packed.path)
     require_right(opened)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_labels_of_a_validation_table_are_in_the_column_of_the_training_tables(tmp_path: Path, packed: bool) -> None:
+    folder(tmp_path / "images", ["0", "1", "2"])
+    rows = [f"images/{name}/1.png" for name in "012"]
+    (tmp_path / "train.csv").write_text("image,breed\n" + "".join(f"{path},{path[7]}\n" for path in rows))
+    (tmp_path / "val.csv").write_text(
+        "image,label,breed\n" + "".join(f"{path},{2 - int(path[7])},{path[7]}\n" for path in rows)
+    )
+    (tmp_path / "patients.csv").write_text("image,patient\n" + "".join(f"{path},{2 - int(path[7])}\n" for path in rows))
+    training = tmp_path / "train.csv"
+    if packed:
+        [(training, _)] = pack(training, tmp_path / "out")
+    require_right(sets(training, tmp_path / "val.csv"))
+    with pytest.raises(
+        DataError, match=r"patients\.csv: no column 'breed', which holds the labels of the training set"
+    ):
+        sets(training, tmp_path / "patients.csv")
+
+
+def test_a_packed_list_of_one_class_is_not_trained_on(tmp_path: Path) -> None:
+    folder(tmp_path / "images", ["0"])
+    (tmp_path / "a.lst").write_text("0\t1\timages/0/1.png\n1\t1\timages/0/2.png\n")
+    [(packed, _)] = pack(tmp_path / "a.lst", tmp_path / "out")
+    for source in (packed, tmp_path / "a.lst"):
+        with pytest.raises(DataError, match=rf"{source.name} has images of 1 class \(1\): a classifier needs at least"):
+            open_data(recipe_for(source).data, seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -247,3 +248,20 @@ def test_a_resumed_run_reads_its_log_once_before_its_first_step(
     assert first.step == 8
     before_step = [line for line in parsed if line and b'"attempt":1' in line]
     assert 0 < len(before_step) <= num_lines
+
+
+def test_a_run_goes_on_with_the_preprocessing_that_it_began_with(recipe: Recipe, tmp_path: Path) -> None:
+    """As one that began under a name of a model that means other mean values by now."""
+    run = Run.create(tmp_path / "run", recipe)
+    [begun] = _of(Started, _stop_after(run, 7))
+    own = begun.model["input"]
+    mean = [0.5] * len(own["mean"])
+    text = run.log_path().read_text()
+    kept = text.replace(json.dumps(own["mean"], separators=(",", ":")), json.dumps(mean, separators=(",", ":")))
+    assert kept != text
+    run.log_path().write_text(kept)
+    events = list(steps(run))
+    [notice] = [event.message for event in _of(Noticed, events) if "prepared" in event.message]
+    shown = " ".join(f"{value:g}" for value in own["mean"])
+    assert f"as when this run began (mean {' '.join(['0.5'] * len(mean))}, not {shown})" in notice
+    assert _of(Started, events)[0].model["input"] == {**own, "mean": mean}

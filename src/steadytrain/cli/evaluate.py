@@ -145,7 +145,9 @@ def evaluate(
     names = None if isinstance(named, Mapping) else named
     if restrict and data is None:
         raise InputError("--restrict needs data with fewer classes than the model: name them after the run")
-    trained = restore_weights(place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names)
+    trained = restore_weights(
+        place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names, size=size
+    )
     trained, seen = with_input(trained, size, tta)
     trained = _with_scaling(trained, rgb_mean, rgb_std)
     above = _threshold(trained, threshold)
@@ -315,7 +317,7 @@ def predict(
         raise InputError("- stands for standard input, which can be read once: name it once")
     places = [place for image in images for place in (_read_input() if str(image) == "-" else [image])]
     with Files(places) as files:
-        trained = restore_weights(place, weights, model, device, accepted=accept_licence, classes=classes)
+        trained = restore_weights(place, weights, model, device, accepted=accept_licence, classes=classes, size=size)
         trained, _ = with_input(trained, size, tta)
         above = _threshold(trained, threshold)
         is_text = csv is None and not json
@@ -435,6 +437,7 @@ def restore_weights(
     accepted: bool,
     numbers: str | None = None,
     classes: Path | Sequence[str] | None = None,
+    size: str | None = None,
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
     from steadytrain.training import restore
@@ -444,7 +447,8 @@ def restore_weights(
         require_licence(Model(name, pretrained=True), accepted=accepted)
     if Path(place).suffix == ".pt2":
         note(f"{place} is code, which runs as it is opened: use only files that you trust (.onnx is data alone)")
-    trained = restore(place, which=weights, model=model, device=device, numbers=numbers, classes=classes)
+    side = int(size) if size is not None and size.isdecimal() else None
+    trained = restore(place, which=weights, model=model, device=device, numbers=numbers, classes=classes, size=side)
     for line in trained.notes:
         note(line)
     return trained

@@ -640,8 +640,7 @@ def _train_visibly(
         elif is_first:
             note(f"{run.directory} was evaluated at epoch {until:g} already; without --until it goes on")
         return 0 if is_finished else EXIT_CODES["preempted"]
-    if is_first and (words := upload_words(run.recipe)):
-        note(words)
+    words = upload_words(run.recipe) if is_first else ""
     code, num_steps = 0, 0
     console: AbstractContextManager[Console | None]
     speedometer = Speedometer() if mxnet_log and is_first else None
@@ -651,6 +650,9 @@ def _train_visibly(
         stop.saves = False  # while data and model are opened
         for event in steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster):
             stop.saves = True
+            if words:  # the address has been looked at
+                note(words)
+                words = ""
             if display is not None:
                 display.show(event)
                 if isinstance(event, Started):

@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from steadytrain.config.plain import check_types
 from steadytrain.errors import ModelError, first_line
+from steadytrain.format import few
 from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.models.class_names import OutputNames, imagenet_names, match_classes
 
@@ -220,12 +221,6 @@ def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tup
     return plain if mismatches(_fit(converted, target, head)[0], target, head) else converted
 
 
-def _few(names: Sequence[str], most: int = 5) -> str:
-    """List the first of some names, and say how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
-
-
 _CONVERTERS = ("checkpoint_filter_fn", "pretrained_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
 _CONVERTER_OPTIONS: dict[str, dict[str, Any]] = {
     "flexivit": {"interpolation": "bilinear", "antialias": False},  # how its patches were resized in training
@@ -258,7 +253,7 @@ def mismatches(state: Mapping[str, Tensor], target: Mapping[str, Tensor], head: 
     ]
     lines = []
     for kind, keys in {"missing": missing, "not expected": unexpected, "of another shape": reshaped}.items():
-        lines += [f"{len(keys)} {kind} ({_few(keys, _SHOWN)})"] if keys else []
+        lines += [f"{len(keys)} {kind} ({few(keys, _SHOWN)})"] if keys else []
     return lines
 
 
@@ -318,7 +313,7 @@ def _prefix_note(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> l
         others = ", ".join(prefix.rstrip(".") for prefix in prefixes[1:])
         notes.append(f"the weights under {prefixes[0].rstrip('.')} are used, not those under {others}")
     if rest:
-        notes.append(f"what lies beside the network is left out: {_few(rest)}")
+        notes.append(f"what lies beside the network is left out: {few(rest)}")
     return notes
 
 
@@ -363,12 +358,12 @@ def rows_by_name(classes: Sequence[str], outputs: OutputNames) -> Rows:
         return Rows(note=note)
     if not kept:
         note = (
-            f"the classifier of {_few(outputs.names)} was replaced by a fresh one for {_few(classes)}: no class has the"
+            f"the classifier of {few(outputs.names)} was replaced by a fresh one for {few(classes)}: no class has the"
             " same name"
         )
     elif new:
         num_kept = f"{len(kept):,} of {len(classes):,} classes"
-        note = f"the classifier keeps the rows of {num_kept}, by name ({_few(kept)}); new: {_few(new)}"
+        note = f"the classifier keeps the rows of {num_kept}, by name ({few(kept)}); new: {few(new)}"
     elif len(classes) < len(outputs.names):
         num_kept = f"the data's {len(classes):,} classes of {len(outputs.names):,}"
         note = f"the classifier keeps the rows of {num_kept}, by name"
@@ -400,7 +395,7 @@ def _find_rows(
             assumed = "the weights name no classes: they are taken for ImageNet's"
             return replace(rows, note=f"{assumed}{rows.note and '; '}{rows.note}")
     return Rows(
-        note=f"the weights name no classes: their {num_outputs:,} outputs are taken for {_few(classes)}, in this order"
+        note=f"the weights name no classes: their {num_outputs:,} outputs are taken for {few(classes)}, in this order"
     )
 
 
@@ -452,7 +447,7 @@ def _fit(
         state = {key: value for key, value in state.items() if key not in auxiliary}
     state = {key: value for key, value in state.items() if key in target_state or key.split(".")[-1] not in _COUNTED}
     if beside := _beside(state, target_state):
-        notes.append(f"what lies beside the network is left out: {_few(beside)}")
+        notes.append(f"what lies beside the network is left out: {few(beside)}")
         state = {key: value for key, value in state.items() if key not in beside}
     return state, notes
 

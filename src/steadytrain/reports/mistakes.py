@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadytrain.errors import DataError, SteadyError
@@ -140,10 +141,15 @@ def _open_pictures(account: Account) -> Records:
     Raises:
         DataError: they are gone, or others.
     """
+    from steadytrain.data.recordio.card import record_files
     from steadytrain.data.recordio.reader import Records
 
-    data = account.history.started.data if account.history.started else {}
-    records = Records.open(account.run.locate(str(data.get("val"))))
+    data, recipe = account.history.started.data if account.history.started else {}, account.run.recipe.data
+    place = account.run.locate(str(data.get("val")))
+    named = str(recipe.val or recipe.train)
+    if place.name != Path(named).name and not record_files(place)[0].exists():
+        raise DataError(f"the packed copy of {named} is not in the cache any more")
+    records = Records.open(place)
     if records.card is not None and records.digest != data.get("val_digest"):
         records.close()
         raise DataError(f"{data.get('val')} is not the file any more that the run was evaluated on")

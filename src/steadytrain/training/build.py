@@ -33,7 +33,6 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
-from steadytrain.data.sources.filenames import few
 from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
@@ -43,7 +42,7 @@ from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Started
-from steadytrain.format import count
+from steadytrain.format import count, few
 from steadytrain.machine import cgroups, facts, process
 from steadytrain.machine.nvml import read_driver
 from steadytrain.models import Built, Input

@@ -24,16 +24,15 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.filenames import few
 from steadytrain.data.sources.labels import require_zero_or_one
+from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError
-from steadytrain.format import count
+from steadytrain.format import count, few
 from steadytrain.machine.process import opening_data
 from steadytrain.training.profile.clock import Clock
 
-LISTS = (".lst", ".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".manifest")
 _DIGITS = 10
 MOST_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
@@ -146,7 +145,7 @@ def look(
         opened = stack.enter_context(open_records(train))
         if data.val is not None:
             _prepare_val(data, data.val, opened, prepare)
-        _require_classes(opened)
+        _require_classes(opened, str(data.train))
         if faults := opened.new_faults():
             say(faults)
         is_multi_label = opened.labels.ndim > 1
@@ -163,7 +162,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = _prepare_train(data, prepare)
     train = open_records(prepared.train, say)
-    _require_classes(train)
+    _require_classes(train, str(data.train))
     classes = _class_list(data, train, say)
     require_outputs(train, len(classes), of="its card" if classes == train.class_list else str(data.classes))
     counts = DataSets(train, None, None, None, classes, held_out=False).class_counts
@@ -245,7 +244,7 @@ def _is_val_alone_a_table(data: Data) -> bool:
 
 
 def _is_table(source: str | Path | None) -> bool:
-    return source is not None and Path(source).suffix.lower() in LISTS
+    return source is not None and Path(source).suffix.lower() in (*TABLES, ".txt")
 
 
 def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[..., Prepared]) -> Prepared:
@@ -255,6 +254,7 @@ def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[
     if _is_table(val):  # its paths start where the training data's do, and its columns are called alike
         options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
         options |= {"split_column": data.split_column} if _is_val_alone_a_table(data) else {}
+        options |= {"trained_column": "" if train.card is None else train.card.label_column}
     named = train.named_classes or None  # by the list beside records that have no card
     prepared = prepare(val, classes=card if card.exists() else named, **options)
     own = None if named or card.exists() else card_for(prepared.only("val"))
@@ -285,10 +285,15 @@ def open_records(path: Path, say: Callable[[str], None] = lambda message: None) 
     return opened
 
 
-def _require_classes(train: Records) -> None:
-    if len(train.class_list) < 2:
-        named = ", ".join(train.class_list) or "none"
-        raise DataError(f"{train.path} has {len(train.class_list)} class ({named}): a classifier needs at least two")
+def _require_classes(train: Records, source: str) -> None:
+    names: Sequence[str] = train.class_list
+    if train.labels.ndim == 1:
+        names = [names[number] for number in np.unique(train.labels).astype(np.int64).tolist()]
+    if len(names) < 2:
+        raise DataError(
+            f"{source} has images of {len(names) or 'no'} class{f' ({names[0]})' if names else ''}: a classifier needs"
+            " at least two"
+        )
 
 
 def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:

@@ -20,11 +20,12 @@ from steadytrain.data.packing.pack import Progress
 from steadytrain.data.packing.prepare import Prepared, Say, prepare, print_note
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.filenames import expand, few, is_ignored, is_image, is_pattern
+from steadytrain.data.sources.filenames import expand, is_ignored, is_image, is_pattern
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RunError
+from steadytrain.format import few
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build

@@ -408,12 +408,14 @@ def _uploading(run: Run, log: EventLog, *, is_first: bool) -> Iterator[Callable[
         StorageError: at the end not all could be sent.
     """
     uri, every = run.recipe.every.upload, run.recipe.every
+    uploads = uri is not None and not every.from_file and is_first
+    if uri is not None and uploads:
+        require_same_run(run.directory, run.recipe, uri)
     if is_first and (words := upload_words(run.recipe)):
         log.append(Noticed(message=words))
-    if uri is None or every.from_file or not is_first:
+    if uri is None or not uploads:
         yield lambda: None
         return
-    require_same_run(run.directory, run.recipe, uri)
 
     def say(message: str) -> None:
         log.append(Noticed(message=message))

@@ -18,6 +18,7 @@ from torch import nn
 
 from steadytrain.config import Data, Recipe, schedules
 from steadytrain.config.batches import Batches
+from steadytrain.config.plain import build as build_part
 from steadytrain.cost.bill import Part, make_bill, merge_parts, part_of, parts_from
 from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
@@ -435,6 +436,13 @@ def open_session(
         torch.manual_seed(recipe.seed)
         imports_model = not recipe.model.from_file if allow_import is None else allow_import
         built, input = build.model(recipe, data, allow_import=imports_model)
+        begun = None if saved is None else _begun_input(run, log, group)
+        if begun is not None and begun != input:  # as under a name of timm's that meant another preprocessing
+            notice(_kept_input_words(begun, input, built.name))
+            if begun.size != input.size:
+                sized = recipe.with_({"data.size": begun.size})
+                built, _ = build.model(sized, data, allow_import=imports_model)
+            input = begun
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         start.passed("model")
@@ -542,6 +550,28 @@ def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> lis
     spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]
     logged = [part_of(started, seconds=last - (started.began or started.time)) for started, last in spans]
     return merge_parts(parts_from(saved_parts), logged)
+
+
+def _begun_input(run: Run, log: EventLog, group: Group | None) -> Input | None:
+    """Return the preprocessing of the attempt before, which the weights have learned; None where it is not known."""
+    earlier = [started for attempt, (started, _) in sorted(run.progress().spans.items()) if attempt < log.attempt]
+    values = earlier[-1].model.get("input") if earlier else None
+    if group is not None:
+        values = group.all_gather_json(values)[0]
+    return build_part(Input, values) if values else None
+
+
+def _kept_input_words(begun: Input, now: Input, name: str) -> str:
+    """Say in what the preprocessing that a run began with differs from the one that a new run would have."""
+    words = []
+    for key, value in vars(begun).items():
+        if value != (other := getattr(now, key)):
+            old, new = (" ".join(f"{v:g}" for v in x) if isinstance(x, tuple) else f"{x}" for x in (value, other))
+            words.append(f"{key} {old}, not {new}")
+    return (
+        f"images are prepared as when this run began ({'; '.join(words)}), though {name} has others by now: a new run"
+        " takes these"
+    )
 
 
 def _images_at_once(run: Run, group: Group | None) -> int | None:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from steadytrain.config.schedules import Plateau
-from steadytrain.data.sources.filenames import few
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
+from steadytrain.format import few
 from steadytrain.training.checkpoints import join, split
 from steadytrain.training.compute.precision import Policy, products, restore_products
 from steadytrain.training.ema import Ema

@@ -20,9 +20,8 @@ from steadytrain.config.factories import OBJECT
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
-from steadytrain.data.sources.filenames import few
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
-from steadytrain.format import epoch, score_name
+from steadytrain.format import epoch, few, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.machine import facts
@@ -103,6 +102,7 @@ def restore(
     device: str = "auto",
     numbers: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
+    size: int | None = None,
 ) -> Trained:
     """Load trained weights into their model.
 
@@ -123,6 +123,7 @@ def restore(
             file has its own.
         classes: names of the outputs, in their order; or a file of them: a card (``.json``), or a text with a class on
             each line. None: those in the weights file, else ImageNet's if it has a classifier of as many outputs.
+        size: of an MXNet checkpoint whose arrays fit no usual size of images: their side, in pixels.
 
     Raises:
         RunError: no run, or no weights in it yet.
@@ -144,7 +145,7 @@ def restore(
             raise ModelError(f"{place} is a model's name: drop --model {model}")
         return _restore_pretrained(model_name, _policy(numbers, build.choose_device(device)), names)
     if not isinstance(place, Run) and model is None and is_mxnet(place):
-        return _restore_mxnet(str(place), _policy(numbers, build.choose_device(device)), names)
+        return _restore_mxnet(str(place), _policy(numbers, build.choose_device(device)), names, size)
     path = _weights_file(place.directory if isinstance(place, Run) else Path(place), which)
     if path.suffix in exported.SUFFIXES:
         return _restore_exported(path, model, device, numbers, names)
@@ -383,12 +384,13 @@ def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple
     return replace(trained, notes=tuple(notes))
 
 
-def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None) -> Trained:
+def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None, size: int | None) -> Trained:
     """Load an MXNet checkpoint; its classes are those of ``synset.txt`` beside it, else ImageNet's, or numbers."""
     spec = recipes.Model(place if place.startswith(PREFIX) else f"{PREFIX}{place}", pretrained=True)
-    checkpoint = open_checkpoint(spec.name)
+    checkpoint = open_checkpoint(spec.name, also=() if size is None else (size,))
     outputs = checkpoint.network().num_outputs
-    built = models.build(spec, num_classes=outputs, channels=checkpoint.channels, size=None)
+    side = size if checkpoint.size == size else None  # else it is another size than the network's, for later
+    built = models.build(spec, num_classes=outputs, channels=checkpoint.channels, size=side)
     trained = _use_foreign(built, policy, checkpoint.require_params(), outputs, names)
     if names is None and len(checkpoint.classes) == outputs:
         trained = replace(trained, classes=checkpoint.classes, synsets=checkpoint.synsets)

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -125,7 +127,7 @@ def with_size(trained: Trained, size: int | Literal["fixres"]) -> Trained:
         )
     channels, classes = trained.input.channels, len(trained.classes)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), redirect_stderr(io.StringIO()):  # graphs print their code where they fail
             parameter = next(trained.module.parameters())
             images = torch.zeros(1, channels, size, size, device=parameter.device, dtype=parameter.dtype)
             if trained.module(images).shape != (1, classes):

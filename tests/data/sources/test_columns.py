@@ -271,3 +271,23 @@ def test_json_of_another_kind_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"image": "a.jpg", "label": "x"}\n[1]\n')
     with pytest.raises(DataError, match="line 2 is not a JSON object"):
         found(tmp_path / "a.jsonl", tmp_path)
+
+
+@pytest.mark.parametrize("head", ["image_a,image_b,animal\n", "left,right,same\n", ""])
+def test_of_two_columns_of_images_the_path_is_asked_for(read: Read, head: str) -> None:
+    text = head + "a.png,b.png,cat\nc.png,d.png,dog\n"
+    with pytest.raises(DataError, match=r"2 columns hold names of images: say which one .* --path-column"):
+        read(text)
+    [listing] = read(text, columns=ColumnNames(path="2"))
+    assert labelled(listing) == {"b.png": "cat", "d.png": "dog"}
+
+
+def test_a_table_of_test_images_beside_folders_of_classes_is_named(tmp_path: Path) -> None:
+    for number, place in enumerate(("Train/0/1.png", "Train/1/1.png", "Test/1.png")):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(encoded(number))
+    (tmp_path / "Test.csv").write_text("Path,ClassId\nTest/1.png,1\n")
+    said: list[str] = []
+    [listing] = found(tmp_path, tmp_path / ".scratch", said)
+    assert len(listing) == 2
+    assert f"{tmp_path}/Test.csv is not used: steady evaluate RUN {tmp_path}/Test.csv measures on its images" in said

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
+from steadytrain.format import printable
 
 
 def _touch(root: Path, *names: str) -> Path:

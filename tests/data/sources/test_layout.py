@@ -472,7 +472,7 @@ def test_zips_of_splits_have_their_labels_in_the_same_column(tmp_path: Path) -> 
         ("val", b"image,age\n1.png,1\n2.png,0\n"),
     ):
         _zip({**_images("1.png", "2.png"), "metadata.csv": table}, tmp_path / "set" / split)
-    with pytest.raises(DataError, match=r"no column 'label'.*\(the columns: image, age\): add it, or remove"):
+    with pytest.raises(DataError, match=r"no column 'label'.*\(the columns: image, age\): call the column"):
         found(tmp_path / "set", tmp_path / "scratch")
 
 

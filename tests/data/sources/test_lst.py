@@ -106,7 +106,6 @@ def test_class_names_are_given_by_a_card(tmp_path: Path) -> None:
         ("7\t0\ta\n\n7\t1\tb\n", "line 3: index 7 already appears in line 1"),
         ("a\n" * 9, r"line 5: .* \(and 4 more\): fix the list"),
         ("\n", "lists no images"),
-        ("0\t1\ta\n1\t1\tb\n", "only one class .*needs at least two"),
     ],
 )
 def test_malformed_lines_are_named_by_number(tmp_path: Path, text: str, message: str) -> None:
@@ -148,3 +147,47 @@ def test_blanks_around_tabs_are_none_of_the_path(tmp_path: Path) -> None:
     listing = read_list(tmp_path / "a.lst")
     assert listing.names == ["cat/1 a.jpg", "dog/1.jpg"]
     assert (listing.classes, listing.sizes.tolist()) == (("cat", "dog"), [1, 1])
+
+
+def _set(folder: Path, **lists: str) -> None:
+    """Write lists whose lines are a label and a path, as ``0 bus/1.jpg``."""
+    for name, lines in lists.items():
+        texts = ["\t".join((str(number), *line.split())) for number, line in enumerate(lines.split("; "))]
+        (folder / f"{name}.lst").write_text("\n".join(texts))
+
+
+def test_classes_that_one_list_of_a_set_lacks_are_named_by_the_others(tmp_path: Path) -> None:
+    _set(tmp_path, p_train="0 bus/1.jpg; 1 car/1.jpg", p_val="0 bus/2.jpg; 2 van/1.jpg", p_test="1 car/3.jpg")
+    said: list[str] = []
+    listings = [read_list(tmp_path / f"p_{split}.lst", say=said.append) for split in ("train", "val", "test")]
+    assert [listing.classes for listing in listings] == [("bus", "car", "van")] * 3
+    assert [listing.labels.tolist() for listing in listings] == [[0, 1], [0, 2], [1]]
+    assert said[0].endswith("p_train.lst: p_val.lst beside it names the 3 classes too")
+
+
+def test_chunks_of_a_list_have_one_class_list(tmp_path: Path) -> None:
+    _set(tmp_path, p_0="0 bus/1.jpg; 2 van/1.jpg", p_1="1 car/1.jpg; 0 bus/2.jpg")
+    assert [read_list(tmp_path / f"p_{chunk}.lst").classes for chunk in (0, 1)] == [("bus", "car", "van")] * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"p_train": "0 cat/1.jpg; 1 car/1.jpg; 2 van/1.jpg"},  # numbers that contradict its own
+        {"q_train": "0 bus/1.jpg; 1 car/1.jpg; 2 van/1.jpg"},  # of another set
+        {"p_train": "0 0 1 bus/1.jpg"},  # several labels
+        {"p_train": "0 bus/1.jpg; x"},
+        {"p10_train": "0 bus/1.jpg; 1 car/1.jpg; 2 van/1.jpg"},
+    ],
+)
+def test_lists_of_other_sets_beside_it_name_nothing(tmp_path: Path, other: dict[str, str]) -> None:
+    _set(tmp_path, p_val="0 bus/2.jpg; 1 car/2.jpg", **other)
+    said: list[str] = []
+    assert read_list(tmp_path / "p_val.lst", say=said.append).classes == ("bus", "car")
+    assert not said
+
+
+def test_a_list_of_one_class_is_packed_as_mxnet_does(tmp_path: Path) -> None:
+    _set(tmp_path, a="0 bus/1.jpg; 0 bus/2.jpg", b="3 1.jpg; 3 2.jpg")
+    assert read_list(tmp_path / "a.lst").classes == ("bus",)
+    assert read_list(tmp_path / "b.lst").labels.tolist() == [3, 3]

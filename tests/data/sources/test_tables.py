@@ -413,3 +413,16 @@ def test_a_table_beside_the_folder_of_its_name(tmp_path: Path) -> None:
     assert alone.names == listing.names
     (tmp_path / "test.csv").write_text("id,label\n3,cat\n")
     assert [(part.split, len(part)) for part in found(tmp_path, tmp_path / ".scratch")] == [("train", 2), ("val", 1)]
+
+
+def test_a_column_of_splits_that_contradicts_the_folders_is_told(read: Read) -> None:
+    images = ("train/1.jpg", "train/2.jpg", "valid/3.jpg", "4.jpg")
+    body = "train/1.jpg,cat,train\ntrain/2.jpg,dog,{}\nvalid/3.jpg,dog,val\n4.jpg,dog,train\n"
+    said: list[str] = []
+    parts = read("path,label,split\n" + body.format("test"), *images, said=said)
+    assert {part.split: part.names for part in parts}["test"] == ["train/2.jpg"]
+    [warning] = [line for line in said if "folder" in line]
+    assert "1 of 4 images is in a folder of another split than the column 'split' says (train/2.jpg is test)" in warning
+    said.clear()
+    read("path,label,split\n" + body.format("train"), *images, said=said)
+    assert not [line for line in said if "folder" in line]

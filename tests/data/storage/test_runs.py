@@ -246,6 +246,9 @@ def test_a_run_says_where_it_is_kept_as_well_and_leaves_links_out(
     notices = [event.message for event in run.events() if isinstance(event, Noticed)]
     for name in ("notes.txt", "best.safetensors.bak", "more"):
         assert sum(f"a/{name} is a link to {tmp_path}" in message for message in notices) == 1, notices
+    Run.create("other", kept.with_({"every.upload": None, "seed": 9}))
+    assert main(["resume", "other", "--set", f"every.upload={uri}"]) == 2
+    assert "also kept at" not in capsys.readouterr().err, "the address of another run"
 
 
 def _written(recipe: Recipe, folder: Path) -> Path:

@@ -17,6 +17,7 @@ from steadytrain.errors import ModelError
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.symbol import Symbol, read_symbol, write_symbol
+from steadytrain.training import restore
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 1234\n"
 
@@ -103,6 +104,8 @@ def test_a_network_of_an_unusual_size_is_converted_with_it(tmp_path: Path, capsy
     assert main([*words, "--size", "73", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["input"]["size"] == 73
     assert main([*words, "--size", "74"]) == 2
+    trained = restore(path, size=73)  # as evaluate and predict do with --size
+    assert (trained.input.size, len(trained.classes)) == (73, 3)
 
 
 def _norm(g: Graph, width: int) -> list[Entry]:

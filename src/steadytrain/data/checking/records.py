@@ -52,8 +52,9 @@ from steadytrain.data.recordio.reader import (
     none_is_an_image,
     why_no_image,
 )
-from steadytrain.data.sources.filenames import is_shard, printable
+from steadytrain.data.sources.filenames import is_shard
 from steadytrain.errors import DataError
+from steadytrain.format import printable
 
 Span = tuple[int, int]  # where a record begins and ends
 

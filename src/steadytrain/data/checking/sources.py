@@ -30,7 +30,7 @@ from steadytrain.data.packing.pack import Progress, default_max_bad
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
+from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, repeated
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import (
     build_tree,
@@ -44,7 +44,7 @@ from steadytrain.data.sources.layout import flat_splits
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError
-from steadytrain.format import count
+from steadytrain.format import count, printable
 
 FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpg"),

@@ -422,17 +422,18 @@ class DeepImages:
     def remark(self) -> str:
         """Say what is lost and how to keep it, where none of them uses the upper bits; empty else.
 
-        >>> DeepImages(3, 4016).remark()[:75], DeepImages(3, 60000).remark()
-        ('3 images of 16 bits have no value above 4,016, as those of 12 bits have: of', '')
+        >>> DeepImages(3, 4016).remark()[:72], DeepImages(3, 60000).remark()
+        ('3 images of 16 bits have no value above 4,016, as those of 12 bits have,', '')
         """
         bits = next((bits for bits in (8, 10, 12, 14) if self.peak < 2**bits), 16)
         if not self.count or bits == 16:
             return ""
         images = "1 image of 16 bits has" if self.count == 1 else f"{self.count:,} images of 16 bits have"
         return (
-            f"{images} no value above {self.peak:,}, as those of {bits} bits have: of 256 levels"
-            f" {(self.peak + 128) // 257 + 1} are left. Scale the files first (ImageMagick: mogrify -evaluate multiply"
-            f" {2 ** (16 - bits)} FILES), and alike those that the model will be used on"
+            f"{images} no value above {self.peak:,}, as those of {bits} bits have, and the files do not say so: 65,535"
+            f" is read as white, so that of 256 levels {(self.peak + 128) // 257 + 1} are left. Scale the files first"
+            f" (ImageMagick: mogrify -evaluate multiply {2 ** (16 - bits)} FILES), and alike those that the model will"
+            " be used on"
         )
 
 

@@ -45,7 +45,6 @@ from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.lst import RecordList, format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
 from steadytrain.data.sources.select import Identical, Selection, shard
@@ -53,6 +52,7 @@ from steadytrain.data.storage.outgoing import Outgoing
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, TooManyBadError
+from steadytrain.format import printable
 from steadytrain.machine.cgroups import cores
 
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
@@ -654,6 +654,7 @@ class Tally:
             digest=writer.digest,
             spots=digest_of_spots(writer.read, writer.num_bytes),
             source=source,
+            label_column=listing.label_column,
             rejected=tuple(self.rejected),
         )
 

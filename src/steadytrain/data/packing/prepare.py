@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR
@@ -90,6 +90,7 @@ def prepare(
     path_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
+    trained_column: str = "",
     trainable: bool = False,
     only: Literal["val"] | None = None,
     cache: str | Path | None = None,
@@ -108,6 +109,7 @@ def prepare(
         root, labels: as for :func:`~steadytrain.data.packing.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
         path_column, label_column, split_column: as for :func:`~steadytrain.data.packing.pack.pack`.
+        trained_column: of the training set's table, for a table that validates: its labels are in this one.
         trainable: refuse labels that nothing can be trained on, before anything is packed.
         only: of a source that is split, pack no more than this part, unless a copy of all is there already.
         cache: where packed copies lie; None: ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
@@ -128,7 +130,7 @@ def prepare(
     else:
         class_list = classes if classes is None or isinstance(classes, tuple) else tuple(classes)
     source = local_name(str(source))
-    columns = ColumnNames.of(path_column, label_column, split_column)
+    columns = replace(ColumnNames.of(path_column, label_column, split_column), trained=trained_column)
     with contextlib.ExitStack() as stack:
         prepared = _as_records(source, {"--root": root, "--labels": labels, **dict(columns.options())}, say)
         if prepared is None:
@@ -209,7 +211,11 @@ class _Request:
         """Names all copies of this source by these settings, whatever state it was in."""
         place = Path(self.source).resolve()
         options = [None if path is None else str(path.resolve()) for path in (self.root, self.labels)]
-        kind = [*self.columns.options(), *(["labels"] if isinstance(self.classes, LabelNames) else [])]
+        kind = [
+            *self.columns.options(),
+            *filter(None, [self.columns.trained]),
+            *(["labels"] if isinstance(self.classes, LabelNames) else []),
+        ]
         request = json.dumps([str(place), *options, self.classes, *kind]).encode()
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[-40:]
         return f"{stem}-{digest(self.settings, [request])[:8]}"

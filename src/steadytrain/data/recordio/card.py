@@ -74,6 +74,7 @@ class Card:
         digest: sha256 (hex) of the ``.rec``.
         spots: sha256 (hex) of a few blocks of it; see :func:`digest_of_spots`.
         source: what was packed.
+        label_column: of a table that the labels come from, in lower case; not in the file where there is none.
         rejected: files left out, with the reason.
     """
 
@@ -98,6 +99,7 @@ class Card:
     digest: str = ""
     spots: str = ""
     source: str = ""
+    label_column: str = ""
     rejected: tuple[Rejected, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,8 +129,9 @@ class Card:
         members["rejected"] = [file._asdict() for file in self.rejected]
         if self.full_chroma is None:
             del members["full_chroma"]
-        if not self.first_id:
-            del members["first_id"]
+        for name in ("first_id", "label_column"):
+            if not members[name]:
+                del members[name]
         return json.dumps(members, indent=1) + "\n"
 
     @staticmethod

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.recordio.index import Columns
-from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.listing import Names
 from steadytrain.errors import DataError
+from steadytrain.format import printable
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 

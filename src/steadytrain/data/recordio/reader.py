@@ -65,14 +65,13 @@ from steadytrain.data.recordio.lst import (
     name_by_folders,
     read_list_columns,
 )
-from steadytrain.data.sources.filenames import printable
 from steadytrain.data.storage.local_files import read_patiently, require_all
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError, StorageError
-from steadytrain.format import count
+from steadytrain.format import count, printable
 from steadytrain.machine.process import allow_open_files
 
 try:

@@ -251,6 +251,11 @@ def _find_path(
     if known := [header.index(name) for name in PATHS if name in header and header.index(name) in free]:
         return next((place for place in known if images[place]), known[0])
     if max(images):
+        if len(likely := [place for place in free if images[place] == max(images)]) > 1:
+            raise DataError(
+                f"{len(likely)} columns hold names of images: say which one is the path with --path-column (the"
+                f" columns: {list_columns(names, width)})"
+            )
         return images.index(max(images))
     if files := [place for place in free if body and any(is_file(row[place]) for row in body[:_MOST_PIXELS])]:
         return files[0]
@@ -304,12 +309,13 @@ def _find_labels(
     if trained and header:
         raise DataError(
             f"no column {trained!r}, which holds the labels of the training set (the columns: {list_columns(names)}):"
-            " add it, or remove the images and the table"
+            " call the column of the labels so, or leave the table out"
         )
     others = [place for place in left if not header or header[place] not in _NUMBERING]
     if header:
         others = [place for place in others if not _SIZES.fullmatch(header[place])]
         others = [place for place in others if not _BOXES.fullmatch(header[place])] or others
+    others = [place for place in others if not body or not all(is_image(row[place]) for row in body)]
     if len(others) == 1:
         return (others[0],)
     is_label = _is_number if header else _is_truth  # columns without names could be anything

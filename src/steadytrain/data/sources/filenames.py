@@ -65,25 +65,6 @@ def is_ignored(name: str) -> bool:
     return name.startswith(".") or name.casefold() in _IGNORED
 
 
-def printable(name: str) -> str:
-    r"""Spell out the bytes of a file's name that are not UTF-8, so that it can be printed and stored.
-
-    >>> print(printable("caf\udce9.jpg"))
-    caf\xe9.jpg
-    """
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def few(names: Sequence[str], most: int = 5) -> str:
-    """List the first of some names, and say how many more there are.
-
-    >>> few(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
-    listed = ", ".join(printable(name) for name in names[:most])
-    return f"{listed} and {len(names) - most:,} more" if len(names) > most else listed
-
-
 def repeated(names: Sequence[str], key: Callable[[str], str]) -> Iterator[tuple[int, int]]:
     """Pairs of a row and the last row before it whose name has the same key, in the order of the rows.
 

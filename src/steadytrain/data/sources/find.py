@@ -26,7 +26,6 @@ from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.filenames import (
     braces,
     expand,
-    few,
     folder_splits,
     group_by_split,
     is_ignored,
@@ -58,7 +57,7 @@ from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import count
+from steadytrain.format import count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
@@ -119,7 +118,8 @@ def find(
                 f"--group {group} names a column of a CSV or TSV file, and the labels of {source} do not come"
                 " from one: drop --group"
             )
-        require_two_classes(listing.classes, listing.labels, source)
+        if not source.lower().endswith(".lst"):  # MXNet packs such a part of a set; training refuses it
+            require_two_classes(listing.classes, listing.labels, source)
     return listings
 
 
@@ -322,7 +322,12 @@ class _Source:
             elif words := labels_in_names(look("").images):
                 remedy = labels_from_names(path, words, [])
             raise DataError(f"the images in {path} have no classes: {remedy}")
-        return folder.list_folder(path, classes=self.classes)
+        listings = folder.list_folder(path, classes=self.classes)
+        for name in look("").others if len(listings) == 1 else ():
+            split, words = split_words(Path(name).stem)
+            if split in ("val", "test") and not words and name.lower().endswith(TABLES):  # as road signs' Test.csv
+                self.say(f"{path / name} is not used: steady evaluate RUN {path / name} measures on its images")
+        return listings
 
     def _list_flat(self, look: Look, path: Path, members: _Members | None = None) -> list[Listing] | None:
         """List images without folders of classes, in folders of splits or in one folder, by the tables beside them.

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.sources.filenames import few, is_ignored, is_image, printable
+from steadytrain.data.sources.filenames import is_ignored, is_image
 from steadytrain.data.sources.labels import require_known
 from steadytrain.data.sources.layout import (
     Entries,
@@ -40,6 +40,7 @@ from steadytrain.data.sources.layout import (
 from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
 from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError
+from steadytrain.format import few, printable
 
 MOST_LEVELS = 100
 _MOST_ANNOTATIONS = 64 << 20  # bytes

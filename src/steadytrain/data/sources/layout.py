@@ -16,15 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.data.sources.filenames import (
-    SPLITS,
-    few,
-    folder_splits,
-    holds_no_labels,
-    is_wrapper,
-    split_words,
-)
+from steadytrain.data.sources.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
 from steadytrain.errors import DataError
+from steadytrain.format import few
 
 TABLES = (".csv", ".tsv", ".lst", ".jsonl", ".ndjson", ".manifest")
 TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.checking.images import ImageTally, duplicates, look_at_files, look_in_children
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.sources.filenames import few, is_image
+from steadytrain.data.sources.filenames import is_image
 from steadytrain.data.sources.labels import class_name, is_number, whole_number
 from steadytrain.data.sources.listing import (
     PORTION_FILES,
@@ -34,6 +34,7 @@ from steadytrain.data.sources.listing import (
 )
 from steadytrain.data.storage.local_files import read_patiently, read_range
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.format import few
 from steadytrain.machine.cgroups import cores
 
 Rows = NDArray[np.int64]

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources.filenames import few
 from steadytrain.data.sources.labels import class_name, require_known
 from steadytrain.data.sources.listing import Say
 from steadytrain.errors import DataError
+from steadytrain.format import few
 
 MOST_LABELS = 10_000
 SEVERAL_LABELS = frozenset(

@@ -7,7 +7,9 @@ are vectors. A column ``split`` takes the table apart.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +23,7 @@ from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.columns import ColumnNames, Columns, find_columns, plain_name
-from steadytrain.data.sources.filenames import few, is_image, order_splits, repeated
+from steadytrain.data.sources.filenames import SPLITS, is_image, order_splits, repeated, split_words
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
@@ -38,6 +40,7 @@ from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
 from steadytrain.errors import DataError
+from steadytrain.format import few
 
 _MOST_ERRORS = 5
 _SAMPLE = 200
@@ -154,7 +157,7 @@ def _name_classes(
             raise DataError(f"{path} {_NO_CLASSES}")
         return (), labels
     numbers = labels.astype(np.int64)
-    folders = name_by_folders(numbers, names)
+    folders = _name_by_set(path, numbers, names, say) if classes is None else name_by_folders(numbers, names)
     if classes is not None:
         if folders and set(folders) <= set(classes):
             return classes_from_numbers(numbers, names=folders, classes=classes, where=str(path))
@@ -166,9 +169,57 @@ def _name_classes(
         raise DataError(
             f"{path} has label {largest:,}; at most {MOST_CLASSES:,} classes are possible: number them from 0"
         )
-    if len(np.unique(numbers)) < 2:
-        raise DataError(f"{path} has only one class (every label is {largest}): a classifier needs at least two")
     return folders or tuple(str(number) for number in range(largest + 1)), numbers
+
+
+def _name_by_set(path: Path, numbers: NDArray[np.int64], names: Names, say: Say) -> tuple[str, ...]:
+    """Name classes by the folders of their images, also by those of the lists of the same set beside this one.
+
+    A list that lacks a class, as a small validation list may, does not say what its number means; the others do. Where
+    they contradict it, they are of another set.
+    """
+    own = name_by_folders(numbers, names)
+    folders = {(label, _folder(name)): name for label, name in zip(numbers.tolist(), names, strict=True)}
+    others = [file for file in sorted(path.parent.glob("*.lst")) if file != path and _set_of(file) == _set_of(path)]
+    used = []
+    for other in others:
+        with contextlib.suppress(OSError, ValueError):  # one of another form, or damaged, is read where it is packed
+            pairs = _folders_in(other)
+            if not pairs.keys() <= folders.keys():
+                folders, used = folders | pairs, [*used, other.name]
+    together = name_by_folders(np.array([label for label, _ in folders], np.int64), list(folders.values()))
+    if not used or not together:
+        return own
+    verb = "names" if len(used) == 1 else "name"
+    say(f"{path}: {', '.join(used)} beside it {verb} the {len(together):,} classes too")
+    return together
+
+
+def _folders_in(path: Path) -> dict[tuple[int, str], str]:
+    """Return a path for each class number and folder in a list. Raises ValueError where it has other labels."""
+    pairs = dict[tuple[int, str], str]()
+    for _, line in read_lines(path):
+        if isinstance(line, ValueError):
+            raise line
+        [label] = line.labels
+        if label < 0 or not label.is_integer():
+            raise ValueError(f"{label} is no class number")
+        pairs[int(label), _folder(line.path)] = line.path
+    return pairs
+
+
+def _folder(name: str) -> str:
+    return name.replace("\\", "/").rpartition("/")[0]
+
+
+def _set_of(path: Path) -> tuple[str, ...]:
+    """Return what the names of lists of one set share: all but the words of splits, and the numbers of chunks.
+
+    >>> _set_of(Path("pets_0_train.lst")) == _set_of(Path("pets_val.lst")), _set_of(Path("pets37-val.lst"))
+    (True, ('pets37',))
+    """
+    words = re.split("[-_. ]+", path.stem.casefold())
+    return tuple(word for word in words if not word.isdigit() and (not split_words(word)[0] or split_words(word)[1]))
 
 
 def read_table(
@@ -220,6 +271,8 @@ def read_table(
     rows = islice(read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
     body = _read_body(path, rows, columns, classes, say)
     class_names, label_names, labels = _labels_of(path, body, columns, classes, say)
+    if columns.split is not None:
+        _say_contradictions(where, columns, body, say)
     splits = np.array(body.splits)
     parts = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(body.splits)}
     if "train" not in parts and len(parts) == 1:
@@ -233,6 +286,23 @@ def read_table(
         label_column = plain_name(columns) if len(columns.labels) == 1 else ""
         listings.append(replace(listing, label_names=label_names, groups=parted, label_column=label_column))
     return listings
+
+
+def _say_contradictions(where: str, columns: Columns, body: _Body, say: Say) -> None:
+    """Say how many images lie in a folder of another split than the table's column says."""
+    first, num_others = "", 0
+    for name, split in zip(body.names, body.splits, strict=True):
+        folders = name.replace("\\", "/").casefold().split("/")[:-1]
+        of_folders = {SPLITS[folder] for folder in folders if folder in SPLITS}
+        if of_folders and split not in of_folders:
+            first, num_others = first or f"{name} is {split}", num_others + 1
+    if num_others:
+        column = f"the column {columns.names[columns.split or 0].strip()!r}" if columns.names else "a column"
+        verb = "is" if num_others == 1 else "are"
+        say(
+            f"warning: {where}: {num_others:,} of {len(body.splits):,} images {verb} in a folder of another split than"
+            f" {column} says ({first}): the column counts; correct it where the folders are right"
+        )
 
 
 @dataclass

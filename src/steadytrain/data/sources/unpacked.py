@@ -29,11 +29,11 @@ from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Extents, Ints
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
+from steadytrain.format import printable
 
 MOST_OPEN = 128
 

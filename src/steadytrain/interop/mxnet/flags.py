@@ -54,7 +54,8 @@ class Draft:
     def old(self, flags: Sequence[str]) -> str:
         """Spell old flags as they were typed, or as their script's default."""
         values = [f"{value:g}" if isinstance(value := self.values[flag], float) else str(value) for flag in flags]
-        shown = [f"--{flag.replace('_', '-')} {shlex.quote(value)}" for flag, value in zip(flags, values, strict=True)]
+        quoted = [f" {shlex.quote(value)}" if value else "" for value in values]  # switches have none
+        shown = [f"--{flag.replace('_', '-')}{value}" for flag, value in zip(flags, quoted, strict=True)]
         return " ".join(shown) + ("" if any(flag in self.typed for flag in flags) else " (default)")
 
 

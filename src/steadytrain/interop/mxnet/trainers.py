@@ -24,6 +24,7 @@ from steadytrain.interop.mxnet.flags import (
     read_precision,
     read_shape,
 )
+from steadytrain.interop.mxnet.gluoncv import is_gluoncv, translate_gluoncv
 from steadytrain.interop.mxnet.networks import FAMILIES, MODEL_OPTIONS, PUBLISHED, find_model
 
 NO_AUGMENTATION = (
@@ -122,27 +123,9 @@ TRAINERS: dict[str, dict[str, Any]] = {
 """Script -> where its defaults differ from those of all."""
 
 
-_GLUONCV = {
-    *("--rec-train", "--rec-val", "--use-rec", "--data-dir", "--num-gpus", "--num-workers", "-j", "--lr-mode"),
-    *("--lr-decay", "--lr-decay-epoch", "--lr-decay-period", "--warmup-lr", "--input-size", "--crop-ratio"),
-    *("--use-pretrained", "--mixup", "--label-smoothing", "--no-wd", "--last-gamma", "--mode", "--save-dir"),
-}
-"""Flags of GluonCV's script of the same name that MXNet's ``train_imagenet.py`` lacks."""
-
-
-def _refuse_gluoncv(words: Sequence[str]) -> None:
-    """Name the command instead of GluonCV's, of whose flags some begin like MXNet's but mean something else."""
-    given = [name for word in words if (name := word.partition("=")[0].replace("_", "-")) in _GLUONCV]
-    if given:
-        raise InputError(
-            f"{', '.join(dict.fromkeys(given))}: flags of GluonCV's train_imagenet.py are not read: steady train"
-            " TRAIN.rec --val VAL.rec --model timm/resnet50d --batch-size (of all GPUs together) --epochs N --lr 0.1"
-            " --schedule cosine --procs GPUS does what it did; steady models lists networks"
-        )
-
-
 def translate_trainer(script: str, words: Sequence[str], workers: int) -> Translated:
-    _refuse_gluoncv(words)
+    if script == "train_imagenet" and is_gluoncv(words):
+        return translate_gluoncv(words)
     tuned: Flags = {"pretrained_model": (str, None), "layer_before_fullc": (str, "flatten0")}
     tables = (_FIT, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
     typed = vars(

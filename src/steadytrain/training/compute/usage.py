@@ -21,9 +21,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadytrain
-from steadytrain.data.sources.filenames import few
 from steadytrain.errors import first_line
-from steadytrain.format import count
+from steadytrain.format import count, few
 from steadytrain.models.weights import NETWORK_ERRORS
 from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import random_batch
