@@ -21,7 +21,7 @@ from tests.forked import start
 from steadytrain import events
 from steadytrain.cli import main
 from steadytrain.config import Recipe, parts
-from steadytrain.run import Run
+from steadytrain.run import Run, sync
 from steadytrain.training import checkpoints, steps, train
 
 SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
@@ -104,14 +104,14 @@ def _stand_at_flush(number: int, words: list[str]) -> int:
 
     A checkpoint has four flushes: of two files, of their folder, and of the folder of all after that has its name.
     """
-    flush, flushes = checkpoints.sync, itertools.count(1)
+    flush, flushes = sync, itertools.count(1)
 
     def stand(path: Path) -> None:
         if "checkpoints" in path.parts and next(flushes) == number:
             threading.Event().wait()
         flush(path)
 
-    checkpoints.sync = stand  # type: ignore[attr-defined]
+    vars(checkpoints)["sync"] = stand
     return main(words)
 
 

@@ -49,7 +49,7 @@ def test_the_next_of_a_kind_waits_until_the_memory_of_the_one_before_is_free() -
     go = threading.Event()
     with opened() as writer:
         copy = writer.stage("weights", {"w": torch.ones(1)})["w"]
-        writer.submit("weights", lambda: go.wait(60) and seen.append(copy.item()))
+        writer.submit("weights", lambda: seen.extend([copy.item()] if go.wait(60) else []))
         assert writer.is_writing("weights") and not writer.is_writing("checkpoint")
         threading.Timer(0.05, go.set).start()
         writer.stage("weights", {"w": torch.full((1,), 2.0)})

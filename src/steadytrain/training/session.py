@@ -329,7 +329,9 @@ class Session:
             if saved is not None:
                 self.save_costs.append(saved.cost)
                 self.save_cost, self.save_seconds = median(self.save_costs), saved.seconds
+                self.laps.lap()
                 yield saved
+                self.laps.restart()  # what its reader does is no part of an update
 
     def finish_writing(self) -> Iterator[Saved]:
         """Wait until all is written; events and errors as of :meth:`written`."""
@@ -443,9 +445,9 @@ def open_session(
     halved: queue.SimpleQueue[Halved] = queue.SimpleQueue()
     choices: queue.SimpleQueue[Placement] = queue.SimpleQueue()
     notice = notices.put
-    world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
+    world = build.ALONE if group is None else group.world
     if cluster is not None:
-        world, sharing = cluster.world, cluster.world.local_size
+        world = cluster.world
     # Workers beside the first take their weights from the servers.
     saved = None if cluster is not None and world.rank else _newest_checkpoint(run, group, notice)
     before = None if saved is None else saved["about"]["machine"]
@@ -453,6 +455,9 @@ def open_session(
     with ExitStack() as stack:
         stack.enter_context(preserve_process(device))
         gpus = build.gpus_here(group, device)
+        sharing = stack.enter_context(build.near_gpu(group, device, notice))
+        if cluster is not None:
+            sharing = world.local_size
         machine = build.set_up_machine(recipe, device, before, notice, ranks=world.size, sharing=sharing)
         data = _open_data(run.data, recipe.seed, group, notice)
         stack.callback(data.close)
