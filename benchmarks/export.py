@@ -38,7 +38,7 @@ from steadytrain.models import read_weights
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.models.exported import require_library
 from steadytrain.training import Trained, restore
-from steadytrain.training.checkpoints import write_weights
+from steadytrain.training.checkpoints import stage, write_weights
 from steadytrain.training.inference import Files, image_files
 
 HERE = Path(__file__).resolve().parent
@@ -119,7 +119,7 @@ def network(name: str, data: Path, photos: Path, folder: Path) -> Trained:
             "licence": "apache-2.0",
         }
         tensors = read_weights(next((weights / name).glob("*.safetensors"))).tensors
-        write_weights(folder / f"{name}.safetensors", tensors, about)
+        write_weights(folder / f"{name}.safetensors", stage(tensors), about)
         return restore(folder / f"{name}.safetensors", device="cpu")
     if name == "squeezenet1_1":
         file = next(path for path in (weights / "squeezenet1.1").iterdir() if path.suffix in (".pth", ".safetensors"))

@@ -12,12 +12,20 @@ scheduler would. By ``steady train --procs 2``, and by ``torchrun`` starting the
 - ``weights_equal``: kills after which the weights, running statistics included, and the last evaluation are those of
   the run without a fault, bit for bit.
 
+``--saving`` measures instead what a checkpoint costs training, of ResNet-50 with momentum, in one process. From the
+events of a run: ``pause`` of the loop, ``until_on_disk``, ``processor`` of the thread that writes, and ``slowed``, what
+the updates meanwhile took more than the others. In turn with it, of a network and an optimizer of the same kind, and
+while that run stands: ``in_loop``, the same file written by the loop itself, as steadytrain did until 2026-11; and
+``script``, ``torch.save`` alone, which waits for no disk.
+
 usage: python benchmarks/recover.py [--kills 10] [--steps 360] [--starters steady torchrun] [--quick] [--save]
+       python benchmarks/recover.py --saving [--quick] [--save]
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import signal
@@ -29,18 +37,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import psutil
+import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import engine_overhead
 import machine
 import train_step
-from steadytrain.events import Evaluated, Resumed, Started, Step
-from steadytrain.run import Run
+from steadytrain.config import Budget, Data, Every, Model, Optim, Recipe
+from steadytrain.events import Evaluated, Resumed, Saved, Started, Step
+from steadytrain.run import Run, sync
+from steadytrain.training import steps as run_steps
+from steadytrain.training.checkpoints import split
 
 RANKS = 2
 BATCH = 32
@@ -48,6 +60,7 @@ IMAGES = 1200
 SAVE_STEPS = 20
 STARTERS = ("steady", "torchrun")
 TARGETS = ("rank 0 KILL", "rank 1 KILL", "keeper KILL", "keeper TERM")
+SAVING_STEPS, SAVES = 12, 9  # updates between two checkpoints; how many, of which the first two do not count
 MOST_SECONDS = 600.0
 MOST_COMMANDS = 60  # a rank that still ends holds the run for a while
 PAUSE = 1.0
@@ -265,6 +278,69 @@ def _log(run: Path) -> str:
     return "\n".join((run.parent / f"{run.name}.log").read_text(errors="replace").splitlines()[-30:])
 
 
+def saving(records: Path, folder: Path, saves: int) -> dict[str, Any]:
+    """Seconds of a checkpoint, by who writes it."""
+    recipe = Recipe(
+        data=Data(train=str(records), size=64, holdout=0.0),
+        model=Model("timm/resnet50"),
+        optim=Optim("sgd", lr=0.01),
+        budget=Budget(steps=SAVING_STEPS * saves),
+        every=Every(save_steps=SAVING_STEPS, log_steps=SAVING_STEPS),
+        batch_size=8,
+    )
+    module = timm.create_model("resnet50", num_classes=10)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    seconds: dict[str, list[float]] = {"in_loop": [], "script": []}
+    saved: list[Saved] = []
+    updates: list[tuple[float, Step]] = []
+    for event in run_steps(Run.create(folder / "run", recipe)):
+        if isinstance(event, Step):
+            updates.append((event.time - event.seconds, event))
+        if isinstance(event, Saved):
+            saved.append(event)
+            seconds["in_loop"].append(_in_loop(module, optimizer, folder / "in-loop"))
+            began = time.perf_counter()
+            torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, folder / "script.pt")
+            seconds["script"].append(time.perf_counter() - began)
+            say(f"pause {event.pause:.3f} of {event.seconds:.3f} s, in the loop {seconds['in_loop'][-1]:.3f}")
+    spans = [(event.began + event.pause, event.began + event.seconds) for event in saved]
+    slow = [any(began < end and begins < began + step.seconds for begins, end in spans) for began, step in updates]
+    usual = median(step.seconds for (_, step), is_slow in zip(updates, slow, strict=True) if not is_slow)
+    excess = sum(step.seconds - usual for (_, step), is_slow in zip(updates, slow, strict=True) if is_slow)
+    seconds |= {
+        "pause": [event.pause for event in saved],
+        "until_on_disk": [event.seconds for event in saved],
+        "processor": [event.cpu_seconds or 0.0 for event in saved],
+    }
+    return {
+        "bytes": saved[-1].bytes,
+        "saves": len(saved) - 2,
+        "seconds_per_update": usual,
+        "slowed": excess / len(saved),
+        **{
+            name: {"median": median(values[2:]), "mean": fmean(values[2:]), "most": max(values[2:])}
+            for name, values in seconds.items()
+        },
+    }
+
+
+def _in_loop(module: torch.nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> float:
+    """Write weights and momentum as the loop did until 2026-11: looked at, copied, written, flushed, read again."""
+    began = time.perf_counter()
+    assert bool(torch.stack([parameter.isfinite().all() for parameter in module.parameters()]).all())
+    _, tensors = split({"model": module.state_dict(), "optimizer": optimizer.state_dict()})
+    path.unlink(missing_ok=True)
+    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path)
+    with path.open("rb") as file:
+        hashlib.file_digest(file, "sha256")
+    sync(path)
+    sync(path.parent)
+    return time.perf_counter() - began
+
+
 def say(line: str) -> None:
     """Progress."""
     print(line, file=sys.stderr, flush=True)
@@ -277,11 +353,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=360, help=f"updates of {BATCH} images")
     parser.add_argument("--starters", nargs="+", default=list(STARTERS), choices=STARTERS)
     parser.add_argument("--seed", type=int, default=0, help="of what is killed, and when")
+    parser.add_argument("--saving", action="store_true", help="only what a checkpoint costs training")
     parser.add_argument("--quick", action="store_true", help="four kills of a shorter run: shows that it works")
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/recover.json")
     args = parser.parse_args()
     if args.quick:
         args.kills, args.steps = len(TARGETS), 100
+    if args.saving:
+        with tempfile.TemporaryDirectory() as name:
+            records = train_step.write_records(Path(name), 64, 3, 200)
+            figures = saving(records, Path(name), 3 if args.quick else SAVES)
+        machine.record("recover_saving", engine_overhead.rounded(figures), save=args.save)
+        return
     values = {}
     with tempfile.TemporaryDirectory() as name:
         records = train_step.write_records(Path(name), 32, 3, IMAGES)

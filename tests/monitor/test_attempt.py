@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.monitor.recorder import Recorder
 
-from steadytrain.events import FeedStats, Started
+from steadytrain.events import FeedStats, Saved, Started
 from steadytrain.monitor.attempt import Attempt, InputWait, Mark, stage_shares
 
 
@@ -59,6 +61,20 @@ def test_what_came_after_a_later_starts_checkpoint_counts_no_more(run: Recorder)
     assert attempt.cut == pytest.approx(at)
     assert not attempt.lose_after(0), "the checkpoint is older than the attempt"
     assert attempt.cut == 0.0
+
+
+def test_what_was_done_while_a_checkpoint_was_written_is_not_in_it() -> None:
+    run = Recorder()
+    run.start(startup=3.0)
+    run.update(forward=1.0)
+    saved = Saved(step=1, path="a", bytes=1, seconds=3.5, paused_seconds=0.5, cpu_seconds=1.0, began=run.time)
+    run.idle(0.5)  # the pause, which no update has
+    run.update(forward=4.0)
+    attempt = absorbed(run)
+    attempt.take(replace(saved, time=run.time))
+    assert attempt.lose_after(1)
+    assert attempt.cut == pytest.approx(run.wall - 4.0)
+    assert saved.cost == 1.5 and replace(saved, paused_seconds=None, cpu_seconds=None).cost == 3.5
 
 
 def test_an_account_that_is_older_than_the_one_before_is_passed_over(run: Recorder) -> None:

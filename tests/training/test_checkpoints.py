@@ -25,30 +25,35 @@ trees = st.recursive(
 )
 
 
+def save(directory: Path, step: int, state: dict[str, Any], *, keep: int | None = None) -> checkpoints.Written:
+    plain, tensors = checkpoints.split(state)
+    return checkpoints.save(directory, step, plain, checkpoints.stage(tensors), keep=keep)
+
+
 @given(tree=trees)
 @settings(max_examples=60, deadline=None)
 def test_plain_values_come_back_as_they_were(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    place = checkpoints.save(tmp_path_factory.mktemp("c"), 1, {"tree": tree}).path
+    place = save(tmp_path_factory.mktemp("c"), 1, {"tree": tree}).path
     assert checkpoints.load(place)["tree"] == tree
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     value = (torch.randn(3, 5) * 50).to(dtype)
-    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"t": value}).path)["t"]
+    back = checkpoints.load(save(tmp_path, 1, {"t": value}).path)["t"]
     assert back.dtype == dtype
     assert back.equal(value)
 
 
 def test_not_a_number_and_infinity_keep_their_bits(tmp_path: Path) -> None:
     value = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
-    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"t": value}).path)["t"]
+    back = checkpoints.load(save(tmp_path, 1, {"t": value}).path)["t"]
     assert back.view(torch.int32).equal(value.view(torch.int32))
 
 
 def test_channels_last_layout_is_kept(tmp_path: Path) -> None:
     value = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"t": value}).path)["t"]
+    back = checkpoints.load(save(tmp_path, 1, {"t": value}).path)["t"]
     assert back.equal(value)
     assert back.stride() == value.stride()
 
@@ -56,7 +61,7 @@ def test_channels_last_layout_is_kept(tmp_path: Path) -> None:
 def test_tensors_that_share_memory_are_all_saved(tmp_path: Path) -> None:
     whole = torch.arange(10.0)
     state = {"whole": whole, "same": whole, "part": whole[2:4], "turned": whole.view(2, 5).t()}
-    back = checkpoints.load(checkpoints.save(tmp_path, 1, state).path)
+    back = checkpoints.load(save(tmp_path, 1, state).path)
     assert all(back[name].equal(value) for name, value in state.items())
 
 
@@ -65,7 +70,7 @@ def test_an_optimizer_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> Non
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     weight.grad = torch.ones(4)
     optimizer.step()
-    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"o": optimizer.state_dict()}).path)["o"]
+    back = checkpoints.load(save(tmp_path, 1, {"o": optimizer.state_dict()}).path)["o"]
     other = torch.nn.Parameter(weight.detach().clone())
     resumed = torch.optim.SGD([other], lr=0.5)
     resumed.load_state_dict(back)
@@ -77,7 +82,7 @@ def test_an_optimizer_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> Non
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 100_000_000):
-        checkpoints.save(tmp_path, step, {"step": step}, keep=2)
+        save(tmp_path, step, {"step": step}, keep=2)
     assert [checkpoints.load(place)["step"] for place in checkpoints.saved(tmp_path)] == [10, 100_000_000]
 
 
@@ -85,7 +90,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 def test_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
-        place = checkpoints.save(tmp_path, 1, {"w": torch.ones(4)}).path
+        place = save(tmp_path, 1, {"w": torch.ones(4)}).path
         checkpoints.write_weights(tmp_path / "model.safetensors", {"w": torch.ones(4)}, {})
     finally:
         os.umask(before)
@@ -95,10 +100,10 @@ def test_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: Path)
 
 def test_a_damaged_newer_one_does_not_cost_the_one_just_saved(tmp_path: Path) -> None:
     for step in (50, 100):
-        checkpoints.save(tmp_path, step, {"w": torch.ones(4)}, keep=2)
+        save(tmp_path, step, {"w": torch.ones(4)}, keep=2)
     _damage(tmp_path / "step-00000100" / "state.json", "empty")
     for step in (60, 70):
-        checkpoints.save(tmp_path, step, {"w": torch.ones(4)}, keep=1)
+        save(tmp_path, step, {"w": torch.ones(4)}, keep=1)
         assert checkpoints.newest(tmp_path) == tmp_path / f"step-{step:08d}"
     assert len(checkpoints.saved(tmp_path)) == 2
 
@@ -107,7 +112,7 @@ def test_a_damaged_newer_one_does_not_cost_the_one_just_saved(tmp_path: Path) ->
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone", "empty"])
 def test_a_damaged_newest_one_falls_back_to_the_one_before(name: str, harm: str, tmp_path: Path) -> None:
     for step in (1, 2):
-        checkpoints.save(tmp_path, step, {"w": torch.full((64,), float(step)), "step": step})
+        save(tmp_path, step, {"w": torch.full((64,), float(step)), "step": step})
     _damage(tmp_path / "step-00000002" / name, harm)
     messages: list[str] = []
     place = checkpoints.newest(tmp_path, messages.append)
@@ -117,7 +122,7 @@ def test_a_damaged_newest_one_falls_back_to_the_one_before(name: str, harm: str,
 
 
 def test_when_all_are_damaged_it_says_so_and_how_to_start_afresh(tmp_path: Path) -> None:
-    checkpoints.save(tmp_path, 1, {"w": torch.ones(4)})
+    save(tmp_path, 1, {"w": torch.ones(4)})
     _damage(tmp_path / "step-00000001" / "state.safetensors", "flip")
     with pytest.raises(CheckpointError, match=r"all 1 checkpoints .* delete that folder"):
         checkpoints.newest(tmp_path)
@@ -129,7 +134,7 @@ def test_an_empty_folder_has_no_newest(tmp_path: Path) -> None:
 
 def _save_again_and_again(place: Path) -> None:
     for step in range(1, 1000):
-        checkpoints.save(place, step, {"w": torch.full((500_000,), float(step))}, keep=3)
+        save(place, step, {"w": torch.full((500_000,), float(step))}, keep=3)
 
 
 def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> None:
@@ -144,14 +149,14 @@ def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> Non
     assert newest_place is not None and not messages
     step = int(newest_place.name.split("-")[1])
     assert checkpoints.load(newest_place)["w"].eq(step).all()
-    checkpoints.save(tmp_path, 1000, {"w": torch.ones(1)}, keep=1)
+    save(tmp_path, 1000, {"w": torch.ones(1)}, keep=1)
     assert [place.name for place in tmp_path.iterdir()] == ["step-00001000"]
 
 
 def test_a_full_disk_is_said_and_leaves_what_was_there(small_disk: Path) -> None:
-    checkpoints.save(small_disk, 1, {"w": torch.ones(1000)})
+    save(small_disk, 1, {"w": torch.ones(1000)})
     with pytest.raises(StorageError, match="the disk is full"):
-        checkpoints.save(small_disk, 2, {"w": torch.ones(4_000_000)})
+        save(small_disk, 2, {"w": torch.ones(4_000_000)})
     assert [place.name for place in small_disk.iterdir()] == ["step-00000001"]
     assert checkpoints.newest(small_disk) == small_disk / "step-00000001"
 

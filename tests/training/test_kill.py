@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pty
 import random
@@ -20,7 +21,7 @@ from tests.forked import start
 from steadytrain import events
 from steadytrain.cli import main
 from steadytrain.config import Recipe, parts
-from steadytrain.run import Run
+from steadytrain.run import Run, sync
 from steadytrain.training import checkpoints, steps, train
 
 SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
@@ -78,6 +79,40 @@ def test_killed_and_then_terminated_the_final_weights_are_the_same(
     _goes_on_to_the_same(whole, run, weights)
     started = [e for e in Run.open(run).events() if isinstance(e, events.Started)]
     assert started[-1].step == ended.step
+
+
+def test_killed_while_a_thread_writes_the_checkpoint_before_is_used_and_the_final_weights_are_the_same(
+    digits: Path, tmp_path: Path, weights: Callable[[Path], bytes]
+) -> None:
+    """Training goes on meanwhile; a checkpoint that has its name is whole, even where its folder is not flushed."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(_words(digits, whole)) == 0
+    places = run / "checkpoints"
+    assert _signal_at(start(_stand_at_flush, 5, _words(digits, run)), run, 18, signal.SIGKILL) == -signal.SIGKILL
+    assert _steps(run) >= 18, "training stood still"
+    assert checkpoints.saved(places) == [places / "step-00000007"]
+    assert _signal_at(start(_stand_at_flush, 8, _words(digits, run)), run, 25, signal.SIGKILL) == -signal.SIGKILL
+    assert checkpoints.newest(places) == places / "step-00000021"
+    _goes_on_to_the_same(whole, run, weights)
+    assert [e.step for e in Run.open(run).events() if isinstance(e, events.Resumed)] == [7, 21]
+    saved = [(e.attempt, e.step) for e in Run.open(run).events() if isinstance(e, events.Saved)]
+    assert saved[:3] == [(1, 7), (2, 14), (3, 28)]
+
+
+def _stand_at_flush(number: int, words: list[str]) -> int:
+    """Train; the thread that writes stands still before it flushes something of a checkpoint for this time.
+
+    A checkpoint has four flushes: of two files, of their folder, and of the folder of all after that has its name.
+    """
+    flush, flushes = sync, itertools.count(1)
+
+    def stand(path: Path) -> None:
+        if "checkpoints" in path.parts and next(flushes) == number:
+            threading.Event().wait()
+        flush(path)
+
+    vars(checkpoints)["sync"] = stand
+    return main(words)
 
 
 def test_a_run_whose_terminal_is_closed_saves_and_ends(digits: Path, tmp_path: Path) -> None:

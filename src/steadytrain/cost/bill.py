@@ -345,7 +345,7 @@ def habits(history: RunHistory) -> Habits:
         for before, after in zip(history.saved, history.saved[1:], strict=False)
         if before.attempt == after.attempt and after.step > before.step
     ]
-    cost = fmean(event.seconds for event in history.saved) if history.saved else 0.0
+    cost = fmean(event.cost for event in history.saved) if history.saved else 0.0
     interval = median(gaps) if gaps else history.recipe.every.seconds_between_saves(cost)
     starts = [attempt.began - attempt.process_began for attempt in history.attempts if attempt.started]
     num = len(history.attempts) - 1

@@ -192,12 +192,29 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Saved(Event):
-    """A checkpoint on disk, whole and checksummed."""
+    """A checkpoint on disk, whole and checksummed.
+
+    It was asked for at ``began``, in seconds since 1970, and on the disk ``seconds`` later. Training paused for
+    ``paused_seconds`` of them; in the others a thread wrote it, of which ``cpu_seconds`` were a processor's.
+    """
 
     step: int
     path: str
     bytes: int
     seconds: float
+    paused_seconds: float | None = None
+    cpu_seconds: float | None = None
+    began: float = 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds that training paused for it: all, in logs of versions that wrote none in a thread."""
+        return self.seconds if self.paused_seconds is None else self.paused_seconds
+
+    @property
+    def cost(self) -> float:
+        """Seconds that it took from training: the pause, and the time of a processor that may have been needed."""
+        return self.pause + (self.cpu_seconds or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

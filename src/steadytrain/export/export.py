@@ -385,7 +385,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
     if job.kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with formats.replacing(path) as part:
-            checkpoints.write_weights(part, module.state_dict(), about)
+            checkpoints.write_weights(part, checkpoints.stage(module.state_dict()), about)
             again = restore(part, model=named, numbers="fp32", device="cpu")
             row, tolerance = _compare(job, _plain(again.module), Row("safetensors fp32", "torch", _bytes(part)))
             _require_same(path, row, tolerance)
@@ -395,7 +395,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir()
-        checkpoints.write_weights(part / "model.safetensors", module.state_dict(), about)
+        checkpoints.write_weights(part / "model.safetensors", checkpoints.stage(module.state_dict()), about)
         config = timm_config(job.describe(0.0, "fp32"), module, about["model"]["options"])
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         import timm

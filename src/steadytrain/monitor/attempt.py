@@ -130,7 +130,7 @@ class Attempt:
     """One attempt of a run, folded event by event.
 
     ``before``: the run's own seconds before it; ``cut``: its wall seconds that count, since what came after was done
-    for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was on disk. ``exchange``:
+    for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was taken. ``exchange``:
     seconds that exchanging with other ranks took, and ``warmup_images``: images of the updates whose computing is in
     ``warmup``, both where that was recorded. ``process_began`` and ``last_time``, of its newest event, are seconds
     since 1970.
@@ -212,10 +212,12 @@ class Attempt:
                 self._waits.add_stats(event)
             case Evaluated() | Saved():
                 # What lies after the newest mark, which may be in its middle.
-                seconds = min(event.seconds, self._tail["other"]) if self._is_accounted else event.seconds
+                seconds = event.pause if isinstance(event, Saved) else event.seconds
+                seconds = min(seconds, self._tail["other"]) if self._is_accounted else seconds
                 self._explain("evaluation" if isinstance(event, Evaluated) else "checkpoint", max(0.0, seconds))
-                if isinstance(event, Saved):
-                    self.saved[event.step] = self.wall
+                if isinstance(event, Saved):  # what was done while it was written is not in it
+                    since = max(0.0, event.time - event.began - event.pause) if event.began else 0.0
+                    self.saved[event.step] = max(0.0, self.wall - since)
             case Ended():
                 self.ended = event
                 if not self._is_accounted:

@@ -54,7 +54,7 @@ class Evidence:
         devices: the same of each GPU; ``energy_joules`` is a sum.
         measured, ceilings, compiled, threads: the newest of their kind.
         evaluations: how many, and their seconds in all.
-        checkpoints: how many, and their seconds in all.
+        checkpoints: how many, and the seconds in all that training paused for them.
         ranks: rank -> shares of its wall time by bucket.
         exchanging: rank -> the share of it that exchanging takes by itself; None where that is not recorded.
         servers: what rank 0 exchanged with its servers in all; None: it has none.

@@ -262,7 +262,7 @@ class Samples:
             case Evaluated():
                 self.evaluations = (self.evaluations[0] + 1, self.evaluations[1] + max(0.0, event.seconds))
             case Saved():
-                self.checkpoints = (self.checkpoints[0] + 1, self.checkpoints[1] + max(0.0, event.seconds))
+                self.checkpoints = (self.checkpoints[0] + 1, self.checkpoints[1] + max(0.0, event.pause))
             case StepMeasured():
                 self.measured = event
             case Ceilings():

@@ -6,6 +6,7 @@ import math
 import platform
 import time
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from steadytrain.config import Every
@@ -148,9 +149,8 @@ def remaining_seconds(history: RunHistory) -> float | None:
         seconds += mean_seconds * evaluations_left(every, last, epochs, one_step=1 / started.steps_per_epoch)
     if saved and left:
         by_steps = left / every.save_steps if every.save_steps else 0.0
-        mean_seconds = sum(event.seconds for event in saved) / len(saved)
-        by_time = updating / every.seconds_between_saves(mean_seconds)
-        seconds += max(1.0, by_steps, by_time) * mean_seconds
+        by_time = updating / every.seconds_between_saves(fmean(event.cost for event in saved))
+        seconds += max(1.0, by_steps, by_time) * fmean(event.pause for event in saved)
     return seconds
 
 

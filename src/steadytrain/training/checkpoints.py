@@ -6,8 +6,8 @@ to the disk and renamed, so a kill leaves either the whole of it or nothing. Not
 
 >>> import tempfile, torch
 >>> place = Path(tempfile.mkdtemp())
->>> written = save(place, 120, {"model": {"w": torch.ones(2)}, "groups": [{"lr": 0.1}], "by_id": {0: "a"}})
->>> written.path.name
+>>> plain, tensors = split({"model": {"w": torch.ones(2)}, "groups": [{"lr": 0.1}], "by_id": {0: "a"}})
+>>> save(place, 120, plain, stage(tensors)).path.name
 'step-00000120'
 >>> state = load(newest(place))
 >>> state["by_id"], state["model"]["w"].tolist()
@@ -22,7 +22,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,28 +41,26 @@ _NAME = re.compile(r"step-(\d{8,})$")
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint on disk: its directory, its size in bytes and the seconds that it took."""
+    """A checkpoint on disk: its directory and its size in bytes."""
 
     path: Path
     bytes: int
-    seconds: float
 
 
-def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | None = None) -> Written:
-    """Write ``state`` as the checkpoint of ``step``; it exists only when it is whole and on the disk.
+def save(
+    directory: Path, step: int, plain: Any, tensors: dict[str, torch.Tensor], *, keep: int | None = None
+) -> Written:
+    """Write a state as the checkpoint of ``step``; it exists only when it is whole and on the disk.
 
     Args:
         directory: where checkpoints lie; made if need be.
         step: the number that names it.
-        state: nested dictionaries (text or number keys), lists and tuples of tensors and plain values.
-            Tensors are copied to the host. Memory layout (channels-last) is kept.
+        plain, tensors: of the state, as :func:`split` and :func:`stage` return them.
         keep: how many to leave: this one and the newest before it. None leaves all.
 
     Raises:
         StorageError: the disk is full or not writable; earlier checkpoints are untouched.
     """
-    began = time.perf_counter()
-    plain, tensors = split(state)
     place = directory / f"step-{step:08d}"
     part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
     try:
@@ -86,7 +83,7 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
         for old in [path for path in saved(directory) if int(path.name.split("-")[1]) <= step][:-keep]:
             shutil.rmtree(old, ignore_errors=True)
-    return Written(place, size, time.perf_counter() - began)
+    return Written(place, size)
 
 
 def saved(directory: Path) -> list[Path]:
@@ -144,12 +141,12 @@ def load(place: Path) -> dict[str, Any]:
         raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
 
 
-def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+def write_weights(path: Path, tensors: dict[str, torch.Tensor], about: Mapping[str, Any]) -> None:
     """Write weights as one ``.safetensors`` file, whole or not at all.
 
     Args:
         path: the file; replaced if it is there.
-        tensors: a module's ``state_dict``.
+        tensors: a module's ``state_dict``, as :func:`stage` returns it.
         about: plain values that go into the file's header, under ``steadytrain``.
 
     Raises:
@@ -158,7 +155,7 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     part = path.with_name(f".{path.name}.part")
     try:
         metadata = {"format": "pt", "steadytrain": json.dumps(about)}
-        _write_tensors({k: _on_host(v) for k, v in tensors.items()}, part, metadata)
+        _write_tensors(tensors, part, metadata)
         _sort_header(part)
         sync(part)
         part.replace(path)
@@ -185,13 +182,18 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def split(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Split a state into plain values that are JSON, and tensors by name, on the host."""
+    """Split a state into plain values that are JSON, and its tensors by name; nothing is copied.
+
+    Args:
+        state: nested dictionaries (text or number keys), lists and tuples of tensors and plain values. That a tensor is
+            channels-last is among the plain values.
+    """
     tensors: dict[str, torch.Tensor] = {}
 
     def plain(value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
             assert name not in tensors, f"two tensors are called {name}"
-            tensors[name] = _on_host(value)
+            tensors[name] = value.detach()
             is_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
             return {"tensor": name} | ({"last": True} if is_last and not value.is_contiguous() else {})
         if isinstance(value, Mapping):
@@ -221,11 +223,24 @@ def join(rest: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return rest["value"]
 
 
-def _on_host(value: torch.Tensor) -> torch.Tensor:
-    # safetensors wants each tensor contiguous and alone in its storage.
-    host = value.detach().to("cpu").contiguous()
-    alone = host.untyped_storage().nbytes() == host.nbytes and host.data_ptr() != value.data_ptr()
-    return host if alone else host.clone()
+def stage(tensors: Mapping[str, torch.Tensor], memory: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """Copy tensors to the host: contiguous and without a byte in common, as safetensors wants them.
+
+    Args:
+        tensors: of any device and layout; they may change as soon as this returns.
+        memory: uint8 [n] on the host that the copies are put into, n at least the bytes of all; None: new memory.
+    """
+    if memory is None:
+        memory = torch.empty(sum(value.nbytes for value in tensors.values()), dtype=torch.uint8)
+    copies, end, devices = {}, 0, set()
+    for name, value in sorted(tensors.items(), key=lambda item: -item[1].element_size()):  # so that all are aligned
+        begin, end = end, end + value.nbytes
+        part = memory[begin:end].view(value.dtype) if value.nbytes else memory.new_empty(0, dtype=value.dtype)
+        copies[name] = part.view(value.shape).copy_(value.detach(), non_blocking=value.is_cuda)
+        devices |= {value.device} if value.is_cuda else set()
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 def _write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -32,7 +32,7 @@ from steadytrain.interop.mxnet.symbol import (
 from steadytrain.interop.mxnet.trace import export_symbol
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
-from steadytrain.training.checkpoints import write_weights
+from steadytrain.training.checkpoints import stage, write_weights
 from steadytrain.training.trained import Trained
 
 _EPOCH = re.compile(r"(.+)-\d{4,}$")
@@ -141,7 +141,7 @@ def convert_from_mxnet(
     }
     about |= {"symbol": symbol_json(network.symbol)} if matched is None else {}
     tensors = network.module.state_dict() if matched is None else matched.state
-    write_weights(out, tensors, about)
+    write_weights(out, stage(tensors), about)
     return Converted(
         (out,),
         name,
@@ -284,5 +284,5 @@ def convert_states(path: Path, symbol_path: Path, out: Path) -> int:
             " network, or of several devices"
         )
     tensors = {names[key]: torch.tensor(value) for key, value in states.items() if value is not None}
-    write_weights(out, tensors, {"optimizer": "sgd", "state": "momentum"})
+    write_weights(out, stage(tensors), {"optimizer": "sgd", "state": "momentum"})
     return len(tensors)

@@ -323,7 +323,8 @@ def _evaluate(
         with contextlib.suppress(SteadyError):
             session.require_finite_weights()
             if engine.world.size == 1:
-                yield from session.write_checkpoint()
+                session.write_checkpoint(time.perf_counter())
+                yield from session.finish_writing()
         raise
     if not stopped:
         state.evaluated, session.evaluate_seconds = session.epoch, time.perf_counter() - began

@@ -197,6 +197,9 @@ def steps(
                     _notice_faults(session)
                     for event in _notices(session):
                         log.append(event)
+                    with contextlib.suppress(SteadyError):  # it may be the error that is told below
+                        for event in session.written():
+                            log.append(event)
                     log.append(session.clock.account())
                 log.append(Failed(error=type(error).__name__, message=str(error), step=step))
             if error is caught:
@@ -275,6 +278,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             session.require_finite(logged.loss)
             yield from _epochs(session)
         yield from _notices(session)
+        yield from session.written()
         if is_due(session):
             yield from _epochs(session)
             yield from _evaluate(session, stop)
@@ -289,7 +293,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             if is_done or signal:
                 _end_epoch(session, last.position, is_last=True)
             yield from _epochs(session)
-            yield from session.save()
+            session.save()
         if clock.is_due():
             yield from _accounts(session)
             _notice_faults(session)
@@ -300,7 +304,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         session.notices.put(_probe_words(session, state.probe))
     yield from _notices(session)
     if session.steps == 0 and not signal:  # a probe alone
-        yield from session.save()
+        session.save()
     consensus.close()
     if session.is_first:
         state.engine.end_run()
@@ -309,6 +313,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     if not signal:
         with state.engine.settled(session.evaluated_module):
             session.export("model.safetensors")
+    yield from session.finish_writing()
     clock.settle()
     yield from _accounts(session)
     return signal

@@ -43,6 +43,7 @@ from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.timing import pass_of, use_fastest_threads
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
 from steadytrain.training.step import Share, Update, images_per_rank, share_of
+from steadytrain.training.writer import Writer
 
 
 class Laps:
@@ -77,9 +78,10 @@ class Session:
     ``notices`` are lines for the user, ``halved`` tells where memory ran out, ``choices`` the places of the loader's
     threads, all still to be written; ``gpus``: UUIDs of those that this process samples;
     ``val_limit``: how many images are evaluated at a time;
-    ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
-    took; ``save_cost``: their median, which every update asks for; ``first_epochs``: of parameters that are not trained
-    from the beginning, by name; ``deadline``: when the time of the run is over, by ``time.perf_counter()``;
+    ``writer``: of checkpoints and weights; ``saved``: when the last checkpoint was asked for, by ``time.monotonic()``;
+    ``save_costs``: what each took from training; ``save_cost``: their median, which every update asks for;
+    ``save_seconds``: until the last one was on the disk; ``first_epochs``: of parameters that are not trained from the
+    beginning, by name; ``deadline``: when the time of the run is over, by ``time.perf_counter()``;
     ``began``: when the process started, seconds since 1970; ``price``: of an hour of each machine, if it is known;
     ``earlier``: what the attempts before used. ``evaluate_seconds``: of the last evaluation; ``last_step``: where the
     run ends early, if it does.
@@ -111,9 +113,11 @@ class Session:
     began: float
     price: Price | None
     earlier: list[Part]
+    writer: Writer[Saved | None]
     saved: float
-    save_seconds: list[float] = field(default_factory=list)
+    save_costs: list[float] = field(default_factory=list)
     save_cost: float = 0.0
+    save_seconds: float = 0.0
     deadline: float = math.inf
     evaluate_seconds: float = 0.0
     last_step: int | None = None
@@ -176,7 +180,7 @@ class Session:
     @property
     def is_out_of_time(self) -> bool:
         """Whether an evaluation and a checkpoint are all that the run has time for; the first rank's clock decides."""
-        return self.is_first and time.perf_counter() + self.evaluate_seconds + self.save_cost >= self.deadline
+        return self.is_first and time.perf_counter() + self.evaluate_seconds + self.save_seconds >= self.deadline
 
     @property
     def is_out_of_patience(self) -> bool:
@@ -262,13 +266,15 @@ class Session:
         """Return whether a checkpoint is due by time: of several ranks, the first one's decides.
 
         What one costs is the median of those written so far: a disk that was busy once does not put the next one off.
-        The first evaluation is always saved, and tells what a checkpoint costs.
+        The first evaluation is always saved, and tells what a checkpoint costs. Where the last one is still being
+        written, no other is due, but after an evaluation.
         """
         due = self.recipe.every.seconds_between_saves(self.save_cost, evaluated=evaluated)
-        return self.is_first and time.monotonic() - self.saved >= due
+        is_time = self.is_first and time.monotonic() - self.saved >= due
+        return is_time and (evaluated or not self.writer.is_writing("checkpoint"))
 
-    def save(self) -> Iterator[Saved]:
-        """Write a checkpoint of a state that can be trained on; all ranks gather it, the first one writes.
+    def save(self) -> None:
+        """Have a checkpoint written of a state that can be trained on; all ranks gather it, the first one writes.
 
         Raises:
             DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
@@ -276,16 +282,14 @@ class Session:
         if not self.state.engine.takes_part:
             return
         self.require_finite(self.settled_loss())
-        began = time.monotonic()
+        began = time.perf_counter()
         self.require_finite_weights()
-        yield from self.write_checkpoint()
-        self.save_seconds.append(time.monotonic() - began)
-        self.save_cost = median(self.save_seconds)
+        self.write_checkpoint(began)
         self.laps.restart()
 
-    def write_checkpoint(self) -> Iterator[Saved]:
-        """Write a checkpoint, whatever the weights are."""
-        engine = self.state.engine
+    def write_checkpoint(self, began: float) -> None:
+        """Have a checkpoint written, whatever the weights are; training pauses for it since ``began``."""
+        engine, directory, keep = self.state.engine, self.run.checkpoints, self.recipe.every.keep
         with self.clock.within("checkpoint"):
             if (step := engine.collect()) is not None:
                 self.state.cursor.step, self.state.cursor.position = step, step * self.recipe.batch_size
@@ -296,13 +300,48 @@ class Session:
             state = self.state.state_dict() | {"about": about}
             if not self.is_first:
                 return
-            written = checkpoints.save(self.run.checkpoints, step, state, keep=self.recipe.every.keep)
+            plain, live = checkpoints.split(state)
+            tensors = self.writer.stage("checkpoint", live)
+        paused, now = time.perf_counter() - began, time.time()
+
+        def write() -> Saved:
+            cpu_began = time.thread_time()
+            written = checkpoints.save(directory, step, plain, tensors, keep=keep)
+            return Saved(
+                step=step,
+                path=str(written.path.relative_to(self.run.directory)),
+                bytes=written.bytes,
+                seconds=time.perf_counter() - began,
+                paused_seconds=paused,
+                cpu_seconds=time.thread_time() - cpu_began,
+                began=now - paused,
+            )
+
+        self.writer.submit("checkpoint", write)
         self.saved = time.monotonic()
-        name = str(written.path.relative_to(self.run.directory))
-        yield Saved(step=step, path=name, bytes=written.bytes, seconds=written.seconds)
+
+    def written(self) -> Iterator[Saved]:
+        """Yield an event for each checkpoint that is on the disk since the last call.
+
+        Raises:
+            StorageError: one, or weights, could not be written.
+        """
+        for saved in self.writer.results():
+            if saved is not None:
+                self.save_costs.append(saved.cost)
+                self.save_cost, self.save_seconds = median(self.save_costs), saved.seconds
+                self.laps.lap()
+                yield saved
+                self.laps.restart()  # what its reader does is no part of an update
+
+    def finish_writing(self) -> Iterator[Saved]:
+        """Wait until all is written; events and errors as of :meth:`written`."""
+        with self.clock.within("checkpoint"):
+            self.writer.wait()
+        yield from self.written()
 
     def export(self, name: str) -> None:
-        """Write the weights that are evaluated into the run's folder, with what their users need, as the first rank."""
+        """Have the weights that are evaluated written into the run's folder, with what their users need."""
         weights = self.state.engine.whole(self.evaluated_module.state_dict())
         if self.is_first:
             about = {
@@ -319,8 +358,8 @@ class Session:
             if self.data.is_unnamed:
                 about["unnamed"] = True
             with self.clock.within("checkpoint"):
-                path = self.run.directory / name
-                checkpoints.write_weights(path, weights, about)
+                tensors = self.writer.stage("weights", weights)
+            self.writer.submit("weights", partial(checkpoints.write_weights, self.run.directory / name, tensors, about))
 
     def settled_loss(self) -> float:
         """Return the sum of losses since the last log line, when the device has done what the host had asked for."""
@@ -335,10 +374,13 @@ class Session:
 
     def require_finite_weights(self, module: nn.Module | None = None) -> None:
         """Raise DivergedError for weights that are not finite, of the network or of ``module``."""
-        with self.clock.within("checkpoint"):
+        with self.clock.within("checkpoint"), torch.no_grad():
             engine, parameters = self.state.engine, (module or self.state.module).parameters()
-            finite = torch.stack([engine.own_values(parameter).isfinite().all() for parameter in parameters])
-            is_finite = bool(finite.all())
+            values = [engine.own_values(parameter) for parameter in parameters]
+            # A sum is finite only where all values are. It takes a tenth of the time; of large ones it overflows.
+            is_finite = bool(torch.stack([value.sum().isfinite() for value in values]).all()) or all(
+                bool(value.isfinite().all()) for value in values
+            )
         if not is_finite:
             raise self.diverged("some weights are NaN or infinite")
 
@@ -404,9 +446,9 @@ def open_session(
     halved: queue.SimpleQueue[Halved] = queue.SimpleQueue()
     choices: queue.SimpleQueue[Placement] = queue.SimpleQueue()
     notice = notices.put
-    world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
+    world = build.ALONE if group is None else group.world
     if cluster is not None:
-        world, sharing = cluster.world, cluster.world.local_size
+        world = cluster.world
     # Workers beside the first take their weights from the servers.
     saved = None if cluster is not None and world.rank else _newest_checkpoint(run, group, notice)
     before = None if saved is None else saved["about"]["machine"]
@@ -414,6 +456,9 @@ def open_session(
     with ExitStack() as stack:
         stack.enter_context(preserve_process(device))
         gpus = build.gpus_here(group, device)
+        sharing = stack.enter_context(build.near_gpu(group, device, notice))
+        if cluster is not None:
+            sharing = world.local_size
         machine = build.set_up_machine(recipe, device, before, notice, ranks=world.size, sharing=sharing)
         data = _open_data(run.data, recipe.seed, group, notice)
         stack.callback(data.close)
@@ -471,6 +516,8 @@ def open_session(
         if val_feed is not None:
             stack.callback(val_feed.close)
         machine["feed_threads"] = feed.threads
+        writer: Writer[Saved | None] = Writer(device)
+        stack.callback(writer.close)
         clock = build.clock(device, began)
         loss = build.loss(recipe, data, device, allow_import=allow_import)
         update = build.update(
@@ -531,6 +578,7 @@ def open_session(
             price=price,
             earlier=_earlier_parts(run, log, saved),
             deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
+            writer=writer,
             saved=time.monotonic(),
         )
         if isinstance(engine, AsyncEngine):
