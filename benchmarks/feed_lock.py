@@ -12,7 +12,8 @@ time in which the launching thread was ready to run while its core did something
 
 - ``launch_ms``: what 1,000 launches and the taking of batches took.
 - ``us_per_image``: of the launching thread, for each image that was taken: what is more than without a loader.
-- ``share``: that times the images a second, the part of the launching thread's time that is lost.
+- ``take_us_per_image``: CPU time of that thread for taking batches, a part of it that other programs do not disturb.
+- ``share``: ``us_per_image`` times the images a second, the part of the launching thread's time that is lost.
 
 Where few cores are there, many threads make no more images than one: what can be measured is the cost of an image.
 
@@ -51,6 +52,7 @@ class Side:
         cut, self.size = CUTS["packed"]
         self.launches: list[float] = []
         self.images = 0
+        self.taking = 0.0
         self.rate = 0.0
         if place == "none":
             self.feed = None
@@ -76,13 +78,15 @@ class Side:
         """Launch and take for some time."""
         a, b, clock = torch.zeros(8), torch.ones(8), Clock()
         end, due = time.perf_counter() + seconds, 0.0
-        self.launches, self.images = [], 0
+        self.launches, self.images, self.taking = [], 0, 0.0
         while (began := time.perf_counter()) < end:
             since = clock()
             due += rate * period
+            before = time.thread_time()
             while due >= self.size and self._is_ready():
                 self.images += len(next(self.batches))
                 due -= self.size
+            self.taking += time.thread_time() - before
             for _ in range(OPERATIONS):
                 torch.add(a, b, out=a)
             wall, _, queued = (now - then for now, then in zip(clock(), since, strict=True))
@@ -107,7 +111,7 @@ def compare(records: Records, threads: list[int], rounds: int, seconds: float) -
     core = set(others or [first])
     figures: dict[str, Any] = {}
     for period in PERIODS:
-        rows: dict[str, list[tuple[float, float, float]]] = {}
+        rows: dict[str, list[tuple[float, float, float, float]]] = {}
         for _ in range(rounds):
             base = 0.0
             for place, count in [("none", 1), *(("threads", n) for n in threads), ("process", max(threads))]:
@@ -119,13 +123,15 @@ def compare(records: Records, threads: list[int], rounds: int, seconds: float) -
                 base = launch if place == "none" else base
                 images = side.images / len(side.launches)  # of a period
                 lost = (launch - base) / images * 1e6 if images else 0.0
-                rows.setdefault(side.name, []).append((launch * 1000, lost, images / period))
+                taking = side.taking / max(1, side.images) * 1e6
+                rows.setdefault(side.name, []).append((launch * 1000, lost, images / period, taking))
                 side.close()
         figures[f"{1000 * period:.0f} ms"] = {
             name: {
                 "launch_ms": round(median(row[0] for row in some), 3),
                 "us_per_image": round(median(row[1] for row in some), 2),
                 "us_per_image_rounds": [round(row[1], 2) for row in some],
+                "take_us_per_image": round(median(row[3] for row in some), 2),
                 "images_per_second": round(median(row[2] for row in some)),
                 "share": round(median(row[1] * row[2] for row in some) / 1e6, 4),
             }

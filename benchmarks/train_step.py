@@ -236,12 +236,17 @@ def before_and_after(words: list[str], tree: Path, rounds: int) -> dict[str, Any
             said[name].append(say(words, trees[name]))
     ratios = {
         clock: median(
-            after["over_bare"]["median"] / before["over_bare"]["median"]
-            for before, after in zip(*([pick(one) for one in said[name]] for name in trees), strict=True)
+            _over_bare(after, clock) / _over_bare(before, clock)
+            for before, after in zip(said["before"], said["after"], strict=True)
         )
-        for clock, pick in (("wall", lambda one: one), ("cpu", lambda one: one["cpu"]))
+        for clock in ("wall", "cpu")
     }
     return {"after_over_before": ratios, **said}
+
+
+def _over_bare(figures: dict[str, Any], clock: str) -> float:
+    ratio: float = (figures if clock == "wall" else figures["cpu"])["over_bare"]["median"]
+    return ratio
 
 
 def say(words: list[str], tree: Path = HERE.parent) -> dict[str, Any]:
