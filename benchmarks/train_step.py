@@ -20,9 +20,12 @@ Two questions, answered from interleaved rounds of one run, of which the median 
 ``paired``, for the small cases: the same loop and the same bare loop (and ``script``) take turns of twenty steps in one
 process, so that whatever disturbs the machine disturbs both. Microseconds of a step, with the network and with the
 model that does nothing; ``over_bare`` is the median over the turns of ours over bare, and ``at_best`` that of the two
-fastest turns. ``--paired`` measures nothing else.
+fastest turns. ``--paired`` measures nothing else. ``cpu`` is the same by CPU time of the loop, which is what counts
+where other programs use the machine. With ``--before TREE``, another checkout takes turns with this one, a process
+each, ``--rounds`` times: ``after_over_before`` is the ratio of their ``over_bare``.
 
-usage: python benchmarks/train_step.py [--rounds 5] [--cases resnet20 ...] [--mxnet-python PATH] [--paired] [--save]
+usage: python benchmarks/train_step.py [--rounds 5] [--cases resnet20 ...] [--mxnet-python PATH] [--paired]
+       [--before TREE] [--save]
 """
 
 from __future__ import annotations
@@ -141,14 +144,20 @@ def paired(case: Case, records: str) -> dict[str, Any]:
         "script": bare(case._replace(steps=steps), "tensors"),
     }
     turns: dict[str, list[float]] = {name: [] for name in contenders}
+    cpu: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(TURNS + WARM_TURNS):
         for name, each in contenders.items():
             next(each)  # what the one before has left in the caches is not measured
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.thread_time()
             for _ in range(TURN - 1):
                 next(each)
+            cpu[name].append((time.thread_time() - cpu_began) / (TURN - 1) * 1e6)
             turns[name].append((time.perf_counter() - began) / (TURN - 1) * 1e6)
     contenders["ours"].close()  # type: ignore[attr-defined]
+    return {**_of_turns(turns), "cpu": _of_turns(cpu)}
+
+
+def _of_turns(turns: Mapping[str, list[float]]) -> dict[str, Any]:
     kept = {name: values[WARM_TURNS:] for name, values in turns.items()}
     figures: dict[str, Any] = {name: {"median": median(some), "best": min(some)} for name, some in kept.items()}
     for peer in ("bare", "script"):
@@ -218,9 +227,32 @@ def pictures(images: Any, labels: Any) -> Any:
     return Pictures()
 
 
-def say(words: list[str]) -> dict[str, Any]:
-    """Run one contender in a process of its own; what it says."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "MXNET_SUBGRAPH_BACKEND": "NONE"}
+def before_and_after(words: list[str], tree: Path, rounds: int) -> dict[str, Any]:
+    """Run this tree and another one in turns, some rounds each."""
+    trees = {"before": tree, "after": HERE.parent}
+    said: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
+    for number in range(rounds):
+        for name in sorted(trees, reverse=bool(number % 2)):
+            said[name].append(say(words, trees[name]))
+    ratios = {
+        clock: median(
+            _over_bare(after, clock) / _over_bare(before, clock)
+            for before, after in zip(said["before"], said["after"], strict=True)
+        )
+        for clock in ("wall", "cpu")
+    }
+    return {"after_over_before": ratios, **said}
+
+
+def _over_bare(figures: dict[str, Any], clock: str) -> float:
+    ratio: float = (figures if clock == "wall" else figures["cpu"])["over_bare"]["median"]
+    return ratio
+
+
+def say(words: list[str], tree: Path = HERE.parent) -> dict[str, Any]:
+    """Run one contender in a process of its own, with the code of a tree; what it says."""
+    path = os.pathsep.join((str(HERE), str(tree / "src")))
+    environment = {**os.environ, "PYTHONPATH": path, "MXNET_SUBGRAPH_BACKEND": "NONE"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
@@ -249,7 +281,9 @@ def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return {ours: {peer: seconds[peer] / seconds[ours] for peer in peers} for ours in owns}
 
 
-def compare(name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paired: bool) -> dict[str, Any]:
+def compare(
+    name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paired: bool, before: Path | None = None
+) -> dict[str, Any]:
     """Interleaved rounds of every contender on one case."""
     case = CASES[name]
     is_small = case.side <= 64
@@ -258,9 +292,9 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paire
     mine, quiet = [sys.executable, str(HERE / "train_step.py"), "--one"], f"{name}-nothing"
     pairs: dict[str, Any] = {}
     if name in PAIRED:
-        pairs = {
-            kind: say([*mine, "paired", which, records]) for kind, which in (("network", name), ("nothing", quiet))
-        }
+        for kind, which in (("network", name), ("nothing", quiet)):
+            words = [*mine, "paired", which, records]
+            pairs[kind] = say(words) if before is None else before_and_after(words, before, rounds)
     if is_paired:
         return {**case._asdict(), "paired": pairs}
     commands = {
@@ -321,6 +355,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
     parser.add_argument("--paired", action="store_true", help="only lenet and mlp, by turns in one process")
+    parser.add_argument("--before", type=Path, help="another checkout, beside which --paired measures this one")
     parser.add_argument(
         "--save", action="store_true", help="also write benchmarks/results/train_step.json, or that of these cases"
     )
@@ -331,8 +366,16 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         cases = {
-            name: compare(name, arguments.rounds, arguments.mxnet_python, Path(folder), is_paired=arguments.paired)
-            for name in (PAIRED if arguments.paired else arguments.cases)
+            name: compare(
+                name,
+                arguments.rounds,
+                arguments.mxnet_python,
+                Path(folder),
+                is_paired=arguments.paired,
+                before=arguments.before and arguments.before.resolve(),
+            )
+            for name in arguments.cases
+            if name in PAIRED or not arguments.paired
         }
     if arguments.paired:
         machine.record("train_step_paired", cases, save=arguments.save)

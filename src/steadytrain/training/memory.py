@@ -12,6 +12,7 @@ that rank ends the attempt, and all begin the next one with as few images as it 
 from __future__ import annotations
 
 import errno
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -68,13 +69,19 @@ class Snapshot:
         self._live: list[torch.Tensor | None] = []
         self._groups: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []  # those of a kind are copied at once
         self._generators: dict[str, torch.Tensor] = {}
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._sums, self._changes = torch.empty(0), -1
 
     def take(self, state: State) -> None:
         """Keep them as they are now; nothing waits for the device."""
         if self._places is None:
             self._places = [(part._buffers, name) for part, name, _ in buffers_of(state.module)]
-        live = [state.meters.sums, *(buffers[name] for buffers, name in self._places)]
-        if len(live) != len(self._live) or any(a is not b for a, b in zip(live, self._live, strict=True)):
+        meters = state.meters
+        if meters.changes != self._changes:
+            self._sums, self._changes = meters.all_but_waiting.clone(), meters.changes
+        self._waiting = meters.waiting.copy()
+        live = [buffers[name] for buffers, name in self._places]
+        if len(live) != len(self._live) or not all(map(operator.is_, live, self._live)):
             self._live = live  # at first, and where a module has put another tensor in a buffer's place
             by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
             for tensor in live:
@@ -94,10 +101,12 @@ class Snapshot:
         assert self._places is not None
         state.module.zero_grad(set_to_none=True)
         state.optimizer.zero_grad(set_to_none=True)
-        for (buffers, name), tensor in zip(self._places, self._live[1:], strict=True):
+        for (buffers, name), tensor in zip(self._places, self._live, strict=True):
             buffers[name] = tensor
         for group, copies in self._groups:
             torch._foreach_copy_(group, copies)
+        state.meters.all_but_waiting.copy_(self._sums)
+        state.meters.waiting[:] = self._waiting
         torch.set_rng_state(self._generators["cpu"])
         if (device := state.engine.device).type == "cuda":
             torch.cuda.set_rng_state(self._generators["cuda"], device)

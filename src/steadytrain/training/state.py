@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,38 +39,98 @@ class EpochSums(NamedTuple):
     top1: float
 
 
+Count: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of mean losses [...], logits [..., B, K] and labels [..., B] or [..., B, K]: float32 [..., 3], the sum of losses,
+right answers, images."""
+
+MOST_WAITING, WAITING_BYTES = 32, 2**20
+"""Micro-batches that are counted together, at most, and the bytes of their logits and labels until then."""
+
+
 class Meters:
     """Sums on the device. Since the last log line: loss, right answers, images, gradient norm, updates; then of the
     epoch at hand: loss, right answers, images.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(8, device=device)
-        self._line, self._epoch = self.sums[:5], self.sums[5:]
-        self._counts = self.sums.as_strided((2, 3), (5, 1))  # of the line and of the epoch, in one addition
+        self.all_but_waiting = torch.zeros(8, device=device)
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Losses, logits and labels of micro-batches that are still to be counted, all of one size."""
+        self._line, self._epoch = self.all_but_waiting[:5], self.all_but_waiting[5:]
+        self._counts = self.all_but_waiting.as_strided((2, 3), (5, 1))  # of line and epoch, in one addition
         self._ended: list[tuple[int, int, torch.Tensor]] = []
+        self.changes = 0
+        """How often what has not waited has changed."""
+        self._count: Count | None = None
+        self._room = 0
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """All sums, float32 [8]; waits for nothing."""
+        self._count_waiting()
+        return self.all_but_waiting
 
     def add(self, counts: torch.Tensor) -> None:
         """Count one micro-batch: float32 [3], the sum of losses, right answers, images."""
         self._counts += counts
+        self.changes += 1
+
+    def add_later(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, count: Count) -> None:
+        """Count one micro-batch together with later ones, if it is small; the sums are the same to the last bit.
+
+        For a small network the dozen operations of ``count`` take longer to call than its own.
+
+        Args:
+            loss, logits, labels: as ``count`` takes them, without gradients.
+            count: the same in all calls.
+        """
+        if self.waiting and (
+            len(self.waiting) >= self._room
+            or self.waiting[0][1].shape != logits.shape
+            or self.waiting[0][2].shape != labels.shape
+        ):
+            self._count_waiting()
+        if not self.waiting:
+            self._count = count
+            self._room = WAITING_BYTES // (logits.untyped_storage().nbytes() + labels.nbytes)
+            self._room = min(self._room, MOST_WAITING)
+        if self._room < 2:
+            self.add(count(loss, logits, labels))
+            return
+        # On a CPU labels lie in the loader's memory, which it wants back.
+        self.waiting.append((loss, logits, labels.clone() if labels.device.type == "cpu" else labels))
+
+    def _count_waiting(self) -> None:
+        if not self.waiting:
+            return
+        assert self._count is not None
+        losses, logits, labels = zip(*self.waiting, strict=True)
+        self.waiting.clear()
+        for counts in self._count(torch.stack(losses), torch.stack(logits), torch.stack(labels)).unbind():
+            self.add(counts)  # one by one, or the last bit of a sum would depend on how many have waited
 
     def add_norm(self, norm: torch.Tensor) -> None:
         """Count one update's gradient norm; one that is not finite made no update (fp16's loss scaling skipped it)."""
         finite = norm.isfinite()
-        self.sums[3] += torch.where(finite, norm, 0.0)
-        self.sums[4] += finite
+        self._line[3] += torch.where(finite, norm, 0.0)
+        self._line[4] += finite
+        self.changes += 1
 
     def load(self, saved: torch.Tensor, engine: Engine) -> None:
         """Load the sums of the ranks, a row each; with fewer ranks than before, some take the rows of several."""
         rows = saved.reshape(-1, saved.shape[-1])  # those of older versions have nothing of the epoch
-        self.sums.zero_()
-        self.sums[: rows.shape[1]] = rows[engine.world.rank :: engine.world.size].sum(0)
+        self.waiting.clear()
+        self.changes += 1
+        self.all_but_waiting.zero_()
+        self.all_but_waiting[: rows.shape[1]] = rows[engine.world.rank :: engine.world.size].sum(0)
 
     def end_epoch(self, epoch: int, step: int, *, is_whole: bool = True) -> None:
         """Keep the sums of an epoch to be read later, and begin the next one if it ``is_whole``; waits for nothing."""
+        self._count_waiting()
         self._ended.append((epoch, step, self._epoch.clone()))
         if is_whole:
             self._epoch.zero_()
+            self.changes += 1
 
     def take_epochs(self, engine: Engine) -> list[EpochSums]:
         """Return the epochs that ended since the last call, over all ranks; waits for the device if there are any."""
@@ -89,8 +149,10 @@ class Meters:
 
     def take(self, engine: Engine) -> tuple[float, float, float | None]:
         """Return mean loss, top-1 and mean gradient norm over all ranks, and start again; waits for the device."""
+        self._count_waiting()
         loss, right, n, norm, updates = engine.sum(self._line).tolist()
         self._line.zero_()
+        self.changes += 1
         return loss / n, right / n, norm / updates if updates else None
 
 

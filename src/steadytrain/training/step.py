@@ -54,18 +54,30 @@ class Objective:
     num_labels: int | None = None
 
     def __call__(self, module: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        loss, logits = self.passes(module, images_BHWC, labels)
+        return loss, self.counts(loss.detach(), logits, labels)
+
+    def passes(self, module: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean loss, a float32 scalar, and the logits [B, K]."""
         images = self.policy.images(images_BHWC, self.mean, self.std)
         with self.policy.autocast():
             logits = module(images)
-            loss = self.loss(logits.float(), labels)
-        value = loss.detach()
-        n = torch.full_like(value, labels.shape[0])
+            return self.loss(logits.float(), labels), logits
+
+    def counts(self, losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the counts for the meters, float32 [..., 3].
+
+        Args:
+            losses: mean losses, float32 [...]: of one micro-batch, or stacked ones of several of one size.
+            logits, labels: [..., B, K]; [..., B] or [..., B, K].
+        """
+        n = torch.full_like(losses, logits.shape[-2])
         if self.num_labels is not None:
-            is_right = ((logits > 0) == (labels > 0.5)).all(1)
+            is_right = ((logits > 0) == (labels > 0.5)).all(-1)
         else:
-            is_right = logits.argmax(1) == (labels if labels.dim() == 1 else labels.argmax(1))
-        right = is_right.sum(dtype=n.dtype)
-        return loss, torch.stack((value * n, right, n))
+            is_right = logits.argmax(-1) == (labels if labels.dim() < logits.dim() else labels.argmax(-1))
+        right = is_right.sum(-1, dtype=n.dtype)
+        return torch.stack((losses * n, right, n), -1)
 
 
 @dataclass(frozen=True)
@@ -201,15 +213,22 @@ def _add_gradients(update: Update, state: State, images_BHWC: Tensor, labels: Te
         parts = (half for part in halves for half in part)
     is_one = count * passes == 1
     forward = update.forward if is_one or update.forward_in_parts is None else update.forward_in_parts
+    counts_later = forward is update.objective
     for k, (images, right) in enumerate(parts):
         last = k == count * passes - 1
         share = divisor if passes == 1 else divisor * size / len(right)  # of its mean in that of all
         with state.engine.micro_batch(last=last):
             clock.to("forward")
-            loss, counts = forward(update.call, images, right)
+            if counts_later:
+                loss, logits = update.objective.passes(update.call, images, right)
+            else:
+                loss, counts = forward(update.call, images, right)
             clock.to("backward")
             state.engine.backward(state.policy.scale(loss if share == 1 else loss / share), last=last)
-            state.meters.add(counts)
+            if counts_later:
+                state.meters.add_later(loss.detach(), logits.detach(), right, update.objective.counts)
+            else:
+                state.meters.add(counts)
 
 
 @dataclass(frozen=True)
@@ -219,7 +238,7 @@ class Update:
     Args:
         call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].
         parameters: those that the optimizer updates.
-        forward: computes the objective: itself, or code that was compiled from it.
+        forward: computes the objective: itself, whose counting can wait, or code with the counting in it.
         share: of each batch, this rank's.
         clock: is told what an update is doing.
         image_shape: height, width and channels of the images.

@@ -671,13 +671,16 @@ def test_shards_of_unequal_length_are_refused_in_training() -> None:
         ("threads", {"stop": 4 * 9_999}),
         ("threads", {"train": False}),
         ("threads", {"pin": False}),
-        ("threads", {"crop": Crop(kind="resized-crop", size=224)}),
+        ("process", {"crop": Crop(kind="resized-crop", size=224)}),
+        ("process", {"crop": Crop(kind="resized-crop", size=512), "threads": 2}),
+        ("threads", {"crop": Crop(kind="resized-crop", size=512), "threads": 1}),
+        ("threads", {"crop": Crop(kind="resized-crop", size=224), "pin": False}),
         ("threads", {"crop": SMALL, "device": torch.device("cpu")}),
         ("process", {"crop": SMALL, "device": torch.device("cpu"), "keep_bytes": 1000}),
     ],
     ids=str,
 )
-def test_auto_chooses_a_process_for_small_images_on_a_gpu_alone(
+def test_auto_chooses_a_process_on_a_gpu_where_threads_would_slow_down_launching(
     place: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steadytrain.machine.facts.cores", lambda: 2)

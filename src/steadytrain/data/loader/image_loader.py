@@ -16,13 +16,14 @@ from PIL import Image
 
 from steadytrain.data.loader.batch import BadImage, Batch, BufferPool, LoadedBatch
 from steadytrain.data.loader.batch_worker import MOST_BATCHES, BatchWorker, LoaderTask, Source, WorkerScratch
-from steadytrain.data.loader.crop import SMALL, Crop
+from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.image_cache import DeviceCache
 from steadytrain.data.loader.pipeline import RequestCounts, StageTimes, Stream
 from steadytrain.data.loader.rank_cache import find_local_ranks, remove_left_files
 from steadytrain.data.loader.sampler import BlockShuffle, Ints
 from steadytrain.data.loader.subprocess_loader import IS_SUPPORTED, LoaderProcess
 from steadytrain.errors import DataError, InputError, SteadyError, did_you_mean
+from steadytrain.format import percent
 from steadytrain.machine import facts
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ MOST_KEPT_BYTES = 2 * 2**30
 MOST_THREADS = 10
 """Default for a GPU: more threads wait for the interpreter's lock. Training crops of packed photographs, 16 cores,
 beside an H100: 4 threads 9,542 images/s, 8 14,846, 10 14,716, 12 12,376, 16 12,139 (results/gpu_session.json)."""
+LOCK_SECONDS = 92e-6
+"""What an image that is made by a thread costs the thread that launches, which is busy all the time: 14 % of it at
+1,561 photographs a second, where a process costs 2 % (results/feed_beside_loop.json)."""
+THREAD_RATE, THREAD_SIZE = 2_500, 224
+"""Images a second that a thread makes, and their side: packed photographs (results/feed.json, gpu_session.json)."""
+MOST_LOST = 0.05
 LEAST_BATCHES = 10_000  # a shorter iteration would not earn back what it takes to start a process
 
 
@@ -319,12 +326,11 @@ class ImageLoader:
     def choose_place(self) -> Placement:
         """Decide where the threads live, from what is known before the first batch.
 
-        In a process, where a training stream of at least 10,000 batches goes to a GPU (``pin``), of images of up to 64
-        pixels that are not themselves kept on that GPU, with two usable cores or more, and the source can be pickled.
-        In this process otherwise. The reason is what threads of the same interpreter cost a loop: beside steps of half
-        a millisecond 87 % of its time for small images, and 14 % for photographs, against 2 % for a process; beside
-        longer steps nothing (``benchmarks/results/feed_beside_loop.json``). Only small images have so short steps, and
-        only on a GPU: on a CPU the network computes on the cores that a process would need.
+        In a process, where a training stream of at least 10,000 batches goes to a GPU (``pin``), the images are not
+        themselves kept on that GPU, two cores or more are usable, the source can be pickled, and threads could take
+        more than 5 % of the time of the thread that launches the GPU's work: as many images as they make, times what
+        one of them costs that thread by the interpreter's lock. In this process otherwise: on a CPU the network
+        computes on the cores that a process would need.
         """
         crop, n = self.crop, self.num_samples
         image_bytes = crop.size**2 * crop.channels
@@ -335,13 +341,15 @@ class ImageLoader:
             return Placement(
                 "threads", "a network on the CPU needs the cores, and its steps are long enough for threads"
             )
-        if crop.size > SMALL:
-            return Placement("threads", f"images above {SMALL} pixels make steps long enough for threads")
         if self._worker.device_cache is not None and is_kept:
             return Placement("threads", "the images fit in GPU memory, so that no process is needed")
         if not IS_SUPPORTED or facts.cores() < 2:
             return Placement("threads", "a separate process needs Linux or macOS and two cores")
-        return Placement("process", "threads would slow down the short GPU steps of small images")
+        share = self.threads * THREAD_RATE * (THREAD_SIZE / crop.size) ** 2 * LOCK_SECONDS
+        if share <= MOST_LOST:
+            made = f"{self.threads} thread{'s' * (self.threads > 1)}"
+            return Placement("threads", f"{made} can slow down the launching of GPU work by {percent(share)} at most")
+        return Placement("process", "threads would slow down the launching of GPU work")
 
     def _settle_place(self) -> None:
         """Choose a place, and stay with threads where a process cannot make the batches."""

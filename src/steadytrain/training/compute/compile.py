@@ -253,7 +253,9 @@ class RecordedWork:
         began = time.perf_counter()
         self._images, self._labels = images_BHWC.clone(), labels.clone()
         limit = update.limit and replace(update.limit, mode="fixed")  # nothing is repeated within a recording
-        silent = replace(update, clock=Clock(began), limit=limit)  # the marks of a device's clock are none of the work
+        # The marks of a device's clock are none of the work; that answers are counted is, so it does not wait.
+        forward = update.forward.__call__  # type: ignore[operator]
+        silent = replace(update, clock=Clock(began), limit=limit, forward=forward)
         try:
             with _rates_on_device(state.engine.device, state.optimizer) as self._rates:
                 self._graph = self._recorder.record(lambda: run_operations(silent, state, self._images, self._labels))
