@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 # As the commands have it: threads of two test processes that spin while they wait take the cores from each other.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Networks here are small: a second thread in their operations mostly waits for a core that another test process has.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.digits", "tests.store", "tests.data.storage.faults", "tests.cluster.machines"]
 
@@ -63,6 +66,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in missing.keys() & {mark.name for mark in item.iter_markers()}:
             item.add_marker(pytest.mark.skip(reason=missing[name]))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import the files of tests in another order than the workers beside this one.
+
+    A file that is imported for the first time has its assertions rewritten, which takes longer than all the rest of
+    collecting. In one order all workers would rewrite the same file at the same time; so each finds most of them done.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ or session.config.args != session.config.getini("testpaths"):
+        return
+    number, count = (int(os.environ[f"PYTEST_XDIST_WORKER{suffix}"].strip("gw")) for suffix in ("", "_COUNT"))
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    first = len(files) * number // count
+    for file in files[first:] + files[:first]:
+        with suppress(Exception):  # which collecting reports
+            import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 # Nor is there garbage to search for among what is being imported.
@@ -222,6 +241,13 @@ def _nothing_left_behind(_own_cache: None, _no_network: None) -> Iterator[None]:
         os.chdir(folder)
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Compute with one thread, whatever a run in this process has set for itself before."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -382,6 +382,7 @@ def make(num_classes, channels, **options):
 """
 
 
+@pytest.mark.usefixtures("in_process")
 def test_code_is_imported_for_the_command_line_and_never_for_a_file(
     recipe_file: Path,
     digits: Path,

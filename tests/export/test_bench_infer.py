@@ -111,8 +111,8 @@ def test_engines_are_scored_by_the_labels_of_the_images(capsys: pytest.CaptureFi
     assert main(["evaluate", str(tmp_path / "stock.pth"), *words, "--model", "timm/test_resnet"]) == 0
     scored = json.loads(capsys.readouterr().out)
     name = f"timm/test_resnet={tmp_path / 'stock.pth'}"
-    command = ["bench", "infer", name, "--engines", "plain", "eager", "--precision", "fp32", *QUICK]
-    assert main([*command, "--data", *words]) == 0
+    command = ["bench", "infer", name, "--precision", "fp32", *QUICK, "--engines", "plain"]
+    assert main([*command, "eager", "--data", *words]) == 0
     for engine in json.loads(capsys.readouterr().out)["networks"][0]["engines"]:
         parity = engine["parity"]
         assert (parity["labelled"], parity["right5"]) == (12, 1.0)

@@ -22,8 +22,14 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_WEIGHTS = "weights/cifar-resnet/resnet20-12fca82f.th"
 
 
+DEEPER = ("resnet32", "resnet44", "resnet56", "resnet110")
+"""ResNet-20 with more of its blocks."""
+
+
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in DEEPER else name for name in BUILT_IN]
+)
 def test_every_net_trains_every_parameter(name: str, channels: int) -> None:
     built = models.build(Model(name), num_classes=7, channels=channels, size=28)
     logits = built.module(torch.rand(2, channels, 28, 28))

@@ -108,7 +108,14 @@ def test_a_regression_is_solved(name: str) -> None:
     assert losses[-1] < 0.02 * losses[0]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "sgld"])
+OF_EACH_HOUSE = ("sgd", "adamw", "muon", "lbsgd", "timm/lamb", f"{__name__}:own")
+"""Torch's, fused and not, ours, MXNet's, timm's and a user's."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in OF_EACH_HOUSE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "sgld"],
+)
 def test_digits_are_told_apart(name: str) -> None:
     from sklearn.datasets import load_digits
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -145,6 +145,7 @@ class Golden:
     def __init__(self, cases: dict[str, Case], arrays: dict[str, NDArray[Any]]) -> None:
         self.arrays = arrays
         self.cases = {name: case for name, case in cases.items() if "raises" not in case} | UNRECORDED
+        self._computed: dict[tuple[str, ...], list[Weights]] = {}
 
     def of(self, optimizer: str, *, recorded: bool = True) -> list[str]:
         names = [name for name, case in self.cases.items() if case["optimizer"] == optimizer]
@@ -163,7 +164,14 @@ class Golden:
         for step in range(12):
             yield {tensor: self.arrays[f"{name}/{kind}/{tensor}"][step] for tensor in case["tensors"]}
 
-    def by_law(self, name: str, terms: frozenset[str] = frozenset()) -> Iterator[Weights]:
+    def by_law(self, name: str, terms: frozenset[str] = frozenset()) -> list[Weights]:
+        """The weights after each update; computed once, as several tests compare them."""
+        key = (name, *sorted(terms))
+        if key not in self._computed:
+            self._computed[key] = list(self._by_law(name, terms))
+        return self._computed[key]
+
+    def _by_law(self, name: str, terms: frozenset[str]) -> Iterator[Weights]:
         case = self.cases[name]
         law, first = Law(case, terms), case["args"].get("begin_num_update", 0) + 1
         weights = {tensor: value.astype(np.float64) for tensor, value in self.initial(case).items()}
@@ -172,7 +180,14 @@ class Golden:
             weights = law.update(weights, gradients, rate(case, first + step))
             yield weights
 
-    def by_ours(self, name: str, ours: Ours) -> Iterator[Weights]:
+    def by_ours(self, name: str, ours: Ours) -> list[Weights]:
+        """The weights after each update; computed once, as several tests compare them."""
+        key = ("ours", repr(ours.spec(constants(self.cases[name]))), name)
+        if key not in self._computed:
+            self._computed[key] = list(self._by_ours(name, ours))
+        return self._computed[key]
+
+    def _by_ours(self, name: str, ours: Ours) -> Iterator[Weights]:
         case = self.cases[name]
         options, first = constants(case), case["args"].get("begin_num_update", 0) + 1
         scale, clip = options.get("rescale_grad", 1.0), options.get("clip_gradient")
@@ -205,7 +220,7 @@ def _rounded(case: Case, value: NDArray[Any]) -> NDArray[Any]:
     return value.astype(case["dtype"]).astype(np.float32)
 
 
-def differ(first: Iterator[Weights], second: Iterator[Weights]) -> str | None:
+def differ(first: Iterable[Weights], second: Iterable[Weights]) -> str | None:
     """Where weights differ first by more than float32's rounding; None: nowhere in the 12 updates."""
     for step, (ours, theirs) in enumerate(zip(first, second, strict=True), 1):
         for tensor, weight in ours.items():

@@ -1,12 +1,13 @@
 """Every method of training: a run that was stopped comes to the same bits, and so do two ranks and one process.
 
-One short run of each (``METHODS``) is made whole, in two attempts, and by two ranks. To add a method, add a line.
+One short run of each (``METHODS``) is made whole, in two attempts, and by two ranks. To add a method, add a line. Those
+whose state, draws or code path no other one has (``DISTINCT``) are always tried, all of them with the slow tests.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,29 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
 
 ALL = [(kind, name) for kind, methods in METHODS.items() for name in methods]
 
+DISTINCT: dict[str, tuple[str, ...]] = {
+    "optimizer": ("sgd", "adamw", "muon", "lbsgd", "sgld", "timm/lamb", f"{__name__}:own_optimizer"),
+    "augmentation": (
+        "randaugment",
+        "cutmix",
+        "all at once",
+        "own_transform",
+        "growing size",
+        "resized-crop",
+        "alternating flip",
+        "blocks",
+        "balance",
+        "repeats",
+    ),
+    "loss": ("focal", "own", "class weights", "clipped"),
+    "several labels": ("labels, mixed and weighted",),
+    "schedule": ("cosine", "step", "restarts", "one-cycle", "plateau", "a chain", "growing batch"),
+    "fine-tuning": ("head, then full", "gradual", "probe, then full", "freeze", "frozen batch norms"),
+    "average": ("ema", "swa"),
+    "numbers": ("bf16", "pure-bf16", "recompute"),
+}
+"""The others are of the same code with other formulas, whose states :mod:`tests.optim.test_conformance` saves too."""
+
 
 ROUNDED = {("schedule", "growing batch")}
 """More than two micro-batches an update: two ranks add their gradients in another order than one process."""
@@ -210,7 +234,10 @@ def _evaluations(run: Path) -> list[tuple[object, ...]]:
     return [(e.step, e.n, e.loss, e.top1) for e in Run.open(run).events() if isinstance(e, Evaluated)]
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*pair, marks=() if pair[1] in DISTINCT[pair[0]] else pytest.mark.slow) for pair in ALL],
+)
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     wholes: Callable[[str, str], Path], coloured: Path, tmp_path: Path, kind: str, name: str
 ) -> None:
@@ -263,12 +290,22 @@ def _train_all(group: Group, folder: str) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("kind", list(METHODS))
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        *(pytest.param(kind, names, id=kind) for kind, names in DISTINCT.items()),
+        *(
+            pytest.param(kind, others, id=f"{kind}, all others", marks=pytest.mark.slow)
+            for kind, methods in METHODS.items()
+            if (others := [name for name in methods if name not in DISTINCT[kind]])
+        ),
+    ],
+)
 def test_two_ranks_come_to_the_bits_of_one_process(
-    wholes: Callable[[str, str], Path], coloured: Path, tmp_path: Path, kind: str
+    wholes: Callable[[str, str], Path], coloured: Path, tmp_path: Path, kind: str, names: Sequence[str]
 ) -> None:
     runs = {}
-    for number, name in enumerate(METHODS[kind]):
+    for number, name in enumerate(names):
         recipe = _recipe(coloured, kind, name).with_({"optim.accumulate": 1})
         runs[name] = Run.create(tmp_path / f"{number:03}", recipe).directory
     as_group(partial(_train_all, folder=str(tmp_path)), 2)

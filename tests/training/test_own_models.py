@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import forked
 from torch import nn
 
 import steadytrain as st
+from steadytrain.cli import main
 from steadytrain.errors import ModelError
 from steadytrain.models import objects
 
 QUICK = {"budget.epochs": 1, "parallel.device": "cpu", "parallel.threads": 1}
 
 SCRIPT = """
-import os
+import os, sys
 import steadytrain as st
 from torch import nn
 
@@ -30,7 +31,7 @@ def main():
         if isinstance(event, st.events.Saved) and event.step == 2 and is_first:
             os._exit(1)  # as where it is killed
         if isinstance(event, st.events.Started):
-            print("began at", event.step, flush=True)
+            print("began at", event.step, file=sys.stderr, flush=True)
 
 main()
 """
@@ -82,12 +83,22 @@ def test_a_module_with_another_number_of_outputs_is_refused() -> None:
         st.train(st.Run.create("run", st.default_recipe("digits", QUICK, model=net(9))))
 
 
-def test_an_interrupted_run_of_a_module_goes_on_by_the_same_script() -> None:
-    Path("train.py").write_text(SCRIPT)
-    command = [sys.executable, "train.py"]
-    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == "began at 0\n"
-    resume = [sys.executable, "-m", "steadytrain", "resume", "run"]
-    resumed = subprocess.run(resume, capture_output=True, text=True, check=False)
-    assert resumed.returncode == 2
-    assert "is a Python object (Sequential), and was not given in this process" in resumed.stderr
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "began at 2\n"
+def _run_script(path: str) -> None:
+    runpy.run_path(path, run_name="__main__")
+
+
+def _ran(folder: Path) -> tuple[int | None, str]:
+    """The exit code of the script in a process of its own, and what it said."""
+    process = forked.start(_run_script, str(folder / "train.py"), errors=folder / "said")
+    process.join(120)
+    return process.exitcode, (folder / "said").read_text()
+
+
+def test_an_interrupted_run_of_a_module_goes_on_by_the_same_script(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work / "train.py").write_text(SCRIPT)
+    assert _ran(work) == (1, "began at 0\n")
+    assert main(["resume", "run"]) == 2
+    assert "is a Python object (Sequential), and was not given in this process" in capsys.readouterr().err
+    assert _ran(work) == (0, "began at 2\n")

@@ -10,7 +10,8 @@ import pytest
 
 import steadytrain as st
 
-QUICK = {"model.name": "digits", "budget.epochs": 2, "batch_size": 32, "parallel.device": "cpu", "data.pad": 1}
+QUICK = {"model.name": "digits", "budget.epochs": 2, "batch_size": 32, "data.pad": 1}
+QUICK |= {"parallel.device": "cpu", "parallel.compute_threads": 1}
 
 
 class Terminal(io.StringIO):

@@ -86,7 +86,7 @@ def ranks_of(child: subprocess.Popen[str], count: int) -> list[psutil.Process]:
 def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained by two ranks from beginning to end."""
     run = tmp_path_factory.mktemp("ranks") / "whole"
-    outcomes = _as_two([[str(digits), "--run", str(run)]] * 2, run.parent)
+    outcomes = _as_ranks([[str(digits), "--run", str(run)]] * 2, run.parent)
     assert [code for code, _ in outcomes] == [0, 0], outcomes
     return run
 
@@ -225,7 +225,7 @@ def test_a_rank_that_has_other_images_is_named(digits: Path, tmp_path: Path) -> 
         (tmp_path / "other" / part.name).write_bytes(part.read_bytes())
     seldom = ["--set", "every.evaluate_epochs=2"]  # in no digest, but where ranks have to meet
     run = ["--run", str(tmp_path / "run")]
-    answers = _as_two([[str(digits), *run], [str(tmp_path / "other" / "digits.rec"), *run, *seldom]], tmp_path)
+    answers = _as_ranks([[str(digits), *run], [str(tmp_path / "other" / "digits.rec"), *run, *seldom]], tmp_path)
     assert answers[0][0] == 2 and "rank 1" in answers[0][1] and "another recipe" in answers[0][1]
     assert "data.train: " in answers[0][1] and "every.evaluate_epochs: 2.0 and 1.0" in answers[0][1]
 
@@ -233,21 +233,25 @@ def test_a_rank_that_has_other_images_is_named(digits: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_ranks_of_a_finished_run_all_say_so_where_they_share_no_disk(digits: Path, whole: Path, tmp_path: Path) -> None:
     words = [[str(digits), "--run", str(place)] for place in (whole, tmp_path / "elsewhere")]
-    answers = _as_two(words, tmp_path)
+    answers = _as_ranks(words, tmp_path)
     assert [code for code, _ in answers] == [0, 0], answers
 
 
-def _as_two(words: Sequence[Sequence[str]], folder: Path) -> list[tuple[int | None, str]]:
-    """The exit code and the standard error, which is written into ``folder``, of ``steady train`` as two ranks."""
+def _as_ranks(words: Sequence[Sequence[str]], folder: Path) -> list[tuple[int | None, str]]:
+    """The exit code and the standard error, which is written into ``folder``, of ``steady train`` as so many ranks.
+
+    Args:
+        words: of each rank: the data, and what comes after :data:`SETTINGS`.
+    """
     port = free_port()
     children = [
         forked.start(
             main,
-            ["train", *own_words, *SETTINGS],
+            ["train", data, *SETTINGS, *own_words],
             errors=folder / f"{rank}.err",
-            variables=rank_variables(rank, 2, port),
+            variables=rank_variables(rank, len(words), port) if len(words) > 1 else {},
         )
-        for rank, own_words in enumerate(words)
+        for rank, (data, *own_words) in enumerate(words)
     ]
     for child in children:
         child.join(120)
@@ -357,30 +361,42 @@ def partial_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a network that uses a part of its parameters."""
     (tmp_path / "partial_net.py").write_text(PARTIAL)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
+def _train_partly(digits: Path, run: Path, *words: str, ranks: int = 2) -> list[tuple[int | None, str]]:
+    """What ranks that train :data:`PARTIAL` answer, and say on standard error."""
+    own_words = [str(digits), "--run", str(run), "--model", "partial_net:make", *words]
+    return _as_ranks([own_words] * ranks, run.parent)
+
+
 def test_parameters_without_a_gradient_are_left_by_ranks_as_by_one_process(digits: Path, partial_net: Path) -> None:
-    words = ["--model", "partial_net:make", "--precision", "fp32", "--epochs", "1"]
-    output = trained(digits, partial_net / "two", *words, "--procs", "2")
-    assert "4 parameters get no gradient and stay as they are: block.weight, block.bias, spare.weight" in output
-    trained(digits, partial_net / "one", *words, "--set", "optim.accumulate=2")
+    words = ["--precision", "fp32", "--epochs", "1"]
+    answers = _train_partly(digits, partial_net / "two", *words)
+    assert [code for code, _ in answers] == [0, 0], answers
+    left = "4 parameters get no gradient and stay as they are: block.weight, block.bias, spare.weight"
+    assert left in answers[0][1]
+    [(code, output)] = _train_partly(digits, partial_net / "one", *words, "--set", "optim.accumulate=2", ranks=1)
+    assert code == 0, output
     assert same(partial_net / "two", partial_net / "one")
 
 
 def test_layers_that_ranks_leave_out_at_random_are_trained(digits: Path, partial_net: Path) -> None:
-    words = ["--model", "partial_net:make", "--set", "model.options.at_random=drawn", "--precision", "fp32"]
-    output = trained(digits, partial_net / "run", *words, "--procs", "2", "--epochs", "2")
+    words = ["--set", "model.options.at_random=drawn", "--precision", "fp32", "--epochs", "2"]
+    answers = _train_partly(digits, partial_net / "run", *words)
+    assert [code for code, _ in answers] == [0, 0], answers
+    output = answers[0][1]
     assert "partial_net.py:14): ranks agree on them in each update" in output
     assert "stay as they are: spare.weight, spare.bias" in output
 
 
 def test_layers_that_are_left_out_later_are_named_without_a_traceback(digits: Path, partial_net: Path) -> None:
-    words = ["--model", "partial_net:make", "--set", "model.options.at_random=late"]
     (partial_net / "partial_net.py").write_text(PARTIAL.replace("nn.Linear(8, 5)", "nn.Identity()"))
-    child = start(digits, partial_net / "run", *words, "--procs", "2")
-    output, _ = child.communicate(timeout=240)
-    assert child.returncode == 1 and "Traceback" not in output
+    answers = _train_partly(digits, partial_net / "run", "--set", "model.options.at_random=late")
+    assert [code for code, _ in answers] == [1, 1], answers
+    output = "".join(output for _, output in answers)
+    assert "Traceback" not in output
     assert "brought no gradient to block.weight (of 2 parameters) on rank" in output
 
 
@@ -388,8 +404,9 @@ def test_layers_that_are_left_out_later_are_named_without_a_traceback(digits: Pa
 def test_layers_left_out_at_random_are_refused_where_ranks_compute_them_together(
     digits: Path, partial_net: Path, key: str
 ) -> None:
-    words = ["--model", "partial_net:make", "--set", "model.options.at_random=drawn", "--set", key]
-    child = start(digits, partial_net / "run", *words, "--procs", "2")
-    output, _ = child.communicate(timeout=240)
-    assert child.returncode == 2 and "Traceback" not in output
+    words = ["--set", "model.options.at_random=drawn", "--set", key]
+    answers = _train_partly(digits, partial_net / "run", *words)
+    assert [code for code, _ in answers] == [2, 2], answers
+    output = "".join(output for _, output in answers)
+    assert "Traceback" not in output
     assert "partial_net:make may leave out some (it looks at a value in" in output

@@ -84,17 +84,23 @@ def tossed(num_classes, channels, **told):
 """
 
 TRIED: dict[str, dict[str, object]] = {
-    "resnet20": {"model.name": "resnet20"},
+    "resnet20": {"model.name": "resnet20", "batch_size": 8},
     "digits, micro-batches": {"optim.accumulate": 2},
-    "inception": {"model.name": "inception-bn-28-small", "data.size": 8},
+    "inception": {"model.name": "inception-bn-28-small", "data.size": 8, "batch_size": 8},
     "bf16": {"precision.name": "bf16"},
     "timm, dropout and drop-path": {
         "model.name": "timm/mobilenetv3_small_050",
         "model.options": {"drop_rate": 0.2, "drop_path_rate": 0.2},
         "data.size": 32,
+        "batch_size": 8,
         "optim.ema": 0.9,
     },
-    "timm, frozen norms": {"model.name": "timm/resnet18", "model.batch_norm": "frozen", "data.size": 32},
+    "timm, frozen norms": {
+        "model.name": "timm/resnet10t",
+        "model.batch_norm": "frozen",
+        "data.size": 32,
+        "batch_size": 8,
+    },
 }
 
 

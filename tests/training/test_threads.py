@@ -19,7 +19,8 @@ needs_cores = pytest.mark.skipif(facts.cores() < 2, reason="one core: there is n
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, in which nothing has been measured."""
+    """A cache of its own, in which nothing has been measured; and all cores to choose from."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -86,7 +87,7 @@ def build(
     """
     if not isinstance(values, Mapping):
         raise RecipeError(f"{where or kind.__name__.lower()} is {values!r}; it must be a table of keys and values")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     known = fields(kind)  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
     for name in values:
@@ -114,7 +115,7 @@ def check_types(part: Any, where: str) -> None:
     Raises:
         RecipeError: names the field, its value and what it must be.
     """
-    hints = _hints(type(part))
+    hints = _hints(type(part))  # type: ignore[arg-type]
     for name, hint in hints.items():
         value = getattr(part, name)
         value = str(value) if isinstance(value, Path) and str in (hint, *get_args(hint)) else value
@@ -177,6 +178,7 @@ def _plain_names(kind: type) -> list[str]:
     return [field.name for field in fields(kind) if field.metadata.get(PLAIN, True)]
 
 
-def _hints(kind: type) -> dict[str, Any]:
+@cache  # annotations are strings: their evaluation takes more than all the checks
+def _hints(kind: type) -> Mapping[str, Any]:
     names = _plain_names(kind)
     return {name: hint for name, hint in get_type_hints(kind).items() if name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +47,23 @@ def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     return file.getvalue()
 
 
+@cache
+def _small_png(seed: int, height: int, width: int, mode: str) -> bytes:
+    return encode(scene(seed, height, width, mode=mode))
+
+
 def small_pngs(n: int, *, height: int = 16, width: int = 16, mode: str = "RGB") -> Pictures:
-    return Pictures([encode(scene(i, height, width, mode=mode)) for i in range(n)])
+    return Pictures([_small_png(i, height, width, mode) for i in range(n)])
+
+
+@cache
+def _mixed_jpeg(seed: int) -> bytes:
+    return encode(scene(seed, 60 + 17 * seed % 90, 50 + 29 * seed % 110), "JPEG", quality=92)
 
 
 def mixed_jpegs(n: int) -> Pictures:
     """Of many sizes and both orientations."""
-    sizes = [(60 + 17 * i % 90, 50 + 29 * i % 110) for i in range(n)]
-    return Pictures([encode(scene(i, *size), "JPEG", quality=92) for i, size in enumerate(sizes)])
+    return Pictures([_mixed_jpeg(i) for i in range(n)])
 
 
 def everything(feed: ImageLoader) -> Run:

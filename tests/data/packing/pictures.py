@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,13 @@ def picture(number: int, size: tuple[int, int] = (40, 30), mode: str = "RGB") ->
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode)
 
 
+@cache
+def _encoded(number: int, size: tuple[int, int], suffix: str) -> bytes:
+    file = io.BytesIO()
+    picture(number, size).save(file, Image.registered_extensions()[suffix])
+    return file.getvalue()
+
+
 def write_folder(
     root: Path, classes: Mapping[str, int], *, size: tuple[int, int] = (40, 30), suffix: str = ".png"
 ) -> Path:
@@ -27,6 +36,6 @@ def write_folder(
     for name, count in classes.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         for _ in range(count):
-            picture(number, size).save(root / name / f"{number:04d}{suffix}")
+            (root / name / f"{number:04d}{suffix}").write_bytes(_encoded(number, size, suffix))
             number += 1
     return root
