@@ -415,15 +415,20 @@ def test_onnx_runtime_reads_and_writes_tensors_where_they_lie(
     net = onnx_net(tmp_path / "net.onnx", half=half)
     opened, copies = open_module(tmp_path / "net.onnx"), list[int]()
     from_numpy = torch.from_numpy
-    monkeypatch.setattr(torch, "from_numpy", lambda array: copies.append(len(array)) or from_numpy(array))
-    limits = {"atol": 2e-3, "rtol": 2e-2} if half else {"atol": 1e-5, "rtol": 1e-4}
+
+    def copied(array: np.ndarray[Any, Any]) -> torch.Tensor:
+        copies.append(len(array))
+        return from_numpy(array)
+
+    monkeypatch.setattr(torch, "from_numpy", copied)
+    atol, rtol = (2e-3, 2e-2) if half else (1e-5, 1e-4)
     kept = []
     for seed, count in enumerate((2, 2, 7, 1, 7, 2)):
         images = drawn(count, seed).to(memory_format=torch.channels_last)
         kept.append((opened.module(images), net(images)))
     for outputs, expected in kept:  # each call has an output of its own
         assert outputs.dtype == torch.float32
-        torch.testing.assert_close(outputs, expected, **limits)
+        torch.testing.assert_close(outputs, expected, atol=atol, rtol=rtol)
     assert copies == [2, 7, 1], "only the first outputs of a shape come by way of the host"
     assert opened.provider == "CPU"
 
@@ -496,7 +501,9 @@ class Context:
     def execute_async_v3(self, stream: int) -> None:
         def at(name: str, kind: type[np.generic], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
             size = int(np.prod(shape)) * np.dtype(kind).itemsize
-            return np.frombuffer((ctypes.c_char * size).from_address(self.addresses[name]), kind).reshape(shape)
+            memory: Any = (ctypes.c_char * size).from_address(self.addresses[name])
+            values: np.ndarray[Any, Any] = np.frombuffer(memory, kind).reshape(shape)
+            return values
 
         images = at("images", np.float16, self.shapes["images"])
         at("logits", np.float16, self.get_tensor_shape("logits"))[:] = images[:, :2] * 2

@@ -386,6 +386,10 @@ def _train_as_rank(
         recipe, folder = group.run_first_then_rest(
             lambda: draft_run(data, options, finetune=finetune, ranks=world.size), is_first=world.is_local_first
         )
+        if "batch_size" not in options.chosen:  # a run that exists may be on the first rank's disk alone
+            batch, warmup = group.all_gather_json([recipe.batch_size, recipe.optim.warmup_epochs])[0]
+            if (batch, warmup) != (recipe.batch_size, recipe.optim.warmup_epochs):
+                recipe = recipe.with_({"batch_size": batch, "optim.warmup_epochs": warmup})
         if options.measured:
             recipe = _tuned(recipe, options, group)
             folder = _folder(recipe, options)
