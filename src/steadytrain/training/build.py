@@ -207,8 +207,8 @@ def set_up_machine(
     segments = None
     if device.type == "cpu":
         process.keep_memory(facts.memory_bytes() // sharing)
-        driver = read_driver()
-        if recipe.parallel.device == "auto" and driver.gpus and (why := why_hidden(driver)).kind != "gpu-hidden":
+        driver = read_driver() if recipe.parallel.device == "auto" else None
+        if driver is not None and driver.gpus and (why := why_hidden(driver)).kind != "gpu-hidden":
             notice(f"trains on the CPU, as torch sees no GPU: {why.what}: {why.remedy}")
     else:
         segments = process.grow_segments(recorded=recipe.records_graphs)

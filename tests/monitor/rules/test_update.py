@@ -104,6 +104,9 @@ def test_idle_tensor_cores_ask_for_bf16_where_the_gpu_is_what_is_busy() -> None:
     assert cause is not None and cause.change == "--precision bf16"
     assert find("precision", on_gpu(devices=(gpu(tensor_active=0.0, sm_active=0.2),))) is None, "the GPU waits"
     assert find("precision", on_gpu(devices=(gpu(),))) is None, "the driver does not tell"
+    idle, busy = gpu(tensor_active=0.0, sm_active=0.9), gpu(index=1, tensor_active=0.4, sm_active=0.9)
+    assert find("precision", on_gpu(devices=(idle, busy))) is None, "those of another rank work"
+    assert find("precision", on_gpu(devices=(idle, gpu(index=1, tensor_active=0.0, sm_active=0.9)))) is not None
 
 
 def test_a_giant_optimizer_is_named_with_its_parameters() -> None:
