@@ -72,6 +72,7 @@ def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on handwritten digits, with calibrated probabilities."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     words = ["--model", "digits", "--epochs", "2", "--batch-size", "32", "--lr", "0.2", "--set", "data.pad=1"]
+    words += ["--set", "parallel.compute_threads=1"]
     assert main(["train", str(digits), *words, "--device", "cpu", "--run", str(folder)]) == 0
     st.calibrate(folder)
     return folder

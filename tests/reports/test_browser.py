@@ -45,11 +45,12 @@ def browser(chromium: Browser) -> Iterator[Browser]:
         context.close()
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page that compares two runs."""
-    runs: list[Run | str | Path] = [finished(tmp_path, NAME), restarted(tmp_path)]
-    return report(runs, tmp_path / "report.html").as_uri()
+    folder = tmp_path_factory.mktemp("report")
+    runs: list[Run | str | Path] = [finished(folder, NAME), restarted(folder)]
+    return report(runs, folder / "report.html").as_uri()
 
 
 def opened(browser: Browser, address: str, *, width: int = 1280, dark: bool = False) -> tuple[Page, list[str]]:

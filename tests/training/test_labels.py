@@ -64,8 +64,11 @@ def test_the_first_event_names_the_labels(labels_recipe: Recipe, tmp_path: Path)
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"optim.label_smoothing": 0.1, "optim.class_weights": "balanced", "data.transforms": ("mixup", "cutmix")},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param(
+            {"optim.label_smoothing": 0.1, "optim.class_weights": "balanced", "data.transforms": ("mixup", "cutmix")},
+            marks=pytest.mark.slow,  # test_methods has one that is mixed and weighted
+        ),
         {"optim.loss": "binary-focal", "optim.ema": 0.9, "optim.accumulate": 2},
     ],
 )

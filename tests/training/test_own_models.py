@@ -15,7 +15,7 @@ from steadytrain.cli import main
 from steadytrain.errors import ModelError
 from steadytrain.models import objects
 
-QUICK = {"budget.epochs": 1, "parallel.device": "cpu", "parallel.threads": 1}
+QUICK = {"budget.epochs": 1, "parallel.device": "cpu", "parallel.threads": 1, "parallel.compute_threads": 1}
 
 SCRIPT = """
 import os, sys
@@ -24,7 +24,7 @@ from torch import nn
 
 def main():
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    changes = {"budget.epochs": 1, "parallel.device": "cpu", "every.save_steps": 1}
+    changes = {"budget.epochs": 1, "parallel.device": "cpu", "parallel.compute_threads": 1, "every.save_steps": 1}
     run = st.Run.create("run", st.default_recipe("digits", changes, model=net))
     is_first = run.progress().started is None
     for event in st.steps(run):

@@ -76,8 +76,17 @@ def test_freezing_everything_is_refused(recipe: Recipe, tmp_path: Path) -> None:
         train(Run.create(tmp_path / "run", recipe.with_({"model.freeze": ("*",)})))
 
 
-@pytest.mark.parametrize("text", ["head:1+full", "head:0.5+gradual", "gradual"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        ("head:1+full", "sgd"),
+        ("head:0.5+gradual", "adamw"),
+        ("gradual", "sgd"),
+        pytest.param("head:1+full", "adamw", marks=pytest.mark.slow),
+        pytest.param("head:0.5+gradual", "sgd", marks=pytest.mark.slow),
+        pytest.param("gradual", "adamw", marks=pytest.mark.slow),
+    ],
+)
 def test_a_phased_run_that_is_interrupted_comes_to_the_same_bits(
     recipe: Recipe, tmp_path: Path, weights: Weights, text: str, optimizer: str
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_plateau_lowers_the_rate_after_evaluations_without_a_better_value(plat
     assert drops, "nothing fell: the test shows nothing"
 
 
-@pytest.mark.parametrize("count", [10, 23])
+@pytest.mark.parametrize("count", [10, pytest.param(23, marks=pytest.mark.slow)])
 def test_a_plateau_goes_on_with_the_same_bits(plateau: Recipe, tmp_path: Path, weights: Weights, count: int) -> None:
     whole, parts = (Run.create(tmp_path / name, plateau) for name in ("whole", "parts"))
     train(whole)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gzip
 import json
 import re
 import secrets
@@ -31,7 +30,7 @@ from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size
 from steadytrain.reports.charts import COLUMNS, MAX_POINTS, TEMPLATES, Point, Row, thin_rows
-from steadytrain.reports.page import render
+from steadytrain.reports.page import packed_plotly, render
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line, saving
@@ -236,11 +235,8 @@ def _json(value: Any) -> str:
 
 @functools.cache
 def _plotly() -> Response:
-    from plotly.offline import get_plotlyjs
-
-    packed = gzip.compress(get_plotlyjs().encode(), 5, mtime=0)
     headers = {"content-encoding": "gzip", "cache-control": "private, max-age=86400"}
-    return Response(packed, media_type="text/javascript", headers=headers)
+    return Response(packed_plotly(), media_type="text/javascript", headers=headers)
 
 
 def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:

@@ -14,8 +14,9 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadytrain import __version__
 from steadytrain.errors import RunError
@@ -44,6 +45,9 @@ from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 from steadytrain.reports.tuned import section
 from steadytrain.reports.verdict import verdict_sentences
 
+if TYPE_CHECKING:
+    import jinja2
+
 MAX_CLASSES = 12
 SHOWN_ROWS = 12
 """Of the summary of a run, and of the table of several; the rest opens on demand."""
@@ -55,19 +59,33 @@ HEROES = ("best top-1", "best mAP", "images/s, steady", "wall time", "epochs")
 
 def render(template: str, data: object, **values: Any) -> str:
     """Fill a template; ``data`` as JSON that can stand in a script element whatever is in it."""
-    import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return _environment().get_template(template).render(data=Markup(text), version=__version__, **values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Return what compiles a template once a process."""
+    import jinja2
+
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return environment.get_template(template).render(data=Markup(text), version=__version__, **values)
+
+
+@cache
+def packed_plotly() -> bytes:
+    """Compress plotly.js, once a process."""
+    from plotly.offline import get_plotlyjs
+
+    return gzip.compress(get_plotlyjs().encode(), 5, mtime=0)
 
 
 def page(accounts: Sequence[Account], *, now: float | None = None, target: float | None = None) -> str:
@@ -103,7 +121,7 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
         ),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        library=base64.b64encode(gzip.compress(library.encode(), 5, mtime=0)).decode(),
+        library=base64.b64encode(packed_plotly() if figures else gzip.compress(b"", 5, mtime=0)).decode(),
     )
 
 
