@@ -389,6 +389,22 @@ def test_records_are_opened_whole_or_not_at_all(suffix: str, tmp_path: Path, fau
         Records.open(path)
 
 
+@pytest.mark.parametrize("size", [1, 20_000])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_read_error_while_headers_are_read_costs_no_record(
+    size: int, indexed: bool, tmp_path: Path, faults: Faults
+) -> None:
+    path = _write(tmp_path / "a.rec", [letter * size for letter in LETTERS[:9]])
+    if not indexed:
+        path.with_suffix(".idx").unlink()
+    faults.fail_once_open(path, errno.EIO, 3)
+    with Records.open(path) as records:
+        assert records.labels.tolist() == records.record_ids.tolist() == list(range(9)) and not faults.waiting
+    faults.fail_once_open(path, errno.EIO, 99)
+    with pytest.raises(StorageError, match=rf"a\.rec: .*\(EIO, {errno.EIO}\)"):
+        Records.open(path)
+
+
 def test_a_read_error_that_stays_is_no_damaged_record(tmp_path: Path, faults: Faults) -> None:
     path = _write(tmp_path / "a.rec", LETTERS)
     with Records.open(path) as records:

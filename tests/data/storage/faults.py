@@ -79,6 +79,11 @@ class Faults:
 
         self._orders[str(path)] = deque([order] * count)
 
+    def fail_once_open(self, path: Path, number: int, count: int) -> None:
+        """Let a file be opened, and so many reads of it fail."""
+        self.fail(path, number, count)
+        self._orders[str(path)].appendleft(lambda file: file)
+
     def fail_reads(self, path: Path, number: int, count: int) -> None:
         """Let a file be opened so many times and not be read."""
 

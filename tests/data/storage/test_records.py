@@ -24,6 +24,7 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio import reader
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.storage import object_cache, pages, remote_file
+from steadytrain.data.storage.local_files import LocalFile
 from steadytrain.data.storage.object_cache import make_room, open_object
 from steadytrain.data.storage.pages import PagedFile
 from steadytrain.data.storage.remote_file import RemoteFile, remote_file_of
@@ -158,7 +159,7 @@ def test_an_object_that_is_whole_is_read_as_a_local_file_and_stays(uri: str, dig
         with ImageLoader(remote, crop, batch_size=50, seed=3, stop=800, keep_bytes=0) as loader:
             assert sum(len(batch) for batch in loader) == 800
         [file], [copy] = remote._files, _remote_files(remote)
-        assert isinstance(file.view, memoryview)
+        assert isinstance(file.view, LocalFile)
         make_room(copy.file.parent.parent, 0)
         assert all(bytes(remote.image(number)) == bytes(local.image(number)) for number in range(len(local)))
     make_room(copy.file.parent.parent, 0)

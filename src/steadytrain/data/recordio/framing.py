@@ -114,18 +114,26 @@ def read_payload(file: Contents, offset: int) -> memoryview:
     Raises:
         DataError: no record begins there, or the file ends within it.
     """
+    parts = [file[start:end] for start, end in find_parts(file, offset)]
+    return parts[0] if len(parts) == 1 else memoryview(_MAGIC.join(parts))
+
+
+def find_parts(file: Contents, offset: int) -> list[tuple[int, int]]:
+    """Return where the parts of the record that begins at ``offset`` start and end; its payload is not read.
+
+    Raises:
+        DataError: no record begins there, or the file ends within it.
+    """
     cflag, start, end = _part(file, offset)
-    if cflag == 0:
-        return file[start:end]
-    if cflag != 1:
+    if cflag not in (0, 1):
         raise DataError(f"byte {offset:,} is in the middle of a record")
-    parts = [file[start:end]]
-    while cflag != 3:
+    parts = [(start, end)]
+    while cflag not in (0, 3):
         cflag, start, end = _part(file, end + -end % 4)
         if cflag not in (2, 3):
             raise DataError(f"the record at byte {offset:,} lacks its end")
-        parts.append(file[start:end])
-    return memoryview(_MAGIC.join(parts))
+        parts.append((start, end))
+    return parts
 
 
 def _part(file: Contents, offset: int) -> tuple[int, int, int]:

@@ -19,15 +19,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, read_payload, unpack
-from steadytrain.data.storage.local_files import read_patiently
+from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, find_parts, read_payload, unpack
+from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.errors import DataError
 
 Offsets = NDArray[np.int64]
+Readable = memoryview | LocalFile | RemoteFile
 
 _FRAME = struct.Struct("<II")
 _BLOCK = 16384  # records gathered at a time: a few megabytes
+_WINDOW = 1 << 16  # bytes read at a time where records are smaller than that
 _FAR = 16384  # bytes from record to record above which reading ahead fetches mostly what nobody asked for
 
 
@@ -86,7 +88,7 @@ def write_index(rec: Path, index: Path) -> Path:
     return index
 
 
-def scan(file: memoryview) -> Offsets:
+def scan(file: memoryview | LocalFile) -> Offsets:
     """Find every record by jumping from frame to frame.
 
     Raises:
@@ -101,15 +103,18 @@ def scan(file: memoryview) -> Offsets:
     return np.frombuffer(offsets, dtype=np.int64) if offsets else np.empty(0, np.int64)
 
 
-def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
+def _jump(file: memoryview | LocalFile, at: int, offsets: array[int], most: int) -> int:
     """Append the offsets of up to ``most`` records from byte ``at`` on.
 
     Returns where the next one would begin; -1 where the file ends within one.
     """
     unpack_from, size, within = _FRAME.unpack_from, len(file), False
-    end = len(offsets) + most
+    end, payload = len(offsets) + most, 0
+    window, start = (file, 0) if isinstance(file, memoryview) else (memoryview(b""), 0)
     while at + 8 <= size and (within or len(offsets) < end):
-        magic, word = unpack_from(file, at)
+        if at + 8 > start + len(window):
+            window, start = file[at : at + (_WINDOW if payload < _FAR else 8)], at
+        magic, word = unpack_from(window, at - start)
         cflag = word >> 29
         if magic != MAGIC or (cflag in (2, 3)) is not within or cflag > 3:
             resumes_at = resynchronise(file, at + 4)
@@ -117,13 +122,13 @@ def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
             raise DataError(f"damaged at byte {at:,}{hint}")
         if not within:
             offsets.append(at)
-        within = cflag in (1, 2)
-        at += 8 + ((word & MAX_PAYLOAD) + 3 & ~3)
+        within, payload = cflag in (1, 2), word & MAX_PAYLOAD
+        at += 8 + (payload + 3 & ~3)
     return -1 if within else at
 
 
 @contextmanager
-def _far_apart(file: memoryview | RemoteFile, stride: int) -> Iterator[mmap.mmap | None]:
+def _far_apart(file: Readable, stride: int) -> Iterator[mmap.mmap | None]:
     """Keep the system from reading ahead while headers that lie ``stride`` bytes apart are read.
 
     Yields the memory map where that pays, else None. (A cold file of 1.28 million records of 110 kB: 184 s
@@ -140,29 +145,29 @@ def _far_apart(file: memoryview | RemoteFile, stride: int) -> Iterator[mmap.mmap
         under.madvise(mmap.MADV_NORMAL)
 
 
-def resynchronise(file: memoryview, start: int) -> int | None:
+def resynchronise(file: memoryview | LocalFile, start: int) -> int | None:
     """Find the first byte at or after ``start`` where a record begins after damage; None where there is none.
 
     An aligned magic followed by the cflag of a beginning can be nothing else: payloads never hold it.
     """
     start += -start % 4
-    words = np.frombuffer(file[: len(file) // 4 * 4], dtype="<u4")
-    for at in range(start // 4, len(words) - 1, 1 << 20):
-        block = words[at : at + (1 << 20) + 1]
+    num_words = len(file) // 4
+    for at in range(start // 4, num_words - 1, 1 << 20):
+        block = np.frombuffer(file[4 * at : 4 * min(num_words, at + (1 << 20) + 1)], dtype="<u4")
         begins = np.flatnonzero((block[:-1] == MAGIC) & (block[1:] >> 29 <= 1))
         if begins.size:
             return int(begins[0] + at) * 4
     return None
 
 
-def require_records(file: memoryview | RemoteFile, offsets: Offsets) -> None:
+def require_records(file: Readable, offsets: Offsets) -> None:
     """Raise DataError unless a record begins at each of these few offsets and ends within the file."""
     with _far_apart(file, len(file) // max(len(offsets), 1)):
         for offset in offsets.tolist():
-            read_payload(file, offset)
+            find_parts(file, offset)
 
 
-def require_begins(file: memoryview | RemoteFile, offsets: Offsets) -> None:
+def require_begins(file: Readable, offsets: Offsets) -> None:
     """Raise DataError unless a record begins at each of these offsets; of each only eight bytes are read."""
     words = _gather(file, offsets, 8).view("<u4")
     wrong = (words[:, 0] != MAGIC) | (words[:, 1] >> 29 > 1)
@@ -170,7 +175,7 @@ def require_begins(file: memoryview | RemoteFile, offsets: Offsets) -> None:
         raise DataError(f"no record begins at byte {offsets[wrong][0]:,}")
 
 
-def require_complete(file: memoryview | RemoteFile, offsets: Offsets) -> None:
+def require_complete(file: Readable, offsets: Offsets) -> None:
     """Raise DataError where a whole record begins right behind one of these, rising, and is none of them.
 
     Bytes that are damaged are left out by whoever wrote the offsets, and are no record.
@@ -197,7 +202,7 @@ class Columns:
     labels: NDArray[np.float32]
 
 
-def read_columns(file: memoryview | RemoteFile, offsets: Offsets) -> Columns:
+def read_columns(file: Readable, offsets: Offsets) -> Columns:
     """Read ids and labels of the records at ``offsets``.
 
     Raises:
@@ -221,7 +226,7 @@ def read_columns(file: memoryview | RemoteFile, offsets: Offsets) -> Columns:
     return Columns(ids, labels)
 
 
-def read_heads(file: memoryview | RemoteFile, offsets: Offsets) -> NDArray[np.uint32]:
+def read_heads(file: Readable, offsets: Offsets) -> NDArray[np.uint32]:
     """Read magic, cflag with length, and number of labels of some records, uint32[n, 3].
 
     Raises:
@@ -230,9 +235,7 @@ def read_heads(file: memoryview | RemoteFile, offsets: Offsets) -> NDArray[np.ui
     return _gather(file, offsets, 12).view("<u4")
 
 
-def _heads(
-    file: memoryview | RemoteFile, offsets: Offsets
-) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.float32]]:
+def _heads(file: Readable, offsets: Offsets) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.float32]]:
     """Read flag, id and first label of each record."""
     heads = _gather(file, offsets, 8 + HEADER_BYTES)
     words = heads.view("<u4")
@@ -251,7 +254,7 @@ def _heads(
     return flags, ids, labels
 
 
-def _gather(file: memoryview | RemoteFile, offsets: Offsets, width: int) -> NDArray[np.uint8]:
+def _gather(file: Readable, offsets: Offsets, width: int) -> NDArray[np.uint8]:
     """Gather uint8[n, width] from each offset on."""
     if offsets.size and (offsets.min() < 0 or offsets.max() + width > len(file)):
         last = offsets[(offsets < 0) | (offsets + width > len(file))][0]
@@ -264,7 +267,7 @@ def _gather(file: memoryview | RemoteFile, offsets: Offsets, width: int) -> NDAr
 
 
 def _vectors(
-    file: memoryview | RemoteFile, offsets: Offsets, vectors: NDArray[np.bool_], single: NDArray[np.float32], width: int
+    file: Readable, offsets: Offsets, vectors: NDArray[np.bool_], single: NDArray[np.float32], width: int
 ) -> NDArray[np.float32]:
     """Read labels that follow the header, float32[N, width]; records with none keep the one in the header."""
     if 4 * width * len(offsets) > len(file):

@@ -2,14 +2,13 @@
 
 Reads need no lock and no file position, so any number of threads may share one :class:`Records`. Images are read by
 calls that can fail, and are tried again: a disk or a file server that does not give a mapped page ends the process
-(SIGBUS). Labels are gathered from a map, as the file is opened: replace record files, never rewrite them in place.
+(SIGBUS). Replace record files, never rewrite them in place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 import shlex
 import struct
@@ -21,7 +20,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +49,7 @@ from steadytrain.data.recordio.framing import (
 from steadytrain.data.recordio.index import (
     Columns,
     Offsets,
+    Readable,
     read_columns,
     read_heads,
     read_index,
@@ -65,12 +65,12 @@ from steadytrain.data.recordio.lst import (
     name_by_folders,
     read_list_columns,
 )
-from steadytrain.data.storage.local_files import read_patiently, require_all
+from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
-from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.errors import DataError, SteadyError
 from steadytrain.format import count, printable
 from steadytrain.machine.process import allow_open_files
 
@@ -134,31 +134,18 @@ class Extents(NamedTuple):
         ]
 
 
-class _Descriptor:
-    """An open file by its number; closed when the last reader has let go of it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        status = os.fstat(number)
-        self.state = status.st_size, status.st_mtime_ns
-
-    def __del__(self) -> None:
-        os.close(self.number)
-
-
 @dataclass(eq=False)
 class _File:
-    """One of the files: its map, where its records begin, and the card beside it, if there is one.
+    """One of the files: where its records begin, and the card beside it, if there is one.
 
-    Of an object in a store (``remote``) not all bytes are in the map at first: until then its ``view`` fetches them.
+    Of an object in a store (``remote``) not all bytes are in the file at first: until then its ``view`` fetches them.
     ``found`` are the offsets of all records; ``numbers`` are those of them that hold a picture, and ``offsets`` theirs.
     ``is_of_faces``: it is laid out as InsightFace's, and of several labels the first is the class.
     """
 
     path: Path
-    descriptor: _Descriptor | None
-    map: mmap.mmap
-    view: memoryview | RemoteFile
+    local: LocalFile
+    view: LocalFile | RemoteFile
     remote: RemoteFile | None
     found: Offsets
     numbers: Ints | range
@@ -182,58 +169,16 @@ class _File:
         sizes = np.diff(self.found, append=len(self.view))
         return self.offsets, sizes if isinstance(self.numbers, range) else sizes[self.numbers]
 
-    def read(self, offset: int, size: int) -> memoryview:
-        """Read bytes of a local file.
-
-        Raises:
-            DataError: it is closed.
-            StorageError: the system does not give them, or the file has been cut short or replaced.
-        """
-        if (descriptor := self.descriptor) is None:
-            raise DataError("closed")
-        if not hasattr(os, "pread"):  # Windows
-            assert isinstance(self.view, memoryview)
-            return self.view[offset : offset + size]
-        with contextlib.suppress(OSError):
-            data = os.pread(descriptor.number, size, offset)
-            if len(data) == size:
-                return memoryview(data)
-        try:
-            return memoryview(read_patiently(partial(self._reopen_and_read, offset, size), self.shown))
-        except OSError as error:
-            raise StorageError(
-                f"cannot read {self.path} any more ({error.strerror}): put it back and run the same command again"
-            ) from error
-
-    def _reopen_and_read(self, offset: int, size: int) -> bytes:
-        descriptor = _Descriptor(os.open(self.path, os.O_RDONLY))
-        length, before = descriptor.state[0], len(self.view)
-        if length < before:
-            raise StorageError(
-                f"{self.path} was truncated while being read, from {before:,} to {length:,} bytes: put the whole file"
-                " back and run the same command again"
-            )
-        if self.remote is None and self.descriptor is not None and descriptor.state != self.descriptor.state:
-            raise StorageError(f"{self.path} was replaced while being read: run the same command again")
-        data = require_all(os.pread(descriptor.number, size, offset), size)
-        if self.descriptor is not None:
-            self.descriptor = descriptor
-        return data
-
     def close(self) -> None:
-        """Let go of the file, and of the view if nobody has it."""
-        self.descriptor = None
-        if isinstance(self.view, memoryview):
-            self.view.release()
+        """Let go of the file."""
         if self.remote is not None:
             self.remote.close()
-        with contextlib.suppress(BufferError):  # views are still out: the map goes with the last of them
-            self.map.close()
+        self.local.close()
 
     def use_copy_if_whole(self) -> None:
         """Read an object that is whole in the cache as a local file from now on, and keep it there."""
         if self.remote is not None and self.remote.stays and self.remote.disk.keep_if_whole():
-            self.view = memoryview(self.map)
+            self.view = self.local
 
     def ranges(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return first bytes and ends of some records, int64[n]."""
@@ -353,20 +298,19 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
     """
     try:
         with read_patiently(partial(path.open, "rb"), str(path)) as file:
-            # The map keeps the lock: as long as it lives, nobody takes the file for one that nobody needs.
+            # It keeps the lock: as long as it is open, nobody takes the file for one that nobody needs.
             with contextlib.suppress(OSError):
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            descriptor = _Descriptor(os.dup(file.fileno()))
+            if not os.fstat(file.fileno()).st_size:
+                raise DataError(f"{path} is empty: pack or copy it again")
+            local = LocalFile(path, file.fileno(), is_constant=not is_remote_file(path))
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except ValueError:
-        raise DataError(f"{path} is empty: pack or copy it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     remote = remote_file_of(path)
-    view = remote or memoryview(mapped)
+    view: LocalFile | RemoteFile = local if remote is None else remote
     try:
         card = card_of(path)
         compares = compares or card is None or not card.bytes
@@ -378,16 +322,17 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
             len(numbers) > 0 and numbers[0] > 0 and names_identities(unpack(read_payload(view, int(offsets[0]))))
         )
     except SteadyError as error:
+        local.close()
         if remote is not None:
             remote.close()
         if not isinstance(error, DataError) or str(path) in str(error):
             raise
         raise DataError(f"{path}: {error}") from None
     used = offsets if isinstance(numbers, range) else offsets[numbers]
-    return _File(path, descriptor, mapped, view, remote, offsets, numbers, used, is_of_faces, card)
+    return _File(path, local, view, remote, offsets, numbers, used, is_of_faces, card)
 
 
-def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
+def _find_records(path: Path, view: LocalFile | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
     """Find where records begin, by the index or, where there is none, by scanning.
 
     Of an object all that is compared with the index and the card is fetched at once.
@@ -402,7 +347,7 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     except DataError as error:
         wrong_index = error
     compares = compares or not len(offsets)
-    rows = _spread(len(offsets), _SAMPLE if isinstance(view, memoryview) else _REMOTE_SAMPLE)
+    rows = _spread(len(offsets), _REMOTE_SAMPLE if isinstance(view, RemoteFile) else _SAMPLE)
     if isinstance(view, RemoteFile) and compares:
         starts, ends = np.append(offsets[rows], 0), np.append(offsets[rows] + 8, 64)
         if card is not None:
@@ -413,18 +358,18 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
         if start.startswith(b"version https://git-lfs"):
             raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
         if int.from_bytes(start[:4], "little") != MAGIC:
-            file_type = recognise(bytes(view[:LOOK_AT]) if isinstance(view, memoryview) else start, len(view))
+            file_type = recognise(start if isinstance(view, RemoteFile) else bytes(view[:LOOK_AT]), len(view))
             if file_type is not None and file_type.name != "text":
                 raise DataError(f"this is {file_type.name}, not a record file: {file_type.advice}")
             raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
     if wrong_index is not None:
         raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
     if not len(offsets):
-        return scan(view if isinstance(view, memoryview) else view.whole())
+        return scan(view.whole() if isinstance(view, RemoteFile) else view)
     if len(offsets) > 1 and not np.diff(offsets).all():
         raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
     try:
-        if isinstance(view, memoryview):
+        if isinstance(view, LocalFile):
             require_records(view, offsets[rows])
         elif compares:
             require_begins(view, offsets[rows])
@@ -435,7 +380,7 @@ def _find_records(path: Path, view: memoryview | RemoteFile, card: Card | None, 
     return offsets
 
 
-def _find_pictures(view: memoryview | RemoteFile, offsets: Offsets) -> Ints | range:
+def _find_pictures(view: LocalFile | RemoteFile, offsets: Offsets) -> Ints | range:
     """Return the numbers of the records that hold more than labels; all of them, where none does.
 
     Sets of faces, as InsightFace writes them, begin with a record of two labels, between which records about identities
@@ -480,7 +425,7 @@ def nearest_whole(labels: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.where(np.abs(labels - whole) <= noise, whole, labels)
 
 
-def _index_remedy(path: Path, view: memoryview | RemoteFile) -> str:
+def _index_remedy(path: Path, view: LocalFile | RemoteFile) -> str:
     """What mends a wrong index: writing it anew, where the records themselves are whole."""
     if isinstance(view, RemoteFile):
         return "upload both again"
@@ -514,7 +459,7 @@ def none_is_an_image(count: int, reason: str) -> str:
     return f"none of {count:,} records holds an image (the first: {reason})"
 
 
-def _require_card_fits(card: Card, view: memoryview | RemoteFile, offsets: Offsets, *, compares: bool) -> None:
+def _require_card_fits(card: Card, view: LocalFile | RemoteFile, offsets: Offsets, *, compares: bool) -> None:
     if card.num_images != len(offsets):
         raise DataError(f"it holds {len(offsets)} records, its card states {card.num_images}: pack again")
     if not compares and isinstance(view, RemoteFile):
@@ -612,21 +557,22 @@ class Records:
         """
         file, row = self._at(number)
         view, offset, size = file.view, int(file.offsets[row]), int(file.extents[1][row])
+        local, contents = file.local, cast(Readable, view)
         try:
             if isinstance(view, RemoteFile):
                 if self._closed:
                     raise DataError("closed")
-                view, offset = view[offset : offset + size], 0
-                data = view
+                data = contents = view[offset : offset + size]
+                offset = 0
             else:
-                data = file.read(offset, min(size, _AT_ONCE))
+                data = local.read(offset, min(size, _AT_ONCE))
             magic, word, flag = _START.unpack_from(data)
             start, end = 8 + HEADER_BYTES + 4 * flag, 8 + (word & MAX_PAYLOAD)
             if magic == MAGIC and word >> 29 == 0 and start <= end <= size:
                 if end > len(data):
-                    data = file.read(offset, end)
+                    data = local.read(offset, end)
                 return data[start:end]
-            return unpack(read_payload(view, offset)).image
+            return unpack(read_payload(contents, offset)).image
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
                 raise DataError(f"{file.path} is closed") from None
@@ -683,9 +629,7 @@ class Records:
         """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
         _ = self.labels  # they may lie all over the file, and are read in its order
         for file in self._files:
-            with contextlib.suppress(AttributeError, OSError):  # no such call here
-                if file.descriptor is not None:
-                    os.posix_fadvise(file.descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
+            file.local.expect_no_order()
 
     def settle(self, numbers: Ints) -> None:
         """Wait until some records, int64[n], that lie in a store are on disk; StorageError where that cannot be."""

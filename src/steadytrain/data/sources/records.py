@@ -19,6 +19,7 @@ from steadytrain.data.sources.filenames import group_by_split, order_splits
 from steadytrain.data.sources.labels import align_columns, classes_from_numbers, require_in_list, say_places
 from steadytrain.data.sources.listing import Listing, Names, Pieces, Say
 from steadytrain.data.sources.select import merge
+from steadytrain.data.storage.local_files import LocalFile
 from steadytrain.errors import DataError
 
 _BLOCK = 16384
@@ -82,13 +83,14 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
 
 
 def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
-    data = np.memmap(path, np.uint8, "r")
+    with path.open("rb") as opened:
+        data = LocalFile(path, opened.fileno())
     offsets = records.extents(np.arange(len(records))).offset
     starts, sizes = np.empty_like(offsets), np.empty_like(offsets)
     in_parts = np.zeros(len(offsets), np.bool_)
     for start in range(0, len(offsets), _BLOCK):
         part = slice(start, start + _BLOCK)
-        words = np.ascontiguousarray(data[offsets[part, None] + np.arange(4 * _HEAD_WORDS)]).view("<u4")
+        words = data.gather(offsets[part], 4 * _HEAD_WORDS).view("<u4")
         heads: NDArray[np.int64] = words.astype(np.int64)
         before = HEADER_BYTES + 4 * heads[:, 2]
         starts[part] = offsets[part] + 8 + before

@@ -11,14 +11,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import mmap
 import os
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast, overload
 
-from steadytrain.errors import StorageError
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.errors import DataError, StorageError
 
 PAUSES_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Between the tries of a read; after the last of them it is given up."""
@@ -34,6 +38,9 @@ _EXHAUSTED = {
     errno.ENFILE: "this machine has too many files open: raise the limit (sysctl fs.file-max)",
     errno.ENOMEM: "no memory left",
 }
+
+_AT_ONCE = 1024  # places that are read together
+_NEAR = 4096  # bytes from place to place up to which all between them are read
 
 T = TypeVar("T")
 
@@ -139,6 +146,134 @@ def open_patiently(path: Path) -> BinaryIO:
         StorageError: the system cannot read it; also of every read.
     """
     return cast(BinaryIO, io.BufferedReader(_PatientFile(path)))
+
+
+class LocalFile:
+    """An open file whose slices are copies, read by calls that can fail and are tried again with a fresh open.
+
+    A map would end the process where a page cannot be read (SIGBUS). Any number of threads may read.
+
+    Args:
+        path: of the file, to open it again.
+        number: of the open file; it may be closed afterwards.
+        is_constant: nobody writes it, so that another time of change means another file.
+    """
+
+    def __init__(self, path: Path, number: int, *, is_constant: bool = True) -> None:
+        self.path = path
+        self._is_constant = is_constant
+        opened = _Descriptor(os.dup(number))
+        self._descriptor: _Descriptor | None = opened
+        self._opened: _Descriptor | None = opened  # keeps the lock that the file has
+        self._size = opened.state[0]
+        self._map = None if hasattr(os, "pread") else mmap.mmap(number, 0, access=mmap.ACCESS_READ)  # Windows
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, key: int) -> int: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> memoryview: ...
+
+    def __getitem__(self, key: int | slice) -> int | memoryview:
+        if isinstance(key, int):
+            return self.read(key, 1)[0]
+        start, end, _ = key.indices(self._size)
+        return self.read(start, max(0, end - start))
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Read bytes.
+
+        Raises:
+            DataError: it is closed.
+            StorageError: the system does not give them, or the file has been cut short or replaced.
+        """
+        if (descriptor := self._descriptor) is None:
+            raise DataError("closed")
+        if (mapped := self._map) is not None:
+            return memoryview(mapped[offset : offset + size])
+        with contextlib.suppress(OSError):
+            data = os.pread(descriptor.number, size, offset)
+            if len(data) == size:
+                return memoryview(data)
+        try:
+            return memoryview(read_patiently(partial(self._reopen_and_read, offset, size), str(self.path)))
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {self.path} any more ({error.strerror}): put it back and run the same command again"
+            ) from error
+
+    def _reopen_and_read(self, offset: int, size: int) -> bytes:
+        descriptor = _Descriptor(os.open(self.path, os.O_RDONLY))
+        length, before = descriptor.state[0], self._size
+        if length < before:
+            raise StorageError(
+                f"{self.path} was truncated while being read, from {before:,} to {length:,} bytes: put the whole file"
+                " back and run the same command again"
+            )
+        if self._is_constant and self._opened is not None and descriptor.state != self._opened.state:
+            raise StorageError(f"{self.path} was replaced while being read: run the same command again")
+        data = require_all(os.pread(descriptor.number, size, offset), size)
+        if self._descriptor is not None:
+            self._descriptor = descriptor
+        return data
+
+    def gather(self, offsets: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+        """Return the ``width`` bytes from each offset on, uint8[n, width]; errors as of :meth:`read`."""
+        rows = np.empty((len(offsets), width), np.uint8)
+        for start in range(0, len(offsets), _AT_ONCE):
+            part = offsets[start : start + _AT_ONCE]
+            first, end = int(part.min()), int(part.max()) + width
+            if end - first <= _NEAR * len(part):
+                data = np.frombuffer(self.read(first, end - first), np.uint8)
+                rows[start : start + len(part)] = data[(part - first)[:, None] + np.arange(width)]
+                continue
+            places = part.tolist()
+            self._expect(places, width)
+            rows[start : start + len(part)] = np.frombuffer(self._read_each(places, width), np.uint8).reshape(-1, width)
+        return rows
+
+    def _read_each(self, places: list[int], width: int) -> bytes:
+        """Read as many bytes from each place on: a million records are opened by such reads."""
+        if self._map is None and (descriptor := self._descriptor) is not None:
+            number, pread = descriptor.number, os.pread
+            with contextlib.suppress(OSError):
+                data = b"".join([pread(number, width, place) for place in places])
+                if len(data) == width * len(places):
+                    return data
+        return b"".join([self.read(place, width) for place in places])
+
+    def _expect(self, places: list[int], width: int) -> None:
+        """Have the system fetch what will be read, all at once: on a disk that is several times as fast."""
+        if (descriptor := self._descriptor) is not None:
+            with contextlib.suppress(AttributeError, OSError):  # no such call here
+                for place in places:
+                    os.posix_fadvise(descriptor.number, place, width, os.POSIX_FADV_WILLNEED)
+
+    def expect_no_order(self) -> None:
+        """Tell the system to read what is asked for, and nothing around it."""
+        if (descriptor := self._descriptor) is not None:
+            with contextlib.suppress(AttributeError, OSError):  # no such call here
+                os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def close(self) -> None:
+        """Let go of the file, when the last read has ended; closing twice is fine."""
+        self._descriptor, self._opened = None, None
+        self._map = None
+
+
+class _Descriptor:
+    """An open file by its number; closed when the last reader has let go of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        status = os.fstat(number)
+        self.state = status.st_size, status.st_mtime_ns
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 def read_range(path: str, offset: int, size: int) -> bytes:
