@@ -69,6 +69,7 @@ def test_files_are_written_in_their_order_and_none_after_an_error() -> None:
         writer.wait()
         with pytest.raises(StorageError, match="the disk is full"):
             list(writer.results())
+        assert not list(writer.results()), "it is raised once"
         with pytest.raises(StorageError, match="the disk is full"):
             writer.stage("weights", {})
     assert written == ["best"]
@@ -131,8 +132,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_what_was_saved_be
     assert [event.error for event in events if isinstance(event, Failed)] == ["StorageError"]
     assert not [event for event in events if isinstance(event, Ended)] and not run.weights.exists()
     assert checkpoints.newest(run.checkpoints) == run.checkpoints / f"step-{before:08d}"
-    monkeypatch.undo()
-    assert train(run).status == "finished"
 
 
 def _fail_at(number: int, save: Callable[..., checkpoints.Written]) -> Callable[..., checkpoints.Written]:

@@ -35,11 +35,11 @@ class Writer(Generic[R]):
     def stage(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy tensors to the host, as :func:`.checkpoints.stage` does, for the next file of a kind.
 
-        It waits for the one before, and raises what that raised.
+        It waits for the one before, and raises what writing has raised.
         """
-        for other, future in self._asked:
-            if other == kind:
-                future.result()
+        wait([future for other, future in self._asked if other == kind])
+        if self._error is not None:
+            raise self._error
         size = sum(value.nbytes for value in tensors.values())
         memory = self._memory.get(kind)
         if memory is None or memory.nbytes < size:
@@ -62,7 +62,10 @@ class Writer(Generic[R]):
     def results(self) -> Iterator[R]:
         """Yield what the calls that are over have returned, in their order; raises what the first to fail raised."""
         while self._asked and self._asked[0][1].done():
-            yield self._asked.popleft()[1].result()
+            _, future = self._asked.popleft()
+            if future.exception() is not None:
+                self._asked.clear()  # the others raise the same
+            yield future.result()
 
     def close(self) -> None:
         """Write what was asked for, and end the thread."""
