@@ -12,7 +12,8 @@ time in which the launching thread was ready to run while its core did something
 
 - ``launch_ms``: what 1,000 launches and the taking of batches took.
 - ``us_per_image``: of the launching thread, for each image that was taken: what is more than without a loader.
-- ``take_us_per_image``: CPU time of that thread for taking batches, a part of it that other programs do not disturb.
+- ``take_us_per_image``: CPU time of that thread for taking batches, a part of it that other programs do not disturb,
+  round by round; none where no batch came.
 - ``share``: ``us_per_image`` times the images a second, the part of the launching thread's time that is lost.
 
 Where few cores are there, many threads make no more images than one: what can be measured is the cost of an image.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import tempfile
 import time
@@ -123,7 +125,7 @@ def compare(records: Records, threads: list[int], rounds: int, seconds: float) -
                 base = launch if place == "none" else base
                 images = side.images / len(side.launches)  # of a period
                 lost = (launch - base) / images * 1e6 if images else 0.0
-                taking = side.taking / max(1, side.images) * 1e6
+                taking = side.taking / side.images * 1e6 if side.images else math.nan
                 rows.setdefault(side.name, []).append((launch * 1000, lost, images / period, taking))
                 side.close()
         figures[f"{1000 * period:.0f} ms"] = {
@@ -131,7 +133,7 @@ def compare(records: Records, threads: list[int], rounds: int, seconds: float) -
                 "launch_ms": round(median(row[0] for row in some), 3),
                 "us_per_image": round(median(row[1] for row in some), 2),
                 "us_per_image_rounds": [round(row[1], 2) for row in some],
-                "take_us_per_image": round(median(row[3] for row in some), 2),
+                "take_us_per_image": [round(row[3], 2) for row in some if row[3] > 0],
                 "images_per_second": round(median(row[2] for row in some)),
                 "share": round(median(row[1] * row[2] for row in some) / 1e6, 4),
             }

@@ -378,7 +378,8 @@ def main() -> None:
             if name in PAIRED or not arguments.paired
         }
     if arguments.paired:
-        machine.record("train_step_paired", cases, save=arguments.save)
+        name = "train_step_paired" if arguments.before is None else "train_step_before"
+        machine.record(name, cases, save=arguments.save)
         return
     name = machine.of_cases("train_step", arguments.cases, CASES)
     machine.record(name, {"mxnet": mxnet_version(arguments.mxnet_python), **cases}, save=arguments.save)

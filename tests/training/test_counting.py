@@ -67,10 +67,11 @@ def test_what_waits_to_be_counted_takes_little_memory() -> None:
         meters.add_later(loss, logits, labels, objective.counts)
         most = max(most, sum(logits.nbytes + labels.nbytes for _, logits, labels in meters.waiting))
     assert 0 < most <= WAITING_BYTES
-    [(loss, logits, labels)] = _answers("classes", 1, images=256, classes=1000)
-    meters = Meters(CPU)
-    meters.add_later(loss, logits, labels, objective.counts)
-    assert not meters.waiting and meters.sums[2] == 256
+    for images, classes, columns in ((256, 1000, slice(None)), (64, 10_000, slice(0, 10))):
+        [(loss, logits, labels)] = _answers("classes", 1, images=images, classes=classes)
+        meters = Meters(CPU)
+        meters.add_later(loss, logits[:, columns], labels, objective.counts)
+        assert not meters.waiting and meters.sums[2] == images
 
 
 def test_passes_that_are_made_again_are_counted_once() -> None:

@@ -84,6 +84,7 @@ class Meters:
             loss, logits, labels: as ``count`` takes them, without gradients.
             count: the same in all calls.
         """
+        on_cpu = labels.device.type == "cpu"
         if self.waiting and (
             len(self.waiting) >= self._room
             or self.waiting[0][1].shape != logits.shape
@@ -92,13 +93,15 @@ class Meters:
             self._count_waiting()
         if not self.waiting:
             self._count = count
-            self._room = WAITING_BYTES // (logits.untyped_storage().nbytes() + labels.nbytes)
-            self._room = min(self._room, MOST_WAITING)
+            # A part keeps the whole of its memory.
+            held = logits.untyped_storage().nbytes()
+            held += labels.nbytes if on_cpu else labels.untyped_storage().nbytes()
+            self._room = min(WAITING_BYTES // held, MOST_WAITING)
         if self._room < 2:
             self.add(count(loss, logits, labels))
             return
         # On a CPU labels lie in the loader's memory, which it wants back.
-        self.waiting.append((loss, logits, labels.clone() if labels.device.type == "cpu" else labels))
+        self.waiting.append((loss, logits, labels.clone() if on_cpu else labels))
 
     def _count_waiting(self) -> None:
         if not self.waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
@@ -272,10 +272,11 @@ class Update:
             self.clock.to("forward")
             images, labels = self.augmentation(images, labels, self.share.positions(position, len(labels)))
         self.work(self, state, images, labels)
-        before, of_all = replace(state.cursor), self.share.batch_size * self.share.times(labels.shape[0])
-        state.cursor.step, state.cursor.position = state.engine.end_update(before.step, before.position, of_all)
-        state.engine.finish_update(state.cursor.step)
+        cursor, of_all = state.cursor, self.share.batch_size * self.share.times(labels.shape[0])
+        step, start = cursor.step, cursor.position
+        cursor.step, cursor.position = state.engine.end_update(step, start, of_all)
+        state.engine.finish_update(cursor.step)
         if state.ema is not None:
-            state.ema.update(state.module, state.cursor.step - before.step)
+            state.ema.update(state.module, cursor.step - step)
         self.clock.to("host")
-        self.clock.updated(state.cursor.step, state.cursor.position - before.position)
+        self.clock.updated(cursor.step, cursor.position - start)
