@@ -216,7 +216,7 @@ class Cuda:
     def current_stream(self, device: Any = None) -> Stream:
         return self._gpu(device).stream
 
-    def Stream(self, device: Any) -> Stream:
+    def new_stream(self, device: Any) -> Stream:
         return Stream(self._gpu(device))
 
     @contextmanager
@@ -224,7 +224,7 @@ class Cuda:
         stream.launch(Part(1, self.copy), "copy", 30e-6)
         yield
 
-    def Event(self, enable_timing: bool = False) -> Mark:
+    def event(self, enable_timing: bool = False) -> Mark:
         return Mark(self)
 
     def sleep(self, cycles: int) -> None:
@@ -405,9 +405,9 @@ def simulate(case: Case, others: Sequence[float] = ()) -> Simulated:
             stack.enter_context(patch.object(module, "time", host))
         for name, fake in {
             "current_stream": cuda.current_stream,
-            "Stream": cuda.Stream,
+            "Stream": cuda.new_stream,
             "stream": cuda.on_stream,
-            "Event": cuda.Event,
+            "Event": cuda.event,
             "_sleep": cuda.sleep,
             "device": cuda.on_device,
         }.items():

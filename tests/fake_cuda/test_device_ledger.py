@@ -19,6 +19,7 @@ from tests.fake_cuda.device_clock import (
     verdict,
 )
 
+from steadytrain.events import StepMeasured
 from steadytrain.training.profile import clock as clocks
 
 TINY = replace(SMALL, forward=Part(12, 10e-6), backward=Part(16, 10e-6), optimizer=Part(1, 20e-6))
@@ -94,6 +95,12 @@ def test_a_rank_that_comes_late_is_named_with_what_it_does() -> None:
     assert late.off <= 0.02
 
 
+def slower(case: Case, times: float) -> Case:
+    parts = [replace(part, seconds=times * part.seconds) for part in (case.forward, case.backward, case.optimizer)]
+    slow = replace(case, forward=parts[0], backward=parts[1], optimizer=parts[2])
+    return replace(slow, call=times * case.call, guards=times * case.guards, python=times * case.python)
+
+
 @pytest.mark.parametrize(
     ("case", "change"),
     [
@@ -105,14 +112,19 @@ def test_a_rank_that_comes_late_is_named_with_what_it_does() -> None:
     ids=["eager", "compiled", "accumulated", "graph"],
 )
 def test_a_run_that_is_bound_by_launches_is_told_so(case: Case, change: str) -> None:
-    slow = replace(case, call=16 * case.call, guards=16 * case.guards, python=16 * case.python)
-    parts = {"forward": case.forward, "backward": case.backward, "optimizer": case.optimizer}
-    slow = replace(slow, **{name: replace(part, seconds=16 * part.seconds) for name, part in parts.items()})
-    seen = simulate(replace(slow, updates=100))
+    seen = simulate(replace(slower(case, 16), updates=100))
     cause = verdict(seen).causes[0]
     assert cause.name == "launch" and cause.change.startswith(change)
     beyond_warmup = seen.true["host"] - seen.history().ledger().share("warmup")
     assert cause.share == pytest.approx(beyond_warmup, abs=0.02)
+
+
+def test_gaps_that_a_measured_pass_shows_as_well_are_counted_once(simulated: dict[str, Simulated]) -> None:
+    seen = once(simulated, "host-bound eager")
+    passes = {"full": 0.010, "other": 0.009}
+    event = StepMeasured(step=20, batch_size=64, other_batch_size=16, passes=passes, fixed_seconds=0.007)
+    measured = replace(event, attempt=1, time=seen.events[-2].time)
+    assert replace(seen, events=[*seen.events[:-1], measured, seen.events[-1]]).off <= 0.02
 
 
 def test_a_run_that_the_device_bounds_has_no_launches_to_speak_of(simulated: dict[str, Simulated]) -> None:
@@ -123,4 +135,4 @@ def test_a_run_that_the_device_bounds_has_no_launches_to_speak_of(simulated: dic
 def test_code_that_waits_for_the_device_in_each_part_leaves_the_gaps_where_they_are() -> None:
     seen = simulate(replace(SMALL, sync=4, updates=60))
     assert seen.told["forward"] + seen.told["backward"] > 0.5, "nothing is made up"
-    assert not any(getattr(event, "launching_measured", False) for event in seen.events)
+    assert not any("forward" in getattr(event, "launching_measured", ()) for event in seen.events)

@@ -282,8 +282,8 @@ class Accounted(Event):
     threads of the process during those of :data:`UPDATING`; None where a device computes the updates.
     ``exchange_seconds``: of those of communication, what exchanging takes where all ranks come at once; the rest they
     wait for each other. None where there is one rank. ``warmup_images``: of the first updates, whose computing is in
-    ``warmup``; None in logs of an older version. ``launching_measured``: whether the gaps in which a device waits for
-    the host within an update are in ``host``.
+    ``warmup``; None in logs of an older version. ``launching_measured``: parts of updates whose gaps, in which a device
+    waits for the host, are in ``host``.
     """
 
     step: int
@@ -293,7 +293,7 @@ class Accounted(Event):
     update_cpu_seconds: float | None = None
     exchange_seconds: float | None = None
     warmup_images: int | None = None
-    launching_measured: bool = False
+    launching_measured: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

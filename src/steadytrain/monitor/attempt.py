@@ -148,7 +148,7 @@ class Attempt:
     images: int = 0
     exchange: float | None = None
     warmup_images: int | None = None
-    launching_measured: bool = False
+    launching_measured: Sequence[str] = ()
     _waits: InputWait = field(default_factory=InputWait)
     _is_accounted: bool = False
 
@@ -304,7 +304,8 @@ class Attempt:
             self.exchange = max(0.0, event.exchange_seconds)
         if isinstance(event.warmup_images, int):
             self.warmup_images = max(0, event.warmup_images)
-        self.launching_measured = event.launching_measured is True
+        if isinstance(event.launching_measured, (list, tuple)):
+            self.launching_measured = event.launching_measured
         self.marks.append(mark)
         self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._clock, self._tail = event.time, _empty_tail()

@@ -321,13 +321,13 @@ class RunHistory:
             seconds["warmup"] -= usual_warmup
             for name, value in usual.items():
                 seconds[name] += usual_warmup * value / usual_image
-        measured = self.samples.measured  # what of the passes does not shrink with the batch is the host's
-        if measured and not attempt.launching_measured:
+        if measured := self.samples.measured:  # what of the passes does not shrink with the batch is the host's
             full = measured.passes.get("full", 0.0)
             part = min(1.0, max(0.0, measured.fixed_seconds / full)) if full > 0 else 0.0
             for name in ("forward", "backward"):
-                seconds["host"] += seconds[name] * part
-                seconds[name] *= 1 - part
+                if name not in attempt.launching_measured:
+                    seconds["host"] += seconds[name] * part
+                    seconds[name] *= 1 - part
         return seconds
 
 

@@ -294,7 +294,7 @@ class DeviceClock(Clock):
         self._launch_seconds = 0.0  # of the host, for the newest update that was not ahead
         self._work: dict[tuple[float, str], _Work] = {}  # by images of a pass, and bucket
         self._late: dict[str, float] = {}  # of buckets, seconds that turned out to be launching
-        self._is_split = False  # the newest update, into work and gaps
+        self._split: tuple[str, ...] = ()  # parts of the newest update whose gaps are known
         self._communicated = 0.0
 
     def to(self, bucket: str) -> None:
@@ -374,7 +374,7 @@ class DeviceClock(Clock):
         return {bucket: some for bucket, some in self._seconds.items() if some > 0}
 
     def account(self) -> Accounted:
-        return replace(super().account(), launching_measured=self._is_split)
+        return replace(super().account(), launching_measured=self._split)
 
     def accounted_seconds(self) -> float:
         return self._known - self.began
@@ -442,4 +442,4 @@ class DeviceClock(Clock):
             self._launch_seconds = update.launch_seconds
         elif held < self._launch_seconds:  # its clock is faster than was thought
             self._until_hold = HOLD_AFTER
-        self._is_split = all(self._work[update.images / passes, bucket].count for bucket in buckets)
+        self._split = tuple(sorted(name for name in buckets if self._work[update.images / passes, name].count))
