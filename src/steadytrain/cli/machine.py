@@ -552,17 +552,19 @@ def _bench_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         return ["" if "error" in row else cell(row) for row in rows]
 
     def milliseconds(group: str, name: str) -> list[str]:
-        return column(lambda row: _milliseconds(row[group][name]))
+        return column(lambda row: _milliseconds(row[group].get(name, 0.0)))
 
     def gigaflops(row: Mapping[str, Any]) -> str:
         flops = row["flops_per_second"]
         return "-" if flops is None else f"{flops / 1e9:,.0f}" if flops >= 100e9 else f"{flops / 1e9:.3g}"
 
+    is_recorded = any("update" in row.get("parts", ()) for row in rows)
+    parts = ("forward", "backward", "optimizer", *(["update"] if is_recorded else []), "host")
     compiled = column(lambda row: "-" if row["compile_seconds"] is None else f"{row['compile_seconds']:.0f}")
     figures = {
         "images/s": column(lambda row: rate(row["images_per_second"])),
         **{f"{name} ms": milliseconds("step_seconds", name) for name in ("p50", "p90", "p99")},
-        **{f"{name} ms": milliseconds("parts", name) for name in ("forward", "backward", "optimizer", "host")},
+        **{f"{name} ms": milliseconds("parts", name) for name in parts},
         "GFLOP/s": column(gigaflops),
         "of peak": column(lambda row: "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}"),
         f"memory {unit}": column(lambda row: f"{row['memory_bytes'] / memory:,.{1 if unit == 'GB' else 0}f}"),

@@ -37,6 +37,8 @@ TIMM_OPTIMIZERS = (
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
+GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
+"""Optimizers whose fused kernels read the learning rate and count updates on the device, as ``parallel.graph`` asks."""
 Layout = Literal["channels-last", "channels-first"]
 Scalar = str | int | float | bool | None
 

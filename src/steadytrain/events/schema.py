@@ -299,8 +299,9 @@ class Accounted(Event):
     :data:`BUCKETS` -> seconds; buckets with nothing in them are left out. ``update_cpu_seconds``: processor time of all
     threads of the process during those of :data:`UPDATING`; None where a device computes the updates.
     ``exchange_seconds``: of those of communication, what exchanging takes where all ranks come at once; the rest they
-    wait for each other. None where a device computes the updates, or there is one rank. ``warmup_images``: of the
-    first updates, whose computing is in ``warmup``; None in logs of an older version.
+    wait for each other. None where there is one rank. ``warmup_images``: of the first updates, whose computing is in
+    ``warmup``; None in logs of an older version. ``launching_measured``: parts of updates whose gaps, in which a device
+    waits for the host, are in ``host``.
     """
 
     step: int
@@ -310,6 +311,7 @@ class Accounted(Event):
     update_cpu_seconds: float | None = None
     exchange_seconds: float | None = None
     warmup_images: int | None = None
+    launching_measured: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,8 +132,8 @@ class Attempt:
     ``before``: the run's own seconds before it; ``cut``: its wall seconds that count, since what came after was done
     for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was taken. ``exchange``:
     seconds that exchanging with other ranks took, and ``warmup_images``: images of the updates whose computing is in
-    ``warmup``, both where that was recorded. ``process_began`` and ``last_time``, of its newest event, are seconds
-    since 1970.
+    ``warmup``, both where that was recorded. ``launching_measured``: as in :class:`~steadytrain.events.Accounted`.
+    ``process_began`` and ``last_time``, of its newest event, are seconds since 1970.
     """
 
     number: int
@@ -148,6 +148,7 @@ class Attempt:
     images: int = 0
     exchange: float | None = None
     warmup_images: int | None = None
+    launching_measured: Sequence[str] = ()
     _waits: InputWait = field(default_factory=InputWait)
     _is_accounted: bool = False
 
@@ -305,6 +306,8 @@ class Attempt:
             self.exchange = max(0.0, event.exchange_seconds)
         if isinstance(event.warmup_images, int):
             self.warmup_images = max(0, event.warmup_images)
+        if isinstance(event.launching_measured, (list, tuple)):
+            self.launching_measured = event.launching_measured
         self.marks.append(mark)
         self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._clock, self._tail = event.time, _empty_tail()

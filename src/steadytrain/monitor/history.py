@@ -299,7 +299,7 @@ class RunHistory:
         marks = [(a.marks[-1], a.marks[-1].images - _warmup_images(a)) for a in self.attempts]
         marks = [(mark, count) for mark, count in marks if count > 0]
         images = sum(count for _, count in marks)
-        names = ("forward", "backward", "optimizer")
+        names = ("forward", "backward", "optimizer", "update")
         return {name: sum(m.seconds.get(name, 0.0) for m, _ in marks) / images if images else 0.0 for name in names}
 
     def by_bucket(self, mark: Mark, attempt: Attempt, usual: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -325,8 +325,9 @@ class RunHistory:
             full = measured.passes.get("full", 0.0)
             part = min(1.0, max(0.0, measured.fixed_seconds / full)) if full > 0 else 0.0
             for name in ("forward", "backward"):
-                seconds["host"] += seconds[name] * part
-                seconds[name] *= 1 - part
+                if name not in attempt.launching_measured:
+                    seconds["host"] += seconds[name] * part
+                    seconds[name] *= 1 - part
         return seconds
 
 

@@ -481,7 +481,17 @@ def clock(device: torch.device, began: float) -> Clock:
     """Make the clock of an attempt; on a GPU by the device's own events."""
     if device.type != "cuda":
         return Clock(began)
-    return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+    def mark() -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))  # whatever device the calling thread has as its current one
+        return event
+
+    def hold(cycles: int) -> None:
+        with torch.cuda.device(device):
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+    return DeviceClock(began, mark, hold)
 
 
 def state(

@@ -55,7 +55,7 @@ def test_a_batch_never_grows_beyond_what_the_data_and_the_device_hold() -> None:
     none = evidence(ledger=fixed, measured=measured(fixed=0.04), started=started(num_train=3000))
     cause = find("launch", none)
     assert cause is not None and cause.change == "" and cause.saves == 0
-    full = on_gpu(ledger=fixed, measured=measured(fixed=0.04), devices=(gpu(memory_bytes=3 * 10**10),))
+    full = on_gpu(ledger=fixed, recipe=recipe(parallel__graph=True), devices=(gpu(memory_bytes=3 * 10**10),))
     cause = find("launch", full)
     assert cause is not None and cause.change.startswith("--batch-size 256,")
 
@@ -68,6 +68,20 @@ def test_a_tenth_has_to_be_at_stake_before_a_larger_batch_is_advised() -> None:
 
 def test_nothing_is_said_of_fixed_costs_that_nobody_measured() -> None:
     assert find("launch", evidence()) is None and find("batch_size", evidence()) is None
+
+
+def test_a_gpu_that_waits_for_launches_is_told_by_its_ledger_alone() -> None:
+    waits = ledger(forward=7.0, backward=13.0, host=40.0)
+    cause = find("launch", on_gpu(ledger=waits))
+    assert cause is not None and cause.change == "--graph" and cause.saves == pytest.approx(40 / 65)
+    assert "waits 40.0 ms for the host" in cause.evidence[0]
+    other = find("launch", on_gpu(ledger=waits, recipe=recipe(optim__name="rmsprop")))
+    assert other is not None and other.change == "--compile reduce-overhead" and other.saves == 0
+    graph = find("launch", on_gpu(ledger=waits, recipe=recipe(parallel__graph=True)))
+    assert graph is not None and graph.change.startswith("--batch-size 512")
+    tiny = on_gpu(ledger=ledger(forward=10.0, backward=10.0, host=40.0), recipe=recipe(batch_size=8))
+    assert find("batch_size", tiny) is not None and find("launch", tiny) is None
+    assert find("launch", on_gpu(ledger=ledger(host=3.0))) is None
 
 
 def test_bf16_that_is_slower_than_fp32_is_useless() -> None:

@@ -17,7 +17,7 @@ from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 
-COMPUTING = ("transfer", "host", "forward", "backward", "optimizer")
+COMPUTING = ("transfer", "host", "forward", "backward", "optimizer", "update")
 BATCHES = ("input", "epoch_gap", "communication")
 KNOWN = ("sleeps", "waits", "disk", "computing threads")
 THROTTLED = 0.03  # of the time: where a quota holds the process back for longer, it is what bounds it

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from steadytrain.config.parts import GRAPH_OPTIMIZERS
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
-from steadytrain.monitor.ledger import PASSES
+from steadytrain.monitor.ledger import COMPUTE, PASSES
 from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
 from steadytrain.monitor.rules.host import disturbed, loop_time
 from steadytrain.monitor.rules.pace import Pace, mean_pace
@@ -25,15 +26,19 @@ EMULATION = 0.85
 
 def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
     """Find what does not shrink with the batch: a small model or a small batch, the optimizer."""
-    pace, measured, recipe = mean_pace(evidence), evidence.measured, evidence.recipe
+    pace, recipe = mean_pace(evidence), evidence.recipe
+    measured = evidence.measured if evidence.on_cpu else None  # a GPU's gaps are in the ledger
     if pace is None:
         return
     batch, calling, optimizing = recipe.batch_size, evidence.ledger.share("host"), evidence.ledger.share("optimizer")
     loop = loop_time(evidence)
     if loop is not None:  # code of others is no call of an operation, nor is waiting for a processor
-        optimizing = max(0.0, optimizing * (1 - loop.queued / loop.passes) - loop.optimizer)
+        if evidence.on_cpu:
+            optimizing = max(0.0, optimizing * (1 - loop.queued / loop.passes) - loop.optimizer)
         calling = max(0.0, calling - loop.foreign + loop.optimizer) * (1 - loop.queued / loop.passes)
     host, is_small = calling, False
+    if not evidence.on_cpu:
+        yield from _launching(evidence, calling, pace)
     if measured is not None and measured.passes.get("full", 0.0) > 0 and host >= LEAST:
         per_image = (measured.passes["full"] - measured.fixed_seconds) / max(measured.batch_size, 1)
         is_small = measured.batch_size < ENOUGH and measured.fixed_seconds <= per_image * ENOUGH
@@ -81,6 +86,38 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
+def _launching(evidence: Evidence, share: float, pace: Pace) -> Iterator[Cause]:
+    """Find a GPU that waits for the host: it computes operations faster than they are launched."""
+    recipe, host, device = evidence.recipe, evidence.mean_seconds("host"), evidence.mean_seconds(*COMPUTE)
+    if share < WORTH_ANOTHER_BATCH * (1 + disturbed(evidence)):
+        return
+    images, ranks = recipe.batch_size, max(1, len(evidence.ranks))
+    is_small = images / ranks < ENOUGH and host * images / ranks <= device * ENOUGH
+    larger, change = _larger_batch(evidence, share, pace)
+    saves = min(share, clip(share * (1 - images / larger)))
+    is_recorded = recipe.records_graphs
+    if not is_recorded and ranks == 1 and recipe.optim.name in GRAPH_OPTIMIZERS:
+        change, saves = "--graph", share
+    elif not is_recorded and recipe.precision.compile == "none" and recipe.optim.accumulate == 1:
+        change, saves = "--compile reduce-overhead", 0.0
+    sentence = (
+        f"The GPU waits {percent(share)} of the time for the host: launching an update takes longer than computing it."
+    )
+    if is_small:
+        sentence = (
+            f"Batches of {count(images, 'image')} are too small: the GPU waits {percent(share)} of the time for the"
+            " host to launch its operations."
+        )
+    yield Cause(
+        name="batch_size" if is_small else "launch",
+        share=share,
+        sentence=sentence,
+        evidence=(f"the GPU works {duration(device)} for each update, and waits {duration(host)} for the host",),
+        change=change,
+        saves=saves,
+    )
+
+
 def precision(evidence: Evidence) -> Iterator[Cause]:
     """Find another number format that was measured to be faster, or is known to be."""
     measured, name, isa = (
@@ -88,7 +125,7 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
         evidence.recipe.precision.name,
         str(evidence.started.machine.get("isa", "")),
     )
-    computing = evidence.ledger.share(*PASSES)
+    computing = evidence.ledger.share(*(PASSES if evidence.on_cpu else set(PASSES) - {"host"}))
     passes = measured.passes if measured is not None and measured.passes.get("full", 0.0) > 0 else {}
     candidates = {other: passes[other] for other in ("fp32", "bf16", "fp16") if other in passes and other != name}
     if candidates:

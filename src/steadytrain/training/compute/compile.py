@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from steadytrain.config import Recipe
+from steadytrain.config.parts import GRAPH_OPTIMIZERS
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
@@ -41,9 +42,6 @@ SETTLING = {"cpu": 1, "cuda": 4}
 """Passes until compiled code runs at its own speed: on a GPU, graphs of its kernels are recorded in the first ones."""
 WARM_UP = 3
 """Updates before a graph is recorded: libraries choose their kernels, and the optimizer makes its state."""
-
-GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
-"""Optimizers whose fused kernels read the learning rate and count updates on the device."""
 
 WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 """Modes that record CUDA graphs, and those that make the same code without. A graph's gradients lie in its own memory,
@@ -242,7 +240,7 @@ class RecordedWork:
             self._updates += 1
             self._recorder.warm(lambda: run_operations(update, state, images_BHWC, labels))
             return
-        update.clock.to("forward")
+        update.clock.to("update")
         self._images.copy_(images_BHWC)
         self._labels.copy_(labels)
         for rate, group in zip(self._rates, state.optimizer.param_groups, strict=True):

@@ -51,7 +51,8 @@ class Speed:
         updates: that were timed.
         images_per_second: of all of them.
         step_seconds: ``p50``, ``p90`` and ``p99`` of an update.
-        parts: mean seconds of an update: ``forward``, ``backward``, ``optimizer``, and ``host`` for what is left.
+        parts: mean seconds of an update: ``forward``, ``backward``, ``optimizer``, ``update`` (of a graph, which has no
+            parts), and ``host`` for what is left.
         flops_per_second: of convolutions and matrix products, three times those of a forward pass; None where the
             network's operations cannot be counted.
         peak_flops: the same of a large matrix product here, in these numbers.
@@ -245,6 +246,8 @@ def time_updates(
     after = clock.seconds()
     steps = list(starmap(seconds_between, pairwise(ticks)))
     parts = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / len(steps) for name in COMPUTE}
+    if not parts["update"]:
+        del parts["update"]
     return steps, parts | {"host": max(0.0, sum(steps) / len(steps) - sum(parts.values()))}
 
 
@@ -253,7 +256,7 @@ def tick(device: torch.device) -> Any:
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 

@@ -223,11 +223,13 @@ def _device_seconds(full: Pass, seconds: float) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     full.module.zero_grad(set_to_none=True)
     cycles = int(2 * seconds * 2e9)  # no GPU has a clock much faster
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-    begin.record()
+    device = full.engine.device
+    with torch.cuda.device(device):
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    begin.record(torch.cuda.current_stream(device))
     full.run()
-    end.record()
-    wait_for(full.engine.device)
+    end.record(torch.cuda.current_stream(device))
+    wait_for(device)
     return float(begin.elapsed_time(end)) / 1000
 
 
