@@ -302,8 +302,7 @@ def rate(device: Any, update: Callable[[], object], batch: int, seconds: float) 
 
 def fastest(device: Any, work: Callable[[], object], times: int) -> float:
     """Seconds of the fastest of some repetitions, by the device's events."""
-    from steadytrain.training.profile.bench import seconds_between, tick
-    from steadytrain.training.profile.timing import wait_for
+    from steadytrain.training.profile.timing import seconds_between, tick, wait_for
 
     work()
     taken = []

@@ -68,11 +68,7 @@ class Device:
 
 class Mark:
     def __init__(self, device: Device) -> None:
-        self.device = device
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = max(self.device.busy_until, time.perf_counter())
+        self.at = max(device.busy_until, time.perf_counter())
 
     def query(self) -> bool:
         return time.perf_counter() >= self.at

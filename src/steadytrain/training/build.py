@@ -54,6 +54,7 @@ from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock, DeviceClock
+from steadytrain.training.profile.timing import tick
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Objective, Share, Update, share_of
 
@@ -438,7 +439,7 @@ def clock(device: torch.device, began: float) -> Clock:
     """Make the clock of an attempt; on a GPU by the device's own events."""
     if device.type != "cuda":
         return Clock(began)
-    return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+    return DeviceClock(began, partial(tick, device))
 
 
 def state(

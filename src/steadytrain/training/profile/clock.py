@@ -205,7 +205,7 @@ def attribute(device: Sequence[Span], host: Sequence[Span], began: float, ended:
 class DeviceClock(Clock):
     """A clock whose updates are timed on the device. What it tells is complete up to the last mark that has passed.
 
-    ``mark`` makes a mark on the device: a ``torch.cuda.Event(enable_timing=True)``.
+    ``mark`` leaves a mark in the device's queue: a ``torch.cuda.Event(enable_timing=True)`` that is recorded.
     """
 
     def __init__(self, began: float, mark: Callable[[], Any]) -> None:
@@ -224,11 +224,9 @@ class DeviceClock(Clock):
         if bucket in COMPUTE or self.bucket in COMPUTE:
             if self._anchor is None:
                 first = self._mark()
-                first.record()
                 first.synchronize()
                 self._anchor = first, time.perf_counter()
             mark = self._mark()
-            mark.record()
             self._marks.append((bucket if bucket in COMPUTE else "", now, mark))
         self.bucket, self.since = bucket, now
 
