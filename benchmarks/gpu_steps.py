@@ -983,6 +983,9 @@ STEPS: dict[str, tuple[Step, float]] = {
 }
 """Name -> the step, and the seconds that it has."""
 
+WITHOUT_VALUES = ("waits",)
+"""Steps that a pretended GPU can take, since what they ask needs neither values nor times."""
+
 
 if __name__ == "__main__":
     print(json.dumps(one_rank(json.loads(sys.argv[1]))))

@@ -103,13 +103,13 @@ class Event:
         return 1000 * (other._at - self._at)
 
 
-class _Fake(FakeTensorMode):
+class _Fake(FakeTensorMode):  # type: ignore[misc]
     """Torch's mode, told that there is no driver to ask, though ``torch.cuda.is_available()`` says otherwise."""
 
     avoid_device_init = True
 
 
-class FakeGpu(TorchDispatchMode):
+class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One of :data:`COUNT` GPUs, on which a run is.
 
     ``is_watching``: write down faults. ``raises``: raise a RuntimeError instead, as ``torch.cuda`` does under
@@ -117,7 +117,7 @@ class FakeGpu(TorchDispatchMode):
     """
 
     def __init__(self, index: int = 0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = torch.device("cuda", index)
         self.faults: list[Fault] = []
         self.current = 0
@@ -335,7 +335,7 @@ def run_backward(
 
     The nodes are torch's own: what they compute, save and add up is that of any backward pass.
     """
-    roots = [tensor.grad_fn for tensor in tensors]
+    roots: list[Any] = [tensor.grad_fn for tensor in tensors]
     waits: Counter[Any] = Counter()
     stack, seen = list(roots), set(roots)
     while stack:
