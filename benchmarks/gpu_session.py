@@ -8,10 +8,11 @@ of one, small networks, inference. TensorRT and several GPUs are left out.
 
 The JSON is written after each step, so that whatever ends the session keeps what was measured; a table comes last.
 ``--device cpu --quick`` rehearses every step in a few small ones: it proves that the script works, its figures mean
-nothing, and it is never saved.
+nothing, and it is never saved. ``--device fake`` pretends a GPU (``tests/fake_cuda``), which computes nothing: steps
+that need neither values nor times run as they would on one, and the others are left out by name.
 
-usage: python benchmarks/gpu_session.py [--only STEP ...] [--data photos.tar] [--seconds 570] [--quick] [--device cpu]
-                                        [-o FILE]
+usage: python benchmarks/gpu_session.py [--only STEP ...] [--data photos.tar] [--seconds 570] [--quick]
+                                        [--device cpu|fake] [-o FILE]
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import machine
-from gpu_steps import PROJECT, STEPS, Job
+from gpu_steps import PROJECT, STEPS, WITHOUT_VALUES, Job
 
 RECEIPT = machine.RESULTS / "gpu_session.json"
 
@@ -78,7 +80,14 @@ def one(args: argparse.Namespace) -> None:
     """Measure one step in this process, and write its figures."""
     out = args.folder / "figures.json"
     job = Job(args.device, args.quick, args.folder, args.data, args.seconds, out, time.monotonic())
-    job.note(STEPS[args.one][0](job))
+    if args.device != "fake":
+        job.note(STEPS[args.one][0](job))
+        return
+    sys.path.insert(0, str(PROJECT))
+    from tests.fake_cuda.device import fake_gpu
+
+    with fake_gpu():
+        job.note(STEPS[args.one][0](replace(job, device="cuda")))
 
 
 def table(steps: Mapping[str, Mapping[str, Any]]) -> str:
@@ -99,7 +108,11 @@ def summary(figures: Mapping[str, Any]) -> str:
         keys = ("over_plain", "off_by", "cause", "equal", "halved", "of_alone", "images_per_second", "error")
         found = [f"{key} {short(values[key])}" for key in keys if key in values]
         shown.append(f"{name}: {', '.join(found[:2]) or 'left out'}")
-    shown += [f"{key}: {short(figures[key])}" for key in ("failed", "error", "wrong", "refused") if figures.get(key)]
+    shown += [
+        f"{key}: {short(figures[key])}"
+        for key in ("failed", "error", "wrong", "refused", "left_out")
+        if figures.get(key)
+    ]
     return "; ".join(shown).replace("|", "/").replace("\n", " ")
 
 
@@ -116,7 +129,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a .tar of photographs; else pictures are drawn")
     parser.add_argument("--seconds", type=float, default=570.0, help="that all steps have together")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: a few small steps")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--device", choices=["cuda", "cpu", "fake"], default="cuda")
     parser.add_argument("-o", "--output", type=Path, help=f"the JSON (default: {RECEIPT.relative_to(PROJECT)})")
     parser.add_argument("--one", choices=list(STEPS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -127,20 +140,25 @@ def main() -> None:
         return
     if args.device == "cpu" and not args.quick:
         parser.error("--device cpu is for a rehearsal: add --quick")
-    output = args.output or (None if args.quick else RECEIPT)
+    is_rehearsal = args.quick or args.device != "cuda"
+    output = args.output or (None if is_rehearsal else RECEIPT)
     steps: dict[str, dict[str, Any]] = {}
     end = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only:
             left = end - time.monotonic()
+            if args.device == "fake" and name not in WITHOUT_VALUES:
+                steps[name] = {"passes": True, "left_out": "a pretended GPU computes nothing", "seconds": 0.0}
+                continue
             if left < 10:
                 steps[name] = {"passes": False, "error": "left out: no time", "seconds": 0.0}
                 continue
             print(f"{name} ...", file=sys.stderr, flush=True)
-            steps[name] = run_step(name, args, Path(folder), min(STEPS[name][1], left - 5))
+            limit = left - 5 if args.device == "fake" else min(STEPS[name][1], left - 5)
+            steps[name] = run_step(name, args, Path(folder), limit)
             print(table({name: steps[name]}).splitlines()[-1], file=sys.stderr, flush=True)
             if output is not None:
-                rehearsal = {"rehearsal": True} if args.quick else {}
+                rehearsal = {"rehearsal": True} if is_rehearsal else {}
                 document = {"benchmark": "gpu_session", **rehearsal, "steps": steps, "machine": machine.facts()}
                 output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(steps))

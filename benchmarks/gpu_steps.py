@@ -304,8 +304,7 @@ def rate(device: Any, update: Callable[[], object], batch: int, seconds: float) 
 
 def fastest(device: Any, work: Callable[[], object], times: int) -> float:
     """Seconds of the fastest of some repetitions, by the device's events."""
-    from steadytrain.training.profile.bench import seconds_between, tick
-    from steadytrain.training.profile.timing import wait_for
+    from steadytrain.training.profile.timing import seconds_between, tick, wait_for
 
     work()
     taken = []
@@ -985,6 +984,9 @@ STEPS: dict[str, tuple[Step, float]] = {
     "modes": (modes, 90),
 }
 """Name -> the step, and the seconds that it has."""
+
+WITHOUT_VALUES = ("waits",)
+"""Steps that a pretended GPU can take, since what they ask needs neither values nor times."""
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ from steadytrain.training.device import require_usable, what_there_is, why_hidde
 from steadytrain.training.ema import Ema
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.profile.clock import Clock, DeviceClock
+from steadytrain.training.profile.timing import tick
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Objective, Share, Update, share_of
 
@@ -482,16 +483,11 @@ def clock(device: torch.device, began: float) -> Clock:
     if device.type != "cuda":
         return Clock(began)
 
-    def mark() -> Any:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))  # whatever device the calling thread has as its current one
-        return event
-
     def hold(cycles: int) -> None:
         with torch.cuda.device(device):
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
-    return DeviceClock(began, mark, hold)
+    return DeviceClock(began, partial(tick, device), hold)
 
 
 def state(

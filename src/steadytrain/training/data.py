@@ -28,6 +28,7 @@ from steadytrain.data.sources.labels import require_zero_or_one
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError
 from steadytrain.format import count, few
 from steadytrain.machine.process import opening_data
@@ -488,7 +489,7 @@ def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, cloc
         clock.to("transfer")
         with torch.cuda.stream(stream):
             images = _images(batch, device)
-            labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
+            labels = to_device(batch.labels, images)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(stream)
         copying.append((copied, batch))  # the pinned buffer must outlive its copy

@@ -29,9 +29,14 @@ _FROM_YIQ = np.linalg.inv(_YIQ)
 
 
 def to_device(values: NDArray[np.floating] | NDArray[np.integer] | NDArray[np.bool_], like: Tensor) -> Tensor:
-    """Copy numbers of the host to the device of a tensor, without waiting; floats become float32."""
+    """Copy numbers of the host to the device of a tensor, without waiting; floats become float32.
+
+    To a GPU they go by page-locked memory, which torch hands out again once the copy is done: a copy of other memory
+    waits until the GPU has done all that was asked of it before.
+    """
     values = np.ascontiguousarray(values, np.float32 if values.dtype.kind == "f" else values.dtype)
-    return torch.from_numpy(values).to(like.device, non_blocking=True)
+    numbers = torch.from_numpy(values)
+    return numbers.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else numbers.to(like.device)
 
 
 def turns(degrees: Floats) -> Floats:

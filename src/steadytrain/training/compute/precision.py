@@ -186,7 +186,10 @@ class Policy:
             wide = torch.tensor([mean, std], dtype=torch.float64)
             pair = torch.stack([1 / (255 * wide[1]), -wide[0] / wide[1]]).to(torch.float32)
             rows = height if height * width * channels <= _SMALL else 1
-            self._constants[key] = tuple(pair[:, None, None].expand(-1, rows, width, -1).contiguous().to(self.device))
+            repeated = pair[:, None, None].expand(-1, rows, width, -1).contiguous()
+            if self.device.type == "cuda":  # page-locked, or the host would wait for what the GPU has to do before
+                repeated = repeated.pin_memory()
+            self._constants[key] = tuple(repeated.to(self.device, non_blocking=True))
         return self._constants[key]
 
     def scale(self, loss: Tensor) -> Tensor:

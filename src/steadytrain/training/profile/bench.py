@@ -30,7 +30,7 @@ from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.profile.clock import COMPUTE
 from steadytrain.training.profile.step_cost import Operations
-from steadytrain.training.profile.timing import peak_flops, timed, wait_for
+from steadytrain.training.profile.timing import peak_flops, seconds_between, tick, timed, wait_for
 from steadytrain.training.state import State, preserve_process
 from steadytrain.training.step import Update, share_of
 
@@ -249,17 +249,3 @@ def time_updates(
     if not parts["update"]:
         del parts["update"]
     return steps, parts | {"host": max(0.0, sum(steps) / len(steps) - sum(parts.values()))}
-
-
-def tick(device: torch.device) -> Any:
-    """Mark a moment of the device: a time, or of a GPU an event, which nothing waits for."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def seconds_between(began: Any, ended: Any) -> float:
-    """Return the seconds between two ticks, once the device has reached the second."""
-    return float(ended - began) if isinstance(began, float) else float(began.elapsed_time(ended)) / 1000

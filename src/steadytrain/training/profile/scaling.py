@@ -23,8 +23,8 @@ from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
 from steadytrain.training import build
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.profile.bench import Trained, seconds_between, set_up, tick, time_updates
-from steadytrain.training.profile.timing import Pass, wait_for
+from steadytrain.training.profile.bench import Trained, set_up, time_updates
+from steadytrain.training.profile.timing import Pass, seconds_between, tick, wait_for
 
 SMALLER = 4
 """The other batch is a quarter of the first: two sizes tell which seconds do not shrink with the batch."""

@@ -29,7 +29,7 @@ from steadytrain.training.compute.precision import Policy
 from steadytrain.training.compute.usage import network_line
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.profile.clock import WARM_UP
-from steadytrain.training.profile.timing import Pass, Seconds, peak_flops, wait_for
+from steadytrain.training.profile.timing import Pass, Seconds, peak_flops, seconds_between, tick, wait_for
 from steadytrain.training.session import Session
 from steadytrain.training.state import preserve_process
 
@@ -220,17 +220,16 @@ def _other_size(batch_size: int, micro_batches: int, *, may_grow: bool) -> int:
 
 def _device_seconds(full: Pass, seconds: float) -> float:
     """How long a GPU itself takes: it is kept busy until the host has queued the pass, so no kernel waits for it."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    device = full.engine.device
     full.module.zero_grad(set_to_none=True)
     cycles = int(2 * seconds * 2e9)  # no GPU has a clock much faster
-    device = full.engine.device
     with torch.cuda.device(device):
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-    begin.record(torch.cuda.current_stream(device))
+    begin = tick(device)
     full.run()
-    end.record(torch.cuda.current_stream(device))
+    end = tick(device)
     wait_for(device)
-    return float(begin.elapsed_time(end)) / 1000
+    return seconds_between(begin, end)
 
 
 def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, float]:
