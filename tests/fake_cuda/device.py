@@ -269,7 +269,7 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "set_rng_state": lambda state, device=None: None,
             "manual_seed": lambda seed: None,
             "manual_seed_all": lambda seed: None,
-            "mem_get_info": lambda device=None: (facts.total_memory, facts.total_memory),
+            "mem_get_info": lambda device=None: (0, facts.total_memory),
             **dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), lambda device=None: None),
             **dict.fromkeys(
                 ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -288,17 +288,10 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def generator(device: object = "cpu") -> torch.Generator:
             return new_generator()
 
-        run = threading.Thread.run
-
-        def run_here(thread: threading.Thread) -> None:
-            with self:
-                run(thread)
-
         with ExitStack() as stack:
             for name, stub in self._stubs().items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, stub))
             for target, name, stub in (
-                (threading.Thread, "run", run_here),
                 (torch, "empty", empty_pinned),
                 (torch, "Generator", generator),
                 (Tensor, "pin_memory", lambda tensor, device=None: self.pin(tensor.clone())),
@@ -316,7 +309,7 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def fake_gpu(index: int = 0) -> Iterator[FakeGpu]:
     """Pretend that this machine has :data:`COUNT` GPUs; the run is to be on the one of this index.
 
-    Threads that begin meanwhile see them too. What those wait for is no fault: the host's own thread goes on.
+    What lies there is this thread's alone. Nothing is free on it, so that a loader copies no images there by itself.
     """
     gpu, lifts_cpu_alone = FakeGpu(index), torch._C._only_lift_cpu_tensors()
     torch._C._ensureCUDADeviceGuardSet()  # or torch asks the driver, which device is the current one
