@@ -13,7 +13,7 @@ from PIL import features
 from steadytrain.data.packing import resize
 from steadytrain.doctor.facts import Torch
 from steadytrain.doctor.probes import DECODERS, TORCH, Answer, decoders, started, torch_build
-from steadytrain.doctor.rules import covers
+from steadytrain.machine.gpus import covers
 
 
 def test_what_is_told_comes_back() -> None:

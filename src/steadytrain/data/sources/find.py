@@ -324,8 +324,8 @@ class _Source:
             raise DataError(f"the images in {path} have no classes: {remedy}")
         listings = folder.list_folder(path, classes=self.classes)
         for name in look("").others if len(listings) == 1 else ():
-            split, words = split_words(Path(name).stem)
-            if split in ("val", "test") and not words and name.lower().endswith(TABLES):  # as road signs' Test.csv
+            split, rest = split_words(Path(name).stem)
+            if split in ("val", "test") and not rest and name.lower().endswith(TABLES):  # as road signs' Test.csv
                 self.say(f"{path / name} is not used: steady evaluate RUN {path / name} measures on its images")
         return listings
 

@@ -181,7 +181,7 @@ def _name_by_set(path: Path, numbers: NDArray[np.int64], names: Names, say: Say)
     own = name_by_folders(numbers, names)
     folders = {(label, _folder(name)): name for label, name in zip(numbers.tolist(), names, strict=True)}
     others = [file for file in sorted(path.parent.glob("*.lst")) if file != path and _set_of(file) == _set_of(path)]
-    used = []
+    used: list[str] = []
     for other in others:
         with contextlib.suppress(OSError, ValueError):  # one of another form, or damaged, is read where it is packed
             pairs = _folders_in(other)
