@@ -21,7 +21,7 @@ from steadytrain.events import Event, Step
 from steadytrain.optim.optimizers import OPTIMIZERS
 from steadytrain.run import Run
 from steadytrain.training import steps
-from steadytrain.training.state import Meters
+from steadytrain.training.state import Count, Meters
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: tests/gpu says the same of it")
 
@@ -209,18 +209,20 @@ PLANTS: dict[Callable[[torch.Tensor], None], str] = {
 def test_each_planted_fault_is_found_where_it_stands(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = Meters.add
+    add = Meters.add_later
     found, plant_in = dict[str, Fault](), list[FakeGpu]()
 
-    def plant_and_add(meters: Meters, counts: torch.Tensor) -> None:
-        add(meters, counts)
+    def plant_and_add(
+        meters: Meters, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, count: Count
+    ) -> None:
+        add(meters, loss, logits, labels, count)
         for fault in PLANTS:
             gpu, seen = plant_in[0], len(plant_in[0].faults)
             with suppress(RuntimeError):  # torch refuses some of them, too
-                fault(counts.detach().clone())
+                fault(loss.float().expand(3).clone())
             found[fault.__name__] = gpu.faults[seen] if len(gpu.faults) > seen else Fault("nothing", "")
 
-    monkeypatch.setattr(Meters, "add", plant_and_add)
+    monkeypatch.setattr(Meters, "add_later", plant_and_add)
     run = Run.create(tmp_path / "run", recipe_of(photos, 3, {}))
     with fake_gpu(3) as gpu, closing(cast("Generator[Event]", steps(run))) as events:
         plant_in.append(gpu)
