@@ -17,10 +17,15 @@ from steadytrain.training.profile.timing import SLACK
 needs_cores = pytest.mark.skipif(facts.cores() < 2, reason="one core: there is nothing to choose")
 
 
+@pytest.fixture(autouse=True)
+def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cores to choose from."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, in which nothing has been measured; and all cores to choose from."""
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    """A cache of its own, in which nothing has been measured."""
     monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -311,7 +311,7 @@ class Accounted(Event):
     update_cpu_seconds: float | None = None
     exchange_seconds: float | None = None
     warmup_images: int | None = None
-    launching_measured: Sequence[str] = ()
+    launching_measured: Sequence[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,11 +65,15 @@ class Writer(Generic[R]):
             _, future = self._asked.popleft()
             if future.exception() is not None:
                 self._asked.clear()  # the others raise the same
-            yield future.result()
+            try:
+                yield future.result()
+            finally:
+                del future  # what it raises refers to this frame, and would keep open files with it
 
     def close(self) -> None:
         """Write what was asked for, and end the thread."""
         self._thread.shutdown()
+        self._error = None  # which refers to the frames that it came through, and so to open files
 
     def _call(self, write: Callable[[], R]) -> R:
         if self._error is not None:

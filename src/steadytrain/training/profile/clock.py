@@ -374,7 +374,7 @@ class DeviceClock(Clock):
         return {bucket: some for bucket, some in self._seconds.items() if some > 0}
 
     def account(self) -> Accounted:
-        return replace(super().account(), launching_measured=self._split)
+        return replace(super().account(), launching_measured=list(self._split))
 
     def accounted_seconds(self) -> float:
         return self._known - self.began
