@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import steadytrain as st
 from steadytrain.cli import main
 from steadytrain.cli.options import TrainingOptions
-from steadytrain.cli.train import draft_run, recipe_for
+from steadytrain.cli.train import draft_run, ranks_of_batch, recipe_for
 from steadytrain.config.defaults import apply_changes, fit_to_data, usual_recipe
 from steadytrain.distributed.world import World
 from steadytrain.events import Started
@@ -61,10 +60,9 @@ def test_ranks_on_cpus_share_the_batch_of_one() -> None:
     assert batches == [128, 128, 126, 128, 126, 128]
 
 
-def test_what_torch_sees_says_whether_ranks_run_on_gpus(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+def test_the_device_says_whether_ranks_run_on_gpus(data: str) -> None:
     gpus = TrainingOptions(model="mlp", epochs=1, device="cuda")
-    assert recipe_for(data, gpus, finetune=True, ranks=2).batch_size == 2 * 16
+    assert recipe_for(data, gpus, finetune=True, ranks=2).batch_size == 2 * 16, "of other machines, it may be"
     assert recipe_for(data, QUICK, finetune=True, ranks=2).batch_size == 16
     assert recipe_for(data, QUICK, finetune=True, ranks=2, on_gpus=True).batch_size == 2 * 16
 
@@ -80,6 +78,15 @@ def test_the_same_command_with_other_ranks_goes_on_with_the_batch_of_its_run(dat
     assert draft_run(data, named, finetune=True, ranks=3, on_gpus=True)[0].batch_size == 24
     longer = replace(QUICK, epochs=5, run=str(folder))
     assert draft_run(data, longer, finetune=True, ranks=1)[0].batch_size == 16, "it is another recipe"
+    slower = replace(QUICK, warmup_epochs=2.0, run=str(folder))
+    assert draft_run(data, slower, finetune=True, ranks=1)[0].optim.warmup_epochs == 2.0, "the user's own"
+    assert recipe_for(data, QUICK, finetune=True).batch_size == 16, "runs of a sweep are others"
+
+
+def test_workers_that_wait_for_each_other_share_a_batch(data: str) -> None:
+    waiting = TrainingOptions(device="cpu", set=("parallel.engine=async", "parallel.staleness=0"))
+    free = TrainingOptions(device="cpu", procs=3, set=("parallel.engine=async",))
+    assert (ranks_of_batch(data, waiting), ranks_of_batch(data, free)) == (2, 1)
 
 
 def test_images_of_each_rank_are_shown(data: str, capsys: pytest.CaptureFixture[str]) -> None:

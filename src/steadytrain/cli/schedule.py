@@ -188,9 +188,9 @@ def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: boo
         return Run.open(options.run).recipe.with_(options.changes())
     if data is None and options.value("data.train") is None:
         raise InputError("name the data, or how many images there are to train on: --num-train 50000")
-    from steadytrain.cli.train import ranks_of_batch, recipe_for
+    from steadytrain.cli.train import draft_run, ranks_of_batch
 
-    return recipe_for(data, options, finetune=finetune, ranks=ranks_of_batch(data, options))
+    return draft_run(data, options, finetune=finetune, ranks=ranks_of_batch(data, options))[0]
 
 
 def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: int, *, finetune: bool) -> Recipe:

@@ -158,7 +158,7 @@ def _begin(
     world = world_from_environment(os.environ)
     if options.explain:
         ranks = ranks_of_batch(data, options, world)
-        recipe = _tuned(recipe_for(data, options, finetune=finetune, ranks=ranks), options)
+        recipe = _tuned(draft_run(data, options, finetune=finetune, ranks=ranks)[0], options)
         recipe, plan = _fit_minutes(recipe, options)
         print_explained(recipe, options, plan, ranks=ranks)
         return 0
@@ -183,7 +183,7 @@ def _begin(
     draft, folder = draft_run(data, options, finetune=finetune)
     if options.measured:
         draft = _tuned(draft, options)
-        folder = _folder(draft, options)
+        folder = folder if options.measured == {"parallel.threads"} else _folder(draft, options)
     if options.budget_minutes is not None:  # the folder's name does not depend on what is measured
         draft = draft.with_({"budget.minutes": options.budget_minutes})
         folder = _folder(draft, options)
@@ -216,9 +216,16 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
 
 def ranks_of_batch(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
     """Return how many ranks a command shares each batch among: asynchronous workers have batches of their own."""
-    if _parallel(data, options, "engine") == "async" and _parallel(data, options, "staleness") != 0:
-        return 1
+    if _parallel(data, options, "engine") == "async":
+        is_shared = _parallel(data, options, "staleness") == 0
+        return 1 if not is_shared else world.size if world.size > 1 else _num_workers(data, options, world)
     return world.size if world.size > 1 else max(1, num_procs(data, options, world))
+
+
+def _num_workers(data: str | None, options: TrainingOptions, world: World) -> int:
+    """Return how many workers of the asynchronous engine to start: two, where neither flags nor the run say."""
+    has_count = _parallel(data, options, "procs") is not None or listed_gpus(_parallel(data, options, "device"))
+    return num_procs(data, options, world) if has_count else 2
 
 
 def _parallel(data: str | None, options: TrainingOptions, name: str) -> Any:
@@ -264,8 +271,7 @@ def _train_with_servers(
         namespace = f"steadytrain-{Path(options.run).resolve()}"
     if options.join and (address is None or namespace is None):
         raise InputError("--join needs --run FOLDER and --ray-address of the command that trains it")
-    has_count = _parallel(data, options, "procs") is not None or listed_gpus(_parallel(data, options, "device"))
-    num_workers = num_procs(data, options, world) if has_count else 2
+    num_workers = _num_workers(data, options, world)
     restarts = _parallel(data, options, "restarts")
     if world.size > 1 and (options.join or options.value("parallel.procs") is not None):
         flag = "--join" if options.join else "--workers"
@@ -392,7 +398,7 @@ def _train_as_rank(
                 recipe = recipe.with_({"batch_size": batch, "optim.warmup_epochs": warmup})
         if options.measured:
             recipe = _tuned(recipe, options, group)
-            folder = _folder(recipe, options)
+            folder = folder if options.measured == {"parallel.threads"} else _folder(recipe, options)
         # All but what says on which machine each of them computes, and with how many threads.
         local = {f"parallel.{name}" for name in ("device", "threads", "compute_threads", "procs", "restarts")}
         common = {key: value for key, value in leaves(recipe.to_dict()) if key not in local}
@@ -473,12 +479,18 @@ def _only_first_rank_prints(world: World) -> Iterator[None]:
 def recipe_for(
     data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1, on_gpus: bool | None = None
 ) -> Recipe:
-    """Make the recipe of a command line, as :func:`draft_run` does."""
-    return draft_run(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus)[0]
+    """Make the recipe of a command line, as :func:`draft_run` does; no run's batch is kept."""
+    return draft_run(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False)[0]
 
 
 def draft_run(
-    data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1, on_gpus: bool | None = None
+    data: str | None,
+    options: TrainingOptions,
+    *,
+    finetune: bool,
+    ranks: int = 1,
+    on_gpus: bool | None = None,
+    keeps_batch: bool = True,
 ) -> tuple[Recipe, Path]:
     """Make the recipe of a command line, with defaults that suit the data, and choose the folder of its run.
 
@@ -490,6 +502,7 @@ def draft_run(
         finetune: start from pretrained weights.
         ranks: that share a batch.
         on_gpus: each rank computes on a GPU of its own; None: by the device, and what torch sees here.
+        keeps_batch: that of the run in this folder, if there is one.
 
     Raises:
         InputError: nothing to train on, or an invalid value.
@@ -532,7 +545,8 @@ def draft_run(
             progress=advance,
         )
     folder = _folder(recipe_by_ranks(), options)
-    return _keep_batch(recipe_by_ranks(ranks, on_gpus=on_gpus), folder, options), folder
+    recipe = recipe_by_ranks(ranks, on_gpus=on_gpus)
+    return _keep_batch(recipe, folder, options) if keeps_batch else recipe, folder
 
 
 def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recipe:
@@ -541,7 +555,9 @@ def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recip
     if "batch_size" in options.chosen or not file.exists():
         return recipe
     begun = Run.open(file.parent).recipe
-    kept = recipe.with_({"batch_size": begun.batch_size, "optim.warmup_epochs": begun.optim.warmup_epochs})
+    kept = recipe.with_({"batch_size": begun.batch_size})
+    if "optim.warmup_epochs" not in options.chosen:
+        kept = kept.with_({"optim.warmup_epochs": begun.optim.warmup_epochs})
     if begun.batch_size == recipe.batch_size or kept.digest != begun.digest:
         return recipe
     note(f"{file.parent} keeps the batch of {count(begun.batch_size, 'image')} that it was begun with")

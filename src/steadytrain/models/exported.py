@@ -361,7 +361,7 @@ def _bound_session(
                 binding.bind_output(name)
             session.run_with_iobinding(binding)
             outputs = [torch.from_numpy(array) for array in binding.copy_outputs_to_cpu()]
-        if is_fixed:
+        if is_fixed and all(output.numel() for output in outputs):
             learned[shapes] = [(output.shape, output.dtype) for output in outputs]
         return outputs
 

@@ -103,7 +103,7 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
 
 
 def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs on which the ranks of this machine compute; nothing on CPUs.
+    """Return the UUIDs of the NVIDIA GPUs on which the ranks of this machine compute; nothing on CPUs.
 
     One rank samples them for all: so nothing on any other rank than the machine's first.
 
@@ -116,7 +116,7 @@ def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
         return ()
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     if group is None:
-        return (uuid,)
+        return () if torch.version.hip else (uuid,)
     gpus = group.all_gather_json(uuid)
     for rank, gpu in enumerate(gpus):
         if (other := gpus.index(gpu)) != rank:
@@ -125,7 +125,7 @@ def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
                 " start as many ranks a machine as it has GPUs, and give --device cuda or auto"
             )
     host = group.hosts[group.world.rank]
-    if group.hosts.index(host) != group.world.rank:
+    if group.hosts.index(host) != group.world.rank or torch.version.hip:
         return ()
     return tuple(gpu for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
 

@@ -35,7 +35,6 @@ from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import RecipeError
 from steadytrain.optim import check_name
 from steadytrain.run import Run
-from steadytrain.training.build import choose_device
 from steadytrain.training.data import Facts, look
 from steadytrain.training.loop import Outcome, train
 from steadytrain.training.progress import wants_progress
@@ -186,8 +185,9 @@ def choose_recipe(
         changed = apply_changes(replace(usual, precision=precision), file_values, changes)
         if facts.is_multi_label and "model.train" not in chosen and parse_train(changed.model.train).probe_passes:
             changed = changed.with_({"model.train": WITHOUT_PROBE})
-        if on_gpus is None:
-            on_gpus = ranks > 1 and choose_device(changed.parallel.device).type == "cuda"
+        if on_gpus is None:  # ranks elsewhere may have the GPU that this machine lacks
+            device = changed.parallel.device
+            on_gpus = ranks > 1 and (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()))
         return fit_to_data(changed, facts.num_images, chosen=chosen, ranks=ranks, on_gpus=on_gpus)
 
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))

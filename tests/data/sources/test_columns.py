@@ -290,4 +290,5 @@ def test_a_table_of_test_images_beside_folders_of_classes_is_named(tmp_path: Pat
     said: list[str] = []
     [listing] = found(tmp_path, tmp_path / ".scratch", said)
     assert len(listing) == 2
-    assert f"{tmp_path}/Test.csv is not used: steady evaluate RUN {tmp_path}/Test.csv measures on its images" in said
+    file = tmp_path / "Test.csv"
+    assert f"{file} is not trained on: steady evaluate RUN {file} measures on its images" in said

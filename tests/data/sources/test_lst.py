@@ -177,6 +177,7 @@ def test_chunks_of_a_list_have_one_class_list(tmp_path: Path) -> None:
         {"q_train": "0 bus/1.jpg; 1 car/1.jpg; 2 van/1.jpg"},  # of another set
         {"p_train": "0 0 1 bus/1.jpg"},  # several labels
         {"p_train": "0 bus/1.jpg; x"},
+        {"p_train": "0 bus/1.jpg; 1e20 van/1.jpg"},
         {"p10_train": "0 bus/1.jpg; 1 car/1.jpg; 2 van/1.jpg"},
     ],
 )

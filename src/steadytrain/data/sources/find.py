@@ -326,7 +326,7 @@ class _Source:
         for name in look("").others if len(listings) == 1 else ():
             split, rest = split_words(Path(name).stem)
             if split in ("val", "test") and not rest and name.lower().endswith(TABLES):  # as road signs' Test.csv
-                self.say(f"{path / name} is not used: steady evaluate RUN {path / name} measures on its images")
+                self.say(f"{path / name} is not trained on: steady evaluate RUN {path / name} measures on its images")
         return listings
 
     def _list_flat(self, look: Look, path: Path, members: _Members | None = None) -> list[Listing] | None:

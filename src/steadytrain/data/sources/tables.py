@@ -202,7 +202,7 @@ def _folders_in(path: Path) -> dict[tuple[int, str], str]:
         if isinstance(line, ValueError):
             raise line
         [label] = line.labels
-        if label < 0 or not label.is_integer():
+        if not (0 <= label < MOST_CLASSES and label.is_integer()):
             raise ValueError(f"{label} is no class number")
         pairs[int(label), _folder(line.path)] = line.path
     return pairs

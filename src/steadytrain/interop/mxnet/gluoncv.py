@@ -144,6 +144,9 @@ def _model(name: str | None, *, with_norms: bool) -> str:
 
 def _length_and_rate(draft: Draft) -> None:
     values = draft.values
+    for name, least in (("num_gpus", 0), ("batch_size", 1)):
+        if values[name] < least:
+            raise InputError(f"--{name.replace('_', '-')} is {values[name]}; it must be at least {least}")
     gpus, batch = max(1, values["num_gpus"]), values["batch_size"]
     draft.add(["input_size"], "--size", str(values["input_size"]))
     draft.add(["batch_size"], "--batch-size", str(batch * gpus), why=f"{batch} on each of {gpus} GPUs" * (gpus > 1))
@@ -162,8 +165,11 @@ def _length_and_rate(draft: Draft) -> None:
         if re.fullmatch(r"[\d.]+(,[\d.]+)*|", steps) is None:
             raise InputError(f"--lr-decay-epoch is {text!r}; it must be epochs, such as 40,60")
         flags = ["lr_mode", "lr_decay_period" if period > 0 else "lr_decay_epoch", "lr_decay"]
-        schedule = ("--schedule", "mxnet/multi-factor", "--set", f"optim.milestones=[{steps}]")
-        draft.add(flags, *schedule, "--set", f"optim.factor={values['lr_decay']:g}")
+        if steps:
+            schedule = ("--schedule", "mxnet/multi-factor", "--set", f"optim.milestones=[{steps}]")
+            draft.add(flags, *schedule, "--set", f"optim.factor={values['lr_decay']:g}")
+        else:
+            draft.add(flags, "--schedule", "constant", why="the rate would fall after the last epoch")
     elif mode in ("cosine", "poly", "constant"):
         words = {"cosine": ("cosine",), "constant": ("constant",), "poly": ("mxnet/poly", "--set", "optim.power=2")}
         draft.add(["lr_mode"], "--schedule", *words[mode])
