@@ -211,6 +211,16 @@ def test_what_a_user_has_set_by_one_set_of_switches_is_restored() -> None:
         assert products() == ("tf32", "tf32", "tf32")
 
 
+def test_a_process_whose_switches_training_leaves_alone_keeps_them() -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with preserve_process(torch.device("cpu")):
+            pass
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])

@@ -287,7 +287,7 @@ update; ``update``: updates that nothing tells the parts of; ``communication``: 
 ``measuring``: what the run spends on measuring itself.
 """
 
-UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "optimizer", "communication")
+UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "update", "optimizer", "communication")
 """Of these, what updates are made of, the waits for their batches included."""
 
 

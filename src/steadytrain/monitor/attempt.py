@@ -10,7 +10,7 @@ from itertools import pairwise
 from steadytrain.events import BUCKETS, UPDATING, Accounted, Ended, Evaluated, Event, FeedStats, Saved, Started, Step
 from steadytrain.monitor.samples import STAGES, feed_difference
 
-PARTS = ("transfer", "host", "forward", "backward", "optimizer", "communication", "logging")
+PARTS = ("transfer", "host", "forward", "backward", "update", "optimizer", "communication", "logging")
 WARM_UPDATES = 2  # the first updates of an attempt, whose computing is recorded as warm-up
 
 Stages = tuple[float, ...]

@@ -144,7 +144,9 @@ def near_gpu(group: Group | None, device: torch.device, notice: Callable[[str], 
         yield 1 if group is None else group.sharing
         return
     properties: Any = torch.cuda.get_device_properties(device)
-    pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    pci = ""  # where a release of torch does not tell
+    if hasattr(properties, "pci_domain_id"):
+        pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     rank, everything = group.world.rank, cgroups.allowed()
     local = [other for other, host in enumerate(group.hosts) if host == group.hosts[rank]]
     places = group.all_gather_json(pci)

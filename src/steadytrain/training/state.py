@@ -280,7 +280,8 @@ def preserve_process(device: torch.device) -> Iterator[None]:
             if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports torch's compiler
                 torch.use_deterministic_algorithms(deterministic)
             torch.backends.cudnn.benchmark = benchmark
-            restore_products(numbers)
+            if products() != numbers:  # restoring would set torch's older switches, too
+                restore_products(numbers)
             random.setstate(python)
             np.random.set_state(numpy)
 

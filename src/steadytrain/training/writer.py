@@ -27,7 +27,7 @@ class Writer(Generic[R]):
 
     def __init__(self, device: torch.device) -> None:
         self._is_pinned = device.type == "cuda"
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steady-writer")
         self._asked: deque[tuple[str, Future[R]]] = deque()
         self._memory: dict[str, Tensor] = {}
         self._error: BaseException | None = None

@@ -53,6 +53,9 @@ HOLD_AFTER, HOLD_EVERY = 5, 512
 HOLD_TIMES = 1.25
 """How long the device is held, in times of what the host takes to launch an update."""
 
+MOST_HELD, MOST_CYCLES = 0.25, 1e9
+"""How long the device is held at most, in seconds and in cycles of its clock, whatever was measured."""
+
 CYCLES = 2e9
 """Cycles of a device's clock in a second, until its own are measured."""
 
@@ -316,7 +319,8 @@ class DeviceClock(Clock):
             self._launched = _Update(now)
             if self._hold is not None and self._until_hold <= 0 < self._launch_seconds:
                 self._marks.append(_Mark("host", now, self._mark(), self._launched))
-                self._launched.held = int(HOLD_TIMES * self._launch_seconds * self._cycles)
+                seconds = min(HOLD_TIMES * self._launch_seconds, MOST_HELD)  # of one that compiled, a minute
+                self._launched.held = int(min(seconds * self._cycles, MOST_CYCLES))
                 self._hold(self._launched.held)
                 self._until_hold = HOLD_EVERY
         self._marks.append(_Mark(bucket, now, self._mark(), self._launched))
@@ -412,7 +416,7 @@ class DeviceClock(Clock):
             self._device += [span._replace(bucket="warmup") for span, _ in parts]
             return
         held = parts[0][0].ended - parts[0][0].began if update.held else 0.0
-        if held > 0:
+        if held > LATENCY:
             self._cycles = update.held / held
         passes = max(1, sum(span.bucket in ("forward", "update") for span, _ in parts))
         buckets = {span.bucket for span, _ in parts if span.bucket in COMPUTE}
