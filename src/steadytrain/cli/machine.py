@@ -678,9 +678,8 @@ def _measure_step(world: World, model: str, batch_size: int, size: int | None) -
     if world.is_first:
         note(f"measuring updates of {batch_size // world.size} images on each rank")
     threads = max(1, facts.cores() // world.local_size)
-    gpus = len(facts.accelerators())
-    place = world.local_rank if gpus >= world.local_size else 0  # a launcher may show each rank its own GPU alone
-    device = f"cuda:{place}" if gpus >= world.local_size or gpus == 1 else "cpu"
+    has_gpus = len(facts.accelerators()) >= world.local_size  # else the ranks compute, and exchange, on CPUs
+    device = f"cuda:{world.local_rank}" if has_gpus else "cpu"
     recipe = Recipe(data=Data(train="drawn"), model=Model(model), batch_size=batch_size // world.size)
     recipe = recipe.with_({"parallel.compute_threads": threads, "parallel.device": device})
     return measure(recipe, size=size, seconds=1.0, allow_import=True).step_seconds["p50"]

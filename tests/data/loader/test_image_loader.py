@@ -366,7 +366,10 @@ def test_memory_is_flat_over_many_epochs() -> None:
 
     before = epochs(10)
     assert epochs(60) - before < 4 * 2**20, "one leaked batch an epoch would be 11 MiB"
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    deadline = time.monotonic() + 60
+    while (left := set(Path("/dev/shm").iterdir()) - shared) and time.monotonic() < deadline:
+        time.sleep(0.1)  # those of tests beside this one go
+    assert not left
 
 
 def test_times_tell_what_the_threads_did() -> None:
