@@ -168,7 +168,6 @@ def _mounted(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        gc.collect()  # an optimizer's cycles of references keep the checkpoint mapped that it was loaded from
         subprocess.run(["umount", str(folder)], check=True)
 
 

@@ -434,7 +434,7 @@ def _train(host: Host, clock: Clock, training: Training, case: Case, events: lis
         engine=training,
         optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]),
         policy=SimpleNamespace(scale=lambda loss: loss, step=training.step),
-        meters=SimpleNamespace(add=lambda counts: None, sums=torch.zeros(8)),
+        meters=SimpleNamespace(add=lambda counts: None, count_waiting=lambda: None),
         cursor=Cursor(),
         module=nn.Identity(),
         ema=None,

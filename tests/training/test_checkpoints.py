@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ def save(directory: Path, step: int, state: dict[str, Any], *, keep: int | None 
 def test_plain_values_come_back_as_they_were(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     place = save(tmp_path_factory.mktemp("c"), 1, {"tree": tree}).path
     assert checkpoints.load(place)["tree"] == tree
+
+
+def test_tensors_of_a_state_go_with_it() -> None:
+    gc.disable()
+    try:
+        _, tensors = checkpoints.split({"model": {"w": torch.ones(2)}})
+        kept = weakref.ref(tensors["/model/w"])
+        del tensors
+        assert kept() is None, "a GPU's memory would stay in use until garbage is collected"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])

@@ -189,24 +189,25 @@ def split(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
             channels-last is among the plain values.
     """
     tensors: dict[str, torch.Tensor] = {}
+    return _split(state, "", tensors), tensors
 
-    def plain(value: Any, name: str) -> Any:
-        if isinstance(value, torch.Tensor):
-            assert name not in tensors, f"two tensors are called {name}"
-            tensors[name] = value.detach()
-            is_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-            return {"tensor": name} | ({"last": True} if is_last and not value.is_contiguous() else {})
-        if isinstance(value, Mapping):
-            if all(isinstance(key, str) for key in value):
-                return {"map": {k: plain(v, f"{name}/{k}") for k, v in value.items()}}
-            return {"pairs": [[k, plain(v, f"{name}/{k}")] for k, v in value.items()]}
-        if isinstance(value, list | tuple):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return {kind: [plain(v, f"{name}/{i}") for i, v in enumerate(value)]}
-        assert value is None or isinstance(value, str | int | float | bool), f"{name} is a {type(value).__name__}"
-        return {"value": value}
 
-    return plain(state, ""), tensors
+def _split(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    # No function within split: it would refer to itself, and keep the tensors until garbage is collected.
+    if isinstance(value, torch.Tensor):
+        assert name not in tensors, f"two tensors are called {name}"
+        tensors[name] = value.detach()
+        is_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+        return {"tensor": name} | ({"last": True} if is_last and not value.is_contiguous() else {})
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {"map": {k: _split(v, f"{name}/{k}", tensors) for k, v in value.items()}}
+        return {"pairs": [[k, _split(v, f"{name}/{k}", tensors)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_split(v, f"{name}/{i}", tensors) for i, v in enumerate(value)]}
+    assert value is None or isinstance(value, str | int | float | bool), f"{name} is a {type(value).__name__}"
+    return {"value": value}
 
 
 def join(rest: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -203,8 +203,12 @@ def steps(
                     log.append(session.clock.account())
                 log.append(Failed(error=type(error).__name__, message=str(error), step=step))
             if error is caught:
+                del error  # its traceback refers to this frame: all of the attempt would stay in memory
                 raise
-            raise error from caught
+            try:
+                raise error from caught
+            finally:
+                del error
 
 
 def _unsaved_end(run: Run, began: float) -> Ended:

@@ -67,7 +67,7 @@ class Meters:
     @property
     def sums(self) -> torch.Tensor:
         """All sums, float32 [8]; waits for nothing."""
-        self._count_waiting()
+        self.count_waiting()
         return self.all_but_waiting
 
     def add(self, counts: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ class Meters:
             or self.waiting[0][1].shape != logits.shape
             or self.waiting[0][2].shape != labels.shape
         ):
-            self._count_waiting()
+            self.count_waiting()
         if not self.waiting:
             self._count = count
             # A part keeps the whole of its memory.
@@ -103,7 +103,8 @@ class Meters:
         # On a CPU labels lie in the loader's memory, which it wants back.
         self.waiting.append((loss, logits, labels.clone() if on_cpu else labels))
 
-    def _count_waiting(self) -> None:
+    def count_waiting(self) -> None:
+        """Count what waits, before something else is counted without waiting."""
         if not self.waiting:
             return
         assert self._count is not None
@@ -129,7 +130,7 @@ class Meters:
 
     def end_epoch(self, epoch: int, step: int, *, is_whole: bool = True) -> None:
         """Keep the sums of an epoch to be read later, and begin the next one if it ``is_whole``; waits for nothing."""
-        self._count_waiting()
+        self.count_waiting()
         self._ended.append((epoch, step, self._epoch.clone()))
         if is_whole:
             self._epoch.zero_()
@@ -152,7 +153,7 @@ class Meters:
 
     def take(self, engine: Engine) -> tuple[float, float, float | None]:
         """Return mean loss, top-1 and mean gradient norm over all ranks, and start again; waits for the device."""
-        self._count_waiting()
+        self.count_waiting()
         loss, right, n, norm, updates = engine.sum(self._line).tolist()
         self._line.zero_()
         self.changes += 1

@@ -249,7 +249,7 @@ class RecordedWork:
 
     def _record(self, update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor) -> None:
         began = time.perf_counter()
-        state.meters.sums  # what waits is counted before what the graph will count  # noqa: B018
+        state.meters.count_waiting()
         self._images, self._labels = images_BHWC.clone(), labels.clone()
         limit = update.limit and replace(update.limit, mode="fixed")  # nothing is repeated within a recording
         # The marks of a device's clock are none of the work; that answers are counted is, so it does not wait.
