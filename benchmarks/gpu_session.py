@@ -24,14 +24,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import machine
-from gpu_steps import PROJECT, STEPS, WITHOUT_VALUES, Job
+from gpu_steps import PROJECT, STEPS, WITHOUT_TIMES, WITHOUT_VALUES, Job
 
 RECEIPT = machine.RESULTS / "gpu_session.json"
 
@@ -143,24 +145,34 @@ def main() -> None:
     is_rehearsal = args.quick or args.device != "cuda"
     output = args.output or (None if is_rehearsal else RECEIPT)
     steps: dict[str, dict[str, Any]] = {}
-    end = time.monotonic() + args.seconds
+    end, writing = time.monotonic() + args.seconds, threading.Lock()
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.only:
+
+        def taken(name: str) -> None:
             left = end - time.monotonic()
             if args.device == "fake" and name not in WITHOUT_VALUES:
                 steps[name] = {"passes": True, "left_out": "a pretended GPU computes nothing", "seconds": 0.0}
-                continue
+                return
             if left < 10:
                 steps[name] = {"passes": False, "error": "left out: no time", "seconds": 0.0}
-                continue
+                return
             print(f"{name} ...", file=sys.stderr, flush=True)
             limit = left - 5 if args.device == "fake" else min(STEPS[name][1], left - 5)
-            steps[name] = run_step(name, args, Path(folder), limit)
-            print(table({name: steps[name]}).splitlines()[-1], file=sys.stderr, flush=True)
-            if output is not None:
-                rehearsal = {"rehearsal": True} if is_rehearsal else {}
-                document = {"benchmark": "gpu_session", **rehearsal, "steps": steps, "machine": machine.facts()}
-                output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            figures = run_step(name, args, Path(folder), limit)
+            with writing:
+                steps[name] = figures
+                print(table({name: figures}).splitlines()[-1], file=sys.stderr, flush=True)
+                if output is not None:
+                    rehearsal = {"rehearsal": True} if is_rehearsal else {}
+                    document = {"benchmark": "gpu_session", **rehearsal, "steps": steps, "machine": machine.facts()}
+                    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+        together = [name for name in args.only if name in WITHOUT_TIMES] if args.device == "cuda" else []
+        with ThreadPoolExecutor(max(1, len(together))) as pool:
+            list(pool.map(taken, together))
+        for name in args.only:
+            if name not in together:
+                taken(name)
     print(table(steps))
     raise SystemExit(0 if all(step.get("passes") for step in steps.values()) else 1)
 

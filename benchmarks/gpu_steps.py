@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -325,53 +325,62 @@ def ledger(job: Job) -> dict[str, Any]:
     import torch
 
     from steadytrain.data.loader import Batch
+    from steadytrain.training.compute.compile import record_update
     from steadytrain.training.data import load
     from steadytrain.training.profile.clock import COMPUTE
     from steadytrain.training.profile.timing import wait_for
 
     size, batch, count = (32, 8, 6) if job.quick else (224, 128, 20)
     network = "torchvision/resnet18" if job.quick else "torchvision/resnet50"
-    cases = {
-        "images wait": (network, batch, size, 0.0),
-        "slow feed": (network, batch, size, 0.02 if job.quick else 0.12),
-        "small batch": ("torchvision/resnet18", 4, 32, 0.0),
+    cases: dict[str, tuple[str, int, int, float, dict[str, Any]]] = {
+        "images wait": (network, batch, size, 0.0, {}),
+        "slow feed": (network, batch, size, 0.02 if job.quick else 0.12, {}),
+        "small batch": ("torchvision/resnet18", 4, 32, 0.0, {}),
     }
+    if job.device == "cuda":
+        cases["small batch, graph"] = ("torchvision/resnet18", 4, 32, 0.0, {"parallel.graph": True})
+        cases["small batch, four passes"] = ("torchvision/resnet18", 16, 32, 0.0, {"optim.accumulate": 4})
     rows: dict[str, Any] = {}
-    for name, (model, n, side, pause) in cases.items():
-        device, _, trained = ours(job, model, n, side, 10, {})
-        clock = trained.update.clock
+    for name, (model, n, side, pause, changes) in cases.items():
+        device, notes, trained = ours(job, model, n, side, 10, changes)
+        update = record_update(trained.recipe, trained.update, trained.state, None, notes.append)
+        clock, warm = update.clock, 6 if job.quick or pause else 48
         pixels = torch.randint(0, 256, (n, side, side, 3), dtype=torch.uint8)
         images = (pixels.pin_memory() if device.type == "cuda" else pixels).numpy()
 
         def batches(
-            images: Any = images, n: int = n, pause: float = pause, updates: int = count + 8
+            images: Any = images, n: int = n, pause: float = pause, updates: int = warm + count + 2
         ) -> Iterator[Batch]:
             for k in range(updates):
                 time.sleep(pause)
                 yield Batch(images, np.arange(n) % 10, np.arange(n), np.arange(n) + k * n)
 
         stream = load(batches(), device, clock)
-        for _ in range(6):
-            trained.update(trained.state, next(stream), 1e-4)
+        for k in range(warm):
+            update(trained.state, next(stream), 1e-4)
+            if k % 8 == 7:
+                clock.seconds()  # as at log lines
         kinds = torch.profiler.ProfilerActivity
         with torch.profiler.profile(activities=[kinds.CUDA if device.type == "cuda" else kinds.CPU]) as profile:
             wait_for(device)
             clock.settle()
             before, began = dict(clock.seconds()), time.perf_counter()
             for _ in range(count):
-                trained.update(trained.state, next(stream), 1e-4)
+                update(trained.state, next(stream), 1e-4)
             wait_for(device)
             clock.settle()
             after, wall = dict(clock.seconds()), time.perf_counter() - began
         told = {key: after.get(key, 0.0) - before.get(key, 0.0) for key in after}
         computing = sum(told.get(key, 0.0) for key in COMPUTE)
         row: dict[str, Any] = {"wall_seconds": wall, "ledger": told, "compute_share": computing / sum(told.values())}
+        row["notes"] = notes
         if device.type == "cuda":
             work, copies, pageable = device_spans(profile)
             row |= {
                 "kernel_seconds": union(work),
                 "copy_seconds": union(copies),
                 "pageable_copies": pageable,
+                "asked_for": sum(span.asked < float("inf") for span in work) / max(1, len(work)),
                 "truth_share": union(work) / wall,
             }
             row["off_by"] = row["compute_share"] - row["truth_share"]
@@ -382,18 +391,32 @@ def ledger(job: Job) -> dict[str, Any]:
     return {"rows": rows, "passes": job.device == "cpu" or max(off) <= 0.03}
 
 
-def device_spans(profile: Any) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int]:
+class Span(NamedTuple):
+    """Seconds of a kernel or a copy on the device, and when the host had asked for it (the end of time: not known)."""
+
+    began: float
+    ended: float
+    asked: float = float("inf")
+
+
+def device_spans(profile: Any) -> tuple[list[Span], list[Span], int]:
     """The kernels' and the copies' seconds on the device, and how many copies were of pageable memory."""
     kernels, copies, pageable = [], [], 0
-    for event in profile.profiler.kineto_results.events():
+    events = list(profile.profiler.kineto_results.events())
+    asked = {
+        event.correlation_id(): (event.start_ns() + event.duration_ns()) / 1e9
+        for event in events
+        if "CUDA" not in str(event.device_type()) and event.name().startswith("cu")
+    }
+    for event in events:
         if "CUDA" not in str(event.device_type()):
             continue
         name, start = event.name(), event.start_ns() / 1e9
-        span = start, start + event.duration_ns() / 1e9
+        span = Span(start, start + event.duration_ns() / 1e9, asked.get(event.correlation_id(), float("inf")))
         if "HtoD" in name or "DtoH" in name:
             copies.append(span)
             pageable += "ageable" in name
-        elif span[1] > span[0] and not name.startswith(("cuda", "ProfilerStep")):
+        elif span.ended > span.began and not name.startswith(("cuda", "ProfilerStep")) and "spin_kernel" not in name:
             kernels.append(span)
     return kernels, copies, pageable
 
@@ -402,17 +425,19 @@ SHORTEST_GAP = 10e-6
 """Seconds between two kernels below which the device did not wait for the host."""
 
 
-def union(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds that these cover together, the gaps between two kernels that follow each other included.
+def union(spans: Iterable[Span]) -> float:
+    """Seconds that these cover together, with the gaps in which the device had been asked for what comes next.
 
-    >>> union([(0, 2), (1, 3), (5, 6)])
+    >>> union([Span(0, 2), Span(1, 3), Span(5, 6)])
     4.0
+    >>> union([Span(0, 2), Span(1, 3), Span(5, 6, asked=2.5)])
+    6.0
     """
     total, end = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        start = end if 0 < start - end < SHORTEST_GAP else max(start, end)
-        total += max(0.0, stop - start)
-        end = max(end, stop)
+    for began, ended, asked in sorted(spans):
+        began = end if began - end > 0 and (began - end < SHORTEST_GAP or asked <= end) else max(began, end)
+        total += max(0.0, ended - began)
+        end = max(end, ended)
     return total
 
 
@@ -915,6 +940,57 @@ def tests(job: Job) -> dict[str, Any]:
     return {"collected": len(cases), "failed": failed, "tail": done.stdout[-300:], "passes": not failed}
 
 
+def commands(job: Job) -> dict[str, Any]:
+    """What users type first, on the device that is chosen without a word: whether it ends well, and what it shows."""
+    records, quick = str(packed(job)), job.quick
+    network, size = ("resnet20", "32") if quick else ("timm/resnet50", "224")
+    photo = next((path for path in PROJECT.glob("docs/**/*.png")), None)
+    epochs = ["--epochs", "1" if quick else "3"]
+    where = ["--device", "cpu"] if job.device == "cpu" else []
+    seconds = ["--seconds", "0.5" if quick else "4"]
+    first = ["train", records, "--run", "first", "--model", network, "--size", size, *epochs, *where]
+    after = {
+        "evaluate": ["evaluate", "first", records, *where],
+        "predict": ["predict", "first", str(photo), *where],
+        "report": ["report", "first"],
+        "diagnose": ["diagnose", "first"],
+        "export": ["export", "first", "--output", "first.pt2"],
+        "finetune": [
+            "finetune",
+            records,
+            "--run",
+            "tuned",
+            "--weights",
+            "first/model.safetensors",
+            "--epochs",
+            "1",
+            *where,
+        ],
+        "small images": ["train", records, "--run", "small", "--model", "resnet20", "--size", "32", *epochs, *where],
+        "batch by measuring": ["train", records, "--run", "auto", "--batch-size", "auto", "--epochs", "1", *where],
+        "tune": ["tune", records, "--minutes", "0.2" if quick else "0.6", "--output", "tuned.toml", *where],
+        "bench": ["bench", "train", "--model", network, "--size", size, *seconds, *where],
+        "bandwidth": ["bandwidth", *seconds],
+        "scale": ["scale", "--model", network, "--size", size, "--link", "10GbE", *seconds, *where],
+    }
+    if job.device == "cuda":
+        large = ["--run", "large", "--batch-size", "2048", "--set", "budget.steps=3"]
+        after["too large a batch"] = ["train", records, "--model", network, "--size", size, *large]
+        after["no such GPU"] = ["train", records, "--run", "absent", "--device", "cuda:7"]
+    done = {"train": child([*STEADY, *first], job.folder, min(job.left, 60))}
+    rows: dict[str, Any] = {}
+    with ThreadPoolExecutor(1 if quick else 5) as pool:
+        run = {name: [*STEADY, *words] for name, words in after.items()}
+        answers = {name: pool.submit(child, words, job.folder, job.left - 2) for name, words in run.items()}
+        for name in ("train", *after):
+            answer = done.get(name) or answers[name].result()
+            rows[name] = {"rc": answer.returncode, "shown": answer.stdout[-4000:], "errors": answer.stderr[-3000:]}
+            job.note({"rows": rows})
+    expected = {"no such GPU": 2}
+    wrong = {name: row["rc"] for name, row in rows.items() if row["rc"] != expected.get(name, 0)}
+    return {"rows": rows, "wrong": wrong, "passes": not wrong}
+
+
 # --- what steps share -----------------------------------------------------------------------------------------------
 
 
@@ -933,16 +1009,22 @@ def child(words: Sequence[str], folder: Path, seconds: float) -> subprocess.Comp
 
 
 def packed(job: Job) -> Path:
-    """A record file of photographs of ten classes, 256 pixels on the shorter side; drawn ones without data."""
+    """A record file of photographs of ten classes, 256 pixels on the shorter side; drawn ones without data.
+
+    The first step that needs it makes it; steps beside it wait.
+    """
+    import fcntl
+
     from PIL import Image
 
     from steadytrain.data.packing.pack import pack
 
     count, target = 200 if job.quick else 2000, job.folder.parent / "photos.rec"
-    if target.exists():
-        return target
-    draw = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+    with (job.folder.parent / "photos.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return target
+        draw = np.random.default_rng(0)
         photos = list(photographs(job.data, Path(folder) / "from")) if job.data else []
         place = Path(folder) / "images"
         for k in range(count):
@@ -982,8 +1064,12 @@ STEPS: dict[str, tuple[Step, float]] = {
     "verdicts": (verdicts, 80),
     "inference": (inference, 50),
     "modes": (modes, 90),
+    "commands": (commands, 150),
 }
 """Name -> the step, and the seconds that it has."""
+
+WITHOUT_TIMES = ("waits", "tests", "resumed", "memory", "ranks", "modes", "commands")
+"""Steps whose answers do not depend on how busy the GPU is: they run side by side."""
 
 WITHOUT_VALUES = ("waits",)
 """Steps that a pretended GPU can take, since what they ask needs neither values nor times."""

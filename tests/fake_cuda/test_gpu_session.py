@@ -18,7 +18,7 @@ from tests.fake_cuda.device import fake_gpu
 from steadytrain.cli import join_verb, parse
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-COMMANDS = ("verdicts", "resumed", "inference", "tests", "ranks")
+COMMANDS = ("verdicts", "resumed", "inference", "tests", "ranks", "commands")
 """Steps that start commands."""
 
 
@@ -116,7 +116,7 @@ def test_each_command_of_a_step_is_one_that_steady_takes(
     for name in COMMANDS:
         gpu_steps.STEPS[name][0](job)
     commands = [words[len(gpu_steps.STEADY) :] for words in asked if words[: len(gpu_steps.STEADY)] == gpu_steps.STEADY]
-    assert {words[0] for words in commands} == {"train", "diagnose", "bench"}
+    assert {words[0] for words in commands} >= {"train", "diagnose", "bench", "finetune", "tune", "scale", "bandwidth"}
     for words in commands:
         parse(join_verb(words))
     ranks = [json.loads(words[-1]) for words in asked if words[1].endswith("gpu_steps.py")]
