@@ -168,7 +168,7 @@ def main() -> None:
                     output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
         together = [name for name in args.only if name in WITHOUT_TIMES] if args.device == "cuda" else []
-        with ThreadPoolExecutor(max(1, len(together))) as pool:
+        with ThreadPoolExecutor(3) as pool:
             list(pool.map(taken, together))
         for name in args.only:
             if name not in together:

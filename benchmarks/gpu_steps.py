@@ -469,14 +469,14 @@ def verdicts(job: Job) -> dict[str, Any]:
     """Runs with a fault each: the first cause of the verdict is that fault."""
     (job.folder / "session_nets.py").write_text(NETS, encoding="utf-8")
     records = packed(job)
-    steps, size = ("12", "64") if job.quick else ("150", "160")
-    cases = {
-        "one loader thread": (["--threads", "1", "--size", size], {"threads", "decode", "augment"}),
-        ".item() in each layer": (["--model", "session_nets:asks", "--size", size], {"sync", "model_waits"}),
-        "batches of 8": (["--batch-size", "8", "--size", "32"], {"batch_size", "launch"}),
+    size, long = ("64", 1) if job.quick else ("160", 12)
+    cases: dict[str, tuple[int, list[str], set[str]]] = {
+        ".item() in each layer": (50 * long, ["--model", "session_nets:asks", "--size", size], {"sync", "model_waits"}),
+        "batches of 8": (60 * long, ["--batch-size", "8", "--size", "32"], {"batch_size", "launch"}),
+        "one loader thread": (12 * long, ["--threads", "1", "--size", size], {"threads", "decode", "augment"}),
     }
     rows: dict[str, Any] = {}
-    for name, (words, expected) in cases.items():
+    for name, (steps, words, expected) in cases.items():
         if job.left < 15:
             rows[name] = {"left_out": "no time"}
             continue
@@ -494,9 +494,69 @@ def verdicts(job: Job) -> dict[str, Any]:
         rows[name]["cause"] = cause = (document.get("causes") or [{}])[0].get("name", document.get("cause"))
         rows[name]["expected"] = sorted(expected)
         rows[name]["found"] = cause in expected
+        rows[name]["events"] = events_of(run, "Started", "ThreadStats", "DeviceStats", "StepMeasured")
         job.note({"rows": rows})
     sound = all(row.get("rc", 0) == 0 for row in rows.values())
     return {"rows": rows, "passes": sound and (job.quick or all(row.get("found", True) for row in rows.values()))}
+
+
+# --- the start ------------------------------------------------------------------------------------------------------
+
+PLAIN = """
+import time
+times = {"": time.perf_counter()}
+import torch
+times["import torch"] = time.perf_counter()
+device = torch.device(DEVICE)
+torch.zeros(1, device=device)
+times["device"] = time.perf_counter()
+import torchvision
+times["import torchvision"] = time.perf_counter()
+net = torchvision.models.resnet50(num_classes=10).to(device)
+times["model"] = time.perf_counter()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+times["optimizer"] = time.perf_counter()
+torch.backends.cudnn.benchmark = True
+images, labels = torch.randn(64, 3, 64, 64, device=device), torch.zeros(64, dtype=torch.long, device=device)
+for _ in range(3):
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = torch.nn.functional.cross_entropy(net(images), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+loss.item()
+times["three updates"] = time.perf_counter()
+names = list(times)
+print({name: round(times[name] - times[before], 3) for before, name in zip(names, names[1:])})
+"""
+
+
+def startup(job: Job) -> dict[str, Any]:
+    """Seconds of a plain script and of ``steady train`` with three updates; twice each, the second finds warm files."""
+    records, rows = packed(job), dict[str, Any]()
+    script = PLAIN.replace("DEVICE", repr(job.device))
+    train = ["train", str(records), "--model", "torchvision/resnet50", "--size", "64", "--batch-size", "64"]
+    train += ["--device", job.device, "--set", "budget.steps=3"]
+    for turn in ("first", "second"):
+        began = time.monotonic()
+        done = child([sys.executable, "-c", script], job.folder, max(1.0, job.left))
+        seconds = time.monotonic() - began
+        rows[f"plain, {turn}"] = {"seconds": seconds, "parts": done.stdout, "error": done.stderr[-300:]}
+        began, run = time.monotonic(), job.folder / f"run-{turn}"
+        child([*STEADY, *train, "--run", str(run)], job.folder, max(1.0, job.left))
+        seen = events_of(run, "Started", "Accounted")
+        rows[f"steady, {turn}"] = {"seconds": time.monotonic() - began, "events": seen}
+        job.note({"rows": rows})
+    trained = [rows[f"steady, {turn}"]["events"].get("Accounted") is not None for turn in ("first", "second")]
+    return {"rows": rows, "passes": all(trained)}
+
+
+def events_of(run: Path, *kinds: str) -> dict[str, Any]:
+    """The newest event of each of these kinds; none of a run that has none."""
+    if not (run / "events.jsonl").exists():
+        return {}
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {event["kind"]: event for event in events if event.get("kind") in kinds}
 
 
 # --- the feed -------------------------------------------------------------------------------------------------------
@@ -531,7 +591,7 @@ def feed(job: Job) -> dict[str, Any]:
     best = max(figures["threads"], key=lambda threads: figures["threads"][threads]["images_per_second"])
     figures["fastest_threads"] = best
     for network in ["resnet18"] if job.quick else ["resnet50", "resnet18"]:
-        for place in ("threads", "process"):
+        for place in ("process", "threads"):
             if job.left < 10:
                 continue
             figures["training"][f"{network}, {place}"] = fed(job, network, loader(best, place=place), batch, size)
@@ -1054,7 +1114,8 @@ STEPS: dict[str, tuple[Step, float]] = {
     "telemetry": (telemetry, 20),
     "waits": (waits, 45),
     "tests": (tests, 75),
-    "ledger": (ledger, 40),
+    "startup": (startup, 70),
+    "ledger": (ledger, 60),
     "updates": (updates, 150),
     "resumed": (resumed, 60),
     "feed": (feed, 60),

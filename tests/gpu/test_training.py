@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def test_memory_is_in_segments_that_grow_or_as_the_user_says(
 
     events, kinds = trained("grows")
     assert (events, True in kinds) == ("growing", True)
+    os.environ.pop("PYTORCH_ALLOC_CONF")  # of the first run; what is undone at the end shall not put it back
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
     assert trained("asked")[0] == "PYTORCH_ALLOC_CONF"
 

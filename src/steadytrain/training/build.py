@@ -186,7 +186,10 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
     if device.type == "cuda":
         process.grow_segments(recorded=recipe.records_graphs)
         torch.cuda.set_device(device)  # what names no device, an event say, means this one
-    return require_usable(device)
+    usable = require_usable(device)
+    if usable.type == "cuda":
+        torch.empty(1, device=usable)  # starts CUDA in this process: seconds that are no other stage's
+    return usable
 
 
 def set_up_machine(

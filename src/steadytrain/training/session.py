@@ -408,7 +408,8 @@ class _StartLedger:
         """Close a part."""
         self.seconds[part] = time.perf_counter() - self._began - sum(self.seconds.values())
         figures = self._timer.part()
-        if figures.waited is not None and part != "process":  # of what was before, nothing is known
+        # Of what was before the process, nothing is known; CUDA starts in the driver, whatever it waits for there.
+        if figures.waited is not None and part not in ("process", "device"):
             self.waits[part] = figures.waited
         return figures
 
@@ -453,6 +454,8 @@ def open_session(
     saved = None if cluster is not None and world.rank else _newest_checkpoint(run, group, notice)
     before = None if saved is None else saved["about"]["machine"]
     device = build.prepare_device(recipe, world)
+    if device.type == "cuda":
+        start.passed("device")
     with ExitStack() as stack:
         stack.enter_context(preserve_process(device))
         gpus = build.gpus_here(group, device)

@@ -28,7 +28,12 @@ STORAGE = ("storage", "storage_first_epoch", "storage_start")
 OF_STORAGE = ("input", "startup")  # the parts of a run whose waits these have
 UPDATE = ("forward", "backward", "optimizer", "update", "host")
 SAVE_SECONDS = 1.0  # that a checkpoint takes beyond that only where something is wrong
-STARTING = {"data": "Opening the data", "model": "Building the model", "state": "Preparing the optimizer state"}
+STARTING = {
+    "device": "Starting CUDA",
+    "data": "Opening the data",
+    "model": "Building the model",
+    "state": "Preparing the optimizer state",
+}
 
 
 def evaluations(evidence: Evidence) -> Iterator[Cause]:
@@ -193,7 +198,7 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
         if also:
             return
     waiting, code = sum(waits.values()), _foreign_seconds(evidence, "startup")
-    name, spent = next((part for part in ranked if part[0] != "process"), ("", 0.0))
+    name, spent = next((part for part in ranked if part[0] not in ("process", "device")), ("", 0.0))
     is_long = spent >= LONG_SECONDS and spent / wall >= LEAST
     if max(waiting, sum(code.values())) >= LEAST_WAIT or (is_long and not (name == "data" and is_reading)):
         cost = max(waiting, sum(code.values()), spent if is_long else 0.0)
