@@ -61,9 +61,10 @@ class Started(Event):
     more, a row of update, position and images an update each time.
 
     ``startup``: what was done since the process started -> seconds: ``process`` (the interpreter, imports and what the
-    command line did), ``device`` (CUDA starts), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and ``threads`` (to find which parts,
-    whether they can be, and how many), ``compile``. ``startup_waits``: those of them in which the starting thread
-    neither ran nor was ready to: it waited for a disk, a network, a lock; parts of which that is unknown are left out.
+    command line did), ``device`` (CUDA starts), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and
+    ``threads`` (to find which parts, whether they can be, and how many), ``compile``. ``startup_waits``: those of them
+    in which the starting thread neither ran nor was ready to: it waited for a disk, a network, a lock; parts of which
+    that is unknown are left out.
     ``startup_disk_bytes``: that the process read from a disk, and not from memory, while it opened the data.
 
     ``began``: when the process started, seconds since 1970; 0: an older version did not write it. ``price``: what an

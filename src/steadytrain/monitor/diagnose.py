@@ -37,6 +37,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "batch_size": ("launch", "optimizer", "logging"),
     "model_waits": ("launch", "batch_size", "sync"),
     "host_code": ("launch", "batch_size"),
+    "sync": ("launch", "batch_size"),
     "busy_thread": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation"),
     "device_throttled": ("precision",),
     "storage": ("epoch_gap", "waiting"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import evidence, feed, find, ledger, machine, measured, started, threads
+from tests.monitor.rules.made import evidence, feed, find, ledger, machine, measured, on_gpu, started, threads
 
 from steadytrain.monitor import Evidence, diagnose
 from steadytrain.monitor.rules.host import loop_time
@@ -117,6 +117,12 @@ def test_python_code_of_a_backward_pass_is_told_by_the_lock_that_it_kept() -> No
     assert "backward() in Python" in cause.sentence
     usual = evidence(threads=threads(("backward", "holds", "", 18.0), ran=64.0))
     assert find("host_code", usual) is None
+
+
+def test_whoever_launches_operations_on_a_gpu_keeps_the_lock_and_is_no_code_of_others() -> None:
+    looks = threads(("forward", "holds", NET, 20.0), ("forward", "holds", "", 10.0), ran=64.0)
+    causes = diagnose(on_gpu(ledger=ledger(forward=2.0, backward=4.0, host=40.0), threads=looks)).causes
+    assert causes[0].name == "launch" and "host_code" not in {cause.name for cause in causes}
 
 
 def test_lines_that_call_torch_are_no_code_of_others() -> None:

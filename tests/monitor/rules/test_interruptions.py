@@ -212,6 +212,17 @@ def test_a_start_that_waits_is_no_usual_one() -> None:
     assert cause is not None and cause.is_usual
 
 
+def test_a_gpu_that_loads_its_kernels_waits_for_no_disk_or_lock() -> None:
+    held = ledger(forward=2.0, backward=4.0, optimizer=2.0, startup=10.0)
+    began = started(startup={"device": 3.0, "state": 6.0}, startup_waits={"state": 4.0}, device="H100")
+    cause = find("startup", evidence(ledger=held, started=began))
+    assert cause is not None and cause.is_usual and "because the run is short" in cause.sentence
+    assert "device: 3.00 s" in cause.evidence
+    slow = replace(began, startup_waits={"model": 2.9})
+    cause = find("startup", evidence(ledger=held, started=slow))
+    assert cause is not None and cause.sentence.startswith("Building the model waited 2.90 s")
+
+
 def test_code_that_runs_while_the_model_is_built_is_named() -> None:
     held = ledger(forward=2.0, backward=4.0, optimizer=2.0, startup=4.0)
     seen = threads(("startup", "python", "make (my/net.py:3)", 2.5), ran=60.0)

@@ -138,3 +138,8 @@ def test_values_asked_for_in_each_step_cost_on_a_gpu_only() -> None:
     assert cause is not None and cause.share == 0 and "costs nothing on a CPU" in cause.sentence
     cause = find("sync", on_gpu(measured=passes, ledger=ledger(host=20.0)))
     assert cause is not None and cause.share == pytest.approx(20 / 85) and "net.py:12" in cause.change
+    waits = measured(syncs=("net.py:12",), full=0.06, fixed=0.03)
+    cause = find("sync", on_gpu(measured=waits, devices=(gpu(utilisation=0.5),)))
+    passes_share = ledger().share("forward", "backward")
+    assert cause is not None and cause.share == pytest.approx(passes_share / 2), "its gaps lie in the passes"
+    assert "GPU 0 was busy 50 % of the time" in cause.evidence

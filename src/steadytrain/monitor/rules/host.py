@@ -96,8 +96,8 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
         if bucket in BATCHES and activity not in ("computes", "runs"):
             by_what["batches"] += seconds
         elif bucket in COMPUTING:
-            if activity == "holds" and not place and not evidence.on_cpu:
-                activity = "computes"  # torch's Python between two launches: where it matters, the GPU waits for it
+            if activity == "holds" and not evidence.on_cpu:
+                activity = "computes"  # it launches, and takes the lock back before a look can have it
             elif activity == "holds" and not place and bucket == "backward":
                 # It runs without the lock there, and another of our threads may have had it for a moment.
                 often = seconds - USUALLY_HELD * threads.loop[bucket]["seconds"]

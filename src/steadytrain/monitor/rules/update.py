@@ -172,12 +172,21 @@ def sync(evidence: Evidence) -> Iterator[Cause]:
         sentence = "The model's code reads tensor values in each step; that costs nothing on a CPU, but would on a GPU."
         yield Cause(name="sync", share=0.0, sentence=sentence, evidence=(places,))
         return
+    # Between its waits the host launches operations of the passes one by one: the ledger counts that as the passes.
+    fixed = measured.fixed_seconds / max(measured.passes.get("full", 0.0), 1e-9)
+    share = max(share, clip(evidence.ledger.share(*PASSES) * min(1.0, fixed)))
+    figures = [places, f"{duration(measured.fixed_seconds)} of a pass do not shrink with the batch"]
+    figures += [
+        f"GPU {device.index} was busy {percent(device.utilisation)} of the time"
+        for device in evidence.devices
+        if device.utilisation is not None
+    ]
     yield Cause(
         name="sync",
         share=share,
-        sentence=f"The model's code waits for the GPU in each step, at {places}: the GPU waits for the host "
-        f"{percent(share)} of the time.",
-        evidence=(places,),
+        sentence=f"The model's code waits for the GPU in each step, at {places}, and then the GPU waits for the host: "
+        f"that costs {percent(share)} of the time.",
+        evidence=tuple(figures),
         change=f"keep the value on the device at {measured.syncs[0]}: avoid .item(), .cpu(), print and if on a tensor",
         saves=share,
     )

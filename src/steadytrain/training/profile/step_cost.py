@@ -120,7 +120,8 @@ def measure_step(
     ``threads=N`` where it computes with more threads than the N cores, and then the pass with other numbers is made
     with as many, too; ``other threads=N``, the larger batch, where it computes with fewer than the N cores. Of compiled
     code there is ``full`` alone, as measured when it was made, and no count of operations. On a GPU ``fixed_seconds``
-    is the time in which the device waits for the host, by a pass that was queued before it began.
+    is the time in which the device waits for the host, by a pass that was queued before it began; where the network's
+    code waits for the device, by the two sizes, as on a processor.
 
     Args:
         batch: the run's next one, or one it has had; only read.
@@ -176,9 +177,9 @@ def _measure(session: Session, full: Pass, allowed: float, clock: Seconds) -> St
             rounds.append([part.seconds(clock) for part in (less, more, less)])
         fast, slow = min(min(times[::2]) for times in rounds), min(times[1] for times in rounds)
         passes = {"full": slow, "other": fast} if more is full else {"full": fast, "other": slow}
-        if device.type == "cuda":
+        if device.type == "cuda" and not operations.waits:
             fixed = passes["full"] - _device_seconds(full, passes["full"])
-        else:  # where the straight line through two sizes meets zero images
+        else:  # no pass that waits can be queued: where the straight line through two sizes meets zero images
             fixed = (passes["other"] * size - passes["full"] * other_size) / (size - other_size)
         fixed = min(max(fixed, 0.0), *passes.values())
         cores, threads = facts.cores(), torch.get_num_threads()
