@@ -90,7 +90,7 @@ class Engine:
         self._one = torch.ones(()) if device.type == "cpu" and group is None else None
         if group is not None and device.type == "cuda":
             torch.cuda.set_device(device)
-            self._ranks = group.new_group("nccl")
+            self._ranks = group.new_group("nccl", device=device)
 
     def optimizer(self, local: Optimizer, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
         """Return the optimizer to use on this rank in place of ``local``; ``make`` makes such a one of groups."""

@@ -455,7 +455,7 @@ def open_session(
     device = build.prepare_device(recipe, world)
     with ExitStack() as stack:
         stack.enter_context(preserve_process(device))
-        gpus = build.gpus_here(group, device)
+        gpus = build.gpus_of_ranks(group, device)
         sharing = stack.enter_context(build.near_gpu(group, device, notice))
         if cluster is not None:
             sharing = world.local_size
@@ -468,6 +468,8 @@ def open_session(
         sharers = world if is_together else build.ALONE
         share = own_share(recipe, sharers, before or _begun_with(run, recipe, sharers, group), notice)
         machine["micro_batches"] = share.micro_batches
+        if gpus:
+            machine["gpus"] = gpus
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
         if cluster is not None:
@@ -567,7 +569,7 @@ def open_session(
             halved=halved,
             choices=choices,
             machine=machine,
-            gpus=gpus,
+            gpus=build.sampled_gpus(group, gpus),
             clock=clock,
             startup=start.seconds,
             startup_waits=start.waits,
