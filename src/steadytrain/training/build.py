@@ -626,6 +626,7 @@ def engine(
         power_rank=parallel.power_rank,
         power_from=update_of(parallel.power_from),
         synchronize_norms=norms,
+        recorded=parallel.graph,
     )
 
 

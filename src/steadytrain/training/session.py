@@ -34,7 +34,7 @@ from steadytrain.models import Built, Input, first_epochs, set_train_mode
 from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
-from steadytrain.training.compute.compile import compile_update, record_update
+from steadytrain.training.compute.compile import RecordedWork, compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.consensus import Alone, ByServers, Together
 from steadytrain.training.data import DataSets, open_data
@@ -551,6 +551,8 @@ def open_session(
                 machine |= {} if compiled is None else {"compile": compiled.mode}
                 start.passed("compile")
         update = record_update(recipe, update, state, group, notice)
+        if isinstance(update.work, RecordedWork):
+            stack.callback(update.work.close)
         build.notice_change(before, machine, "compile", notice)
         session = Session(
             run=run,
