@@ -95,10 +95,13 @@ def _images(parts: int) -> torch.Tensor:
     return torch.randn(parts, 5, 6, generator=torch.Generator().manual_seed(7))
 
 
-def _updates(group: Group, numbers: list[int], parts: int) -> Tensors:
+def _updates(group: Group, numbers: list[int], parts: int, *, recorded: bool = False) -> Tensors:
     """Three updates of a net, of whose micro-batches this rank makes some."""
     net = _net()
-    engine = Engine(CPU, group)
+    if recorded and group.world.rank:  # the first rank's values count
+        with torch.no_grad():
+            net[0].weight.zero_()
+    engine = Engine(CPU, group, recorded=recorded)
     exposed: list[int] = []
     engine.on_exposed = lambda: exposed.append(1)
     call = engine.prepare(net)
@@ -175,6 +178,8 @@ def _programs(group: Group) -> dict[str, Tensors]:
     rank = group.world.rank
     return {
         "two": _updates(group, [rank], 2),
+        "recorded": _updates(group, [rank], 2, recorded=True),
+        "uneven recorded": _updates(group, [[0], [1, 2]][rank], 3, recorded=True),
         "uneven": _updates(group, [[0], [1, 2]][rank], 3),  # one has twice as many micro-batches
         "norms": _train_half(group),
         "mean of all": _train_half(group, momentum=None),
@@ -235,15 +240,21 @@ def ranks() -> list[dict[str, Tensors]]:
     return as_group(_programs, 2)
 
 
-def test_two_ranks_equal_one_process_that_accumulates_to_the_last_bit(ranks: list[dict[str, Tensors]]) -> None:
-    first, second = (rank["two"] for rank in ranks)
+@pytest.mark.parametrize("program", ["two", "recorded"])
+def test_two_ranks_equal_one_process_that_accumulates_to_the_last_bit(
+    ranks: list[dict[str, Tensors]], program: str
+) -> None:
+    first, second = (rank[program] for rank in ranks)
     alone = _alone(2)
     for name, value in _parameters(first).items():
         assert torch.equal(value, alone[name]) and torch.equal(value, second[name]), name
 
 
-def test_ranks_with_unequal_numbers_of_micro_batches_make_the_same_update(ranks: list[dict[str, Tensors]]) -> None:
-    first, second = (rank["uneven"] for rank in ranks)
+@pytest.mark.parametrize("program", ["uneven", "uneven recorded"])
+def test_ranks_with_unequal_numbers_of_micro_batches_make_the_same_update(
+    ranks: list[dict[str, Tensors]], program: str
+) -> None:
+    first, second = (rank[program] for rank in ranks)
     alone = _alone(3)
     for name, value in _parameters(first).items():
         assert torch.equal(value, second[name]), name
@@ -256,8 +267,11 @@ def test_the_first_ranks_running_statistics_count(ranks: list[dict[str, Tensors]
     assert not torch.equal(first["1.running_mean"], torch.zeros(8))
 
 
-def test_it_is_told_when_the_gradients_are_computed_once_in_an_update(ranks: list[dict[str, Tensors]]) -> None:
-    assert [int(rank["uneven"]["exposed"]) for rank in ranks] == [3, 3]
+@pytest.mark.parametrize("program", ["uneven", "uneven recorded"])
+def test_it_is_told_when_the_gradients_are_computed_once_in_an_update(
+    ranks: list[dict[str, Tensors]], program: str
+) -> None:
+    assert [int(rank[program]["exposed"]) for rank in ranks] == [3, 3]
 
 
 @pytest.mark.parametrize("program", ["norms", "mean of all", "kernels"])

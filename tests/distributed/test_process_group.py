@@ -11,7 +11,9 @@ import torch
 from tests.distributed.ranks import as_group, codes_of
 
 from steadytrain.distributed import heartbeat
+from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.world import World
 from steadytrain.errors import InputError, RankLostError
 
 Tensors = dict[str, dict[str, torch.Tensor]]
@@ -108,3 +110,29 @@ def test_a_frozen_rank_is_named_and_the_others_end() -> None:
     codes, code = codes_of(_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={1})
     assert codes == [RankLostError.exit_code, None]
     assert "rank 1 on" in code and "no heartbeat for 2 s" in code
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cuda", 3)])
+def test_a_group_of_gpus_is_bound_to_this_ranks_one_from_the_start(
+    device: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def new_group(**options: object) -> object:
+        asked.append(options)
+        return object()
+
+    monkeypatch.setattr("torch.distributed.new_group", new_group)
+    group = object.__new__(Group)
+    group.new_group("gloo" if device is None else "nccl", device=device)
+    assert [options["device_id"] for options in asked] == [device]
+
+
+def test_an_engine_on_a_gpu_asks_for_a_group_that_is_bound_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, object]] = []
+    group = object.__new__(Group)
+    group.world = World()
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
+    monkeypatch.setattr(group, "new_group", lambda backend, device: asked.append((backend, device)), raising=False)
+    Engine(torch.device("cuda", 3), group)
+    assert asked == [("nccl", torch.device("cuda", 3))]

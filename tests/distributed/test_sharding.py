@@ -44,12 +44,21 @@ class Training:
         if saved is not None:
             self.state.load_state_dict(copy.deepcopy(saved))
         self.call = engine.prepare(net, self.state.cursor.step)
+        self.layouts: set[str] = set()
+        net[0].register_forward_hook(self._look)
+
+    def _look(self, conv: nn.Module, inputs: tuple[Tensor, ...], activations: Tensor) -> None:
+        """See how the gathered weights and the activations of a convolution lie in memory."""
+        for name, tensor in (("weights", conv.weight), ("activations", activations)):
+            is_last = tensor.is_contiguous(memory_format=torch.channels_last)
+            self.layouts.add(f"{name} {'last' if is_last else 'first'}")
 
     def run(self, updates: int) -> list[float]:
         state, losses = self.state, []
         for _ in range(updates):
             seed = 10 * state.cursor.step + state.engine.world.rank
             images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+            images = images.to(memory_format=torch.channels_last)
             for part, last in zip(images.chunk(2), (False, True), strict=True):
                 with state.engine.micro_batch(last=last):
                     loss = self.call(part).square().mean() / 2
@@ -82,12 +91,13 @@ def _program(group: Group, *, name: str) -> dict[str, Any]:
     losses["sharded"] += sharded.run(UPDATES - 3)
     resumed, other = Training(ShardedEngine(CPU, group), name, saved), Training(Engine(CPU, group), name, saved)
     losses["resumed"], losses["by ddp"] = resumed.run(UPDATES - 3), other.run(UPDATES - 3)
-    images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(3)).to(memory_format=torch.channels_last)
     logits = sharded.logits(images if group.world.rank else images[:3])
     return {
         "losses": losses,
         "bytes": {"plain": plain.optimizer_bytes, "sharded": sharded.optimizer_bytes},
         "logits": logits[:3],
+        "layouts": {"plain": sorted(plain.layouts), "sharded": sorted(sharded.layouts)},
         "ends": {
             name: {key: value.clone() for key, value in training.state.state_dict()["model"].items()}
             for name, training in (("plain", plain), ("sharded", sharded), ("resumed", resumed))
@@ -112,6 +122,12 @@ def test_losses_and_norms_are_those_of_ddp(ranks: list[dict[str, Any]]) -> None:
         assert rank["losses"]["sharded"] == pytest.approx(rank["losses"]["plain"], rel=1e-4)
         for name, _ in _net().named_parameters():
             torch.testing.assert_close(rank["ends"]["sharded"][name], rank["ends"]["plain"][name], rtol=1e-3, atol=1e-4)
+
+
+def test_activations_stay_channels_last_though_gathered_weights_do_not(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["layouts"]["plain"] == ["activations last", "weights last"]
+        assert rank["layouts"]["sharded"] == ["activations last", "weights first"]
 
 
 def test_each_rank_has_half_of_the_optimizers_state(ranks: list[dict[str, Any]]) -> None:

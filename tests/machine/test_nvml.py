@@ -325,3 +325,23 @@ def test_the_library_is_let_go() -> None:
     library = Driver(H100)
     GpuWatcher(library).close()
     assert library.open == 0
+
+
+def test_the_counters_of_a_slice_are_asked_of_its_whole_gpu() -> None:
+    class Sliced(Driver):
+        """A driver that counts for a slice (MIG) by the whole GPU's handle and the slice's number."""
+
+        def nvmlGpmQueryDeviceSupport(self, of: dict[str, Any]) -> Any:
+            return SimpleNamespace(isSupportedDevice="counted" in of)
+
+        def nvmlGpmMigSampleGet(self, of: dict[str, Any], instance: int, sample: Any) -> None:
+            sample.counts = dict(of["counted"][instance])
+
+    whole: dict[str, Any] = _h100(MigMode=(1, 1), MaxMigDeviceCount=1, counted={5: {2: 10.0, 5: 0.0}})
+    part = {"Name": "NVIDIA H100 MIG 1g.10gb", "UUID": "MIG-cc", "GpuInstanceId": 5, "ComputeInstanceId": 0}
+    library = Sliced(whole)
+    library.nvmlDeviceGetMigDeviceHandleByIndex = lambda of, number: part  # type: ignore[attr-defined]
+    gpus = GpuSampler(("MIG-cc",), library, variables={}, root=HOST)
+    whole["counted"][5] = {2: 60.0, 5: 25.0}
+    (sample,) = gpus.read(set())
+    assert (sample.name, sample.sm_active, sample.tensor_active) == ("NVIDIA H100 MIG 1g.10gb", 0.5, 0.25)

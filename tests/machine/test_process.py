@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import platform
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -180,6 +182,62 @@ def test_what_a_command_imports_to_stay_is_never_searched_for_garbage(is_command
     """
     words = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert words.stdout.split() == (["False", "True", "True"] if is_command else ["True", "True", "False"])
+
+
+class _Node:
+    """An object that refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_old_garbage_goes_when_it_is_asked_for_and_young_garbage_by_itself() -> None:
+    with process.collecting_by_hand() as collect:
+        collect()
+        young, old = _Node(), _Node()
+        gone = [weakref.ref(node) for node in (young, old)]
+        del young
+        kept = [
+            [] for _ in range(30 * 700 * 11)
+        ]  # Python searches the young now and then, and makes old what they leave
+        assert gone[0]() is None
+        del old
+        assert gone[1]() is not None
+        collect()
+        assert gone[1]() is None and kept
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_collection_is_as_it_was_after_a_run_of_any_end(is_frozen: bool) -> None:
+    (gc.freeze if is_frozen else gc.unfreeze)()
+    before = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
+    try:
+        with pytest.raises(KeyError), process.collecting_by_hand() as collect:
+            assert gc.get_freeze_count() > 1000 and gc.get_threshold() != before[0]
+            collect()
+            raise KeyError
+        assert gc.get_freeze_count() <= before[2]  # some were let go of
+        assert (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() > 0) == (*before[:2], is_frozen)
+    finally:
+        gc.freeze()
+
+
+def test_what_a_user_has_set_of_collection_stays() -> None:
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.disable()
+    try:
+        with process.collecting_by_hand() as collect:
+            node = weakref.ref(_Node())
+            collect()
+            assert node() is not None and gc.get_freeze_count() == frozen and gc.get_threshold() == thresholds
+    finally:
+        gc.enable()
+    try:
+        with process.collecting_by_hand():
+            gc.set_threshold(500, 5, 5)
+        assert gc.get_threshold() == (500, 5, 5)
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"])

@@ -182,17 +182,23 @@ def group(rank: int, gpus: list[str], hosts: list[str]) -> Any:
         world=World(rank=rank, size=len(gpus)),
         hosts=hosts,
         require_same=lambda difference, value: None,
-        all_gather_json=lambda value: gpus,
+        all_gather_json=lambda value: [{"index": k, "uuid": gpu} for k, gpu in enumerate(gpus)],
     )
 
 
 def test_the_first_rank_of_each_machine_samples_the_gpus_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     used = gpu(monkeypatch, 9, 0)
     ranks = [group(rank, ["aa", "bb", "cc", "dd"], ["one", "one", "two", "two"]) for rank in range(4)]
-    assert [build.gpus_here(of, used) for of in ranks] == [("aa", "bb"), (), ("cc", "dd"), ()]
-    assert build.gpus_here(None, used) == ("aa",) and build.gpus_here(ranks[0], torch.device("cpu")) == ()
+    everywhere = [build.gpus_of_ranks(of, used) for of in ranks]
+    assert all(
+        gpus == [{"index": k, "uuid": uuid} for k, uuid in enumerate(("aa", "bb", "cc", "dd"))] for gpus in everywhere
+    )
+    sampled = [build.sampled_gpus(of, gpus) for of, gpus in zip(ranks, everywhere, strict=True)]
+    assert sampled == [("aa", "bb"), (), ("cc", "dd"), ()]
+    assert build.sampled_gpus(None, build.gpus_of_ranks(None, used)) == ("aa",)
+    assert build.gpus_of_ranks(ranks[0], torch.device("cpu")) == [] and build.sampled_gpus(ranks[0], []) == ()
 
 
 def test_two_ranks_on_one_gpu_are_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match=r"ranks 0 and 1 on one have the same GPU \(aa\)"):
-        build.gpus_here(group(1, ["aa", "aa"], ["one", "one"]), gpu(monkeypatch, 9, 0))
+        build.gpus_of_ranks(group(1, ["aa", "aa"], ["one", "one"]), gpu(monkeypatch, 9, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,7 +32,7 @@ from steadytrain.events import (
 )
 from steadytrain.reports import summarise
 from steadytrain.run import Run
-from steadytrain.training import checkpoints, steps, train
+from steadytrain.training import checkpoints, loop, steps, train
 from steadytrain.training.state import Meters
 
 Weights = Callable[[Path], bytes]
@@ -57,6 +58,28 @@ def test_a_run_tells_its_whole_story_in_order(recipe: Recipe, tmp_path: Path) ->
     assert [e.step for e in _of(Logged, events)] == [5, 10, 15, 20]
     assert [(e.step, e.n) for e in _of(Evaluated, events)] == [(10, 80), (20, 80)]
     assert events[-1].images == 640
+
+
+def test_all_old_objects_are_searched_for_garbage_at_log_lines_alone(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LEAST_UNCOLLECTED", 5)
+    before, updates, searched, kept = gc.get_threshold(), [0], list[int](), list[object]()
+
+    def look(phase: str, about: dict[str, int]) -> None:
+        if phase == "start" and about["generation"] == 2 and updates[0]:
+            searched.append(updates[0])
+
+    gc.callbacks.append(look)
+    try:
+        for event in steps(Run.create(tmp_path / "run", recipe)):
+            updates[0] = event.step if isinstance(event, Step) else updates[0]
+            kept.append([[event] for _ in range(5000)])  # by Python's own rule all are searched soon
+            updates[0] = 0 if isinstance(event, Ended) else updates[0]
+    finally:
+        gc.callbacks.remove(look)
+    assert searched == [5, 10, 15, 20]
+    assert gc.get_threshold() == before
 
 
 def test_training_learns(recipe: Recipe, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Precision, Recipe
+from steadytrain.distributed.process_group import init_group
+from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
+from steadytrain.launch.supervise import free_port
 from steadytrain.run import Run
-from steadytrain.training import train
+from steadytrain.training import build, train
+from steadytrain.training.compute import compile
 from steadytrain.training.compute.compile import WARM_UP, RecordedWork
 from steadytrain.training.data import load
 from steadytrain.training.session import Session, open_session
@@ -158,6 +163,62 @@ def test_what_cannot_be_recorded_goes_on_operation_by_operation(digits: Path, tm
         "updates cannot be recorded as a graph (operation not permitted when stream is capturing):"
         " training goes on without"
     ]
+
+
+def test_what_one_rank_cannot_record_no_rank_replays(digits: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def refusals(words: str) -> list[str]:
+        said.append(words)
+        return ["out of room on rank 1 (b)"]  # the other rank's
+
+    with _session(tmp_path / "plain", _recipe(digits, Optim("sgd"))) as session:
+        assert len(list(_updated(session))) == UPDATES
+        plain = _weights(session)
+    notices: list[str] = []
+    with _session(tmp_path / "run", _recipe(digits, Optim("sgd"))) as session:
+        tape = Tape(session.state)
+        session.update = replace(session.update, work=RecordedWork(tape, notices.append, refusals))
+        assert len(list(_updated(session))) == UPDATES
+        replayed = _weights(session)
+    assert said == [""] and tape.recorded == 1
+    assert notices == ["updates cannot be recorded as a graph (out of room on rank 1 (b)): training goes on without"]
+    assert all(torch.equal(this, other) for this, other in zip(plain, replayed, strict=True))
+
+
+def test_ranks_record_their_exchange_with_the_update(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, weights, notices = _recipe(digits, Optim("sgd", accumulate=2)), [], list[str]()
+    monkeypatch.setattr(compile, "CudaRecorder", lambda device: None)
+    for name in ("plain", "graph"):
+        recipe = recipe.with_({"parallel.graph": name == "graph"})
+        monkeypatch.setattr(build, "prepare_device", lambda recipe, world: torch.device("cpu"))
+        run = Run.create(tmp_path / name, recipe)
+        with init_group(World(port=free_port())) as group, run.lock(), run.log() as log:
+            with open_session(run, log, allow_import=False, group=group) as session:
+                work = session.update.work
+                if isinstance(work, RecordedWork):
+                    assert session.update.call is session.state.module, "no wrapper of torch's"
+                    tape = work._recorder = Tape(session.state)
+                    work._notice = notices.append
+                assert len(list(_updated(session))) == UPDATES
+                weights.append(_weights(session))
+            assert not isinstance(work, RecordedWork) or work._graph is None, "NCCL ends no group before"
+    assert any("all_reduce" in str(func) or "allreduce" in str(func) for func, *_ in tape.operations)
+    assert len(notices) == 1 and "as one CUDA graph" in notices[0]
+    assert all(torch.equal(this, other) for this, other in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize(("name", "value"), [("parallel.compress", "fp16"), ("parallel.compress", "2bit")])
+def test_ranks_that_exchange_otherwise_are_told_that_they_do_not_record(digits: Path, name: str, value: str) -> None:
+    recipe, notices = _recipe(digits, Optim("sgd")).with_({"parallel.graph": True, name: value}), list[str]()
+    engine: Any = SimpleNamespace(is_recordable=False, device=torch.device("cpu"))
+    update: Any = SimpleNamespace()
+    state: Any = SimpleNamespace(engine=engine)
+    group: Any = SimpleNamespace(hosts=["a"])
+    assert compile.record_update(recipe, update, state, group, notices.append) is update
+    assert notices == ["--graph cannot record how ranks exchange gradients that are compressed: training without it"]
 
 
 def test_a_cpu_has_no_graphs(digits: Path, tmp_path: Path) -> None:

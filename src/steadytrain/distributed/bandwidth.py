@@ -147,7 +147,7 @@ def links(
             if all(group.all_gather_json(backend != "gloo" and gpus >= world.local_size)):
                 gpu = torch.device("cuda", world.local_rank)
                 torch.cuda.set_device(gpu)
-                networks.append(_Network("nccl", gpu, group, group.new_group("nccl")))
+                networks.append(_Network("nccl", gpu, group, group.new_group("nccl", device=gpu)))
             if backend != "nccl":
                 networks.append(_Network("gloo", torch.device("cpu"), group, None))
             done, total = count(1), len(networks) * len(WAYS)

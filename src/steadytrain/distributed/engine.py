@@ -50,6 +50,7 @@ class Engine:
         power_rank: columns of the matrices of ``powersgd``.
         power_from: updates that exchange whole gradients before ``powersgd`` begins.
         synchronize_norms: take the statistics of batch norms over all ranks: see :func:`synchronize_batch_norms`.
+        recorded: exchange gradients at once, after the last pass of an update, which a CUDA graph may hold.
 
     Attributes:
         on_exposed: called when an update's gradients are computed and their exchange, which began meanwhile, is not
@@ -68,6 +69,7 @@ class Engine:
         power_rank: int = 2,
         power_from: int = 0,
         synchronize_norms: bool = False,
+        recorded: bool = False,
     ) -> None:
         self.device = device
         self.world = World() if group is None else group.world
@@ -78,6 +80,7 @@ class Engine:
         self._compress: CompressionName = compress
         self._threshold = threshold
         self._synchronizes_norms = synchronize_norms
+        self._is_recorded, self._exchanges_at_once = recorded, False
         self._two_bit: TwoBit | None = None
         self._power_rank, self._power_from = power_rank, power_from
         self._power: PowerSgd | None = None
@@ -90,7 +93,7 @@ class Engine:
         self._one = torch.ones(()) if device.type == "cpu" and group is None else None
         if group is not None and device.type == "cuda":
             torch.cuda.set_device(device)
-            self._ranks = group.new_group("nccl")
+            self._ranks = group.new_group("nccl", device=device)
 
     def optimizer(self, local: Optimizer, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
         """Return the optimizer to use on this rank in place of ``local``; ``make`` makes such a one of groups."""
@@ -102,6 +105,12 @@ class Engine:
             return module
         if self._synchronizes_norms:
             synchronize_batch_norms(module, self._ranks)
+        self._exchanged = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        if self._is_recorded and self._compress == "none" and not self.finds_unused:
+            for value in (*module.parameters(), *module.buffers()) if step == 0 else ():
+                self.broadcast(value.detach())
+            self._exchanges_at_once = True
+            return module
         ddp: Any = DistributedDataParallel
         parallel: DistributedDataParallel = ddp(
             module,
@@ -112,7 +121,6 @@ class Engine:
             gradient_as_bucket_view=True,
             find_unused_parameters=self.finds_unused,
         )
-        self._exchanged = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         if self._compress == "2bit":
             self._two_bit = TwoBit(module, threshold=self._threshold, group=self._ranks)
             if self._saved:
@@ -160,6 +168,8 @@ class Engine:
         if self._one is None or type(loss) is not Tensor or loss.dim() or loss.dtype != torch.float32:
             loss.backward()  # type: ignore[no-untyped-call]
             self._require_gradients(last=last)
+            if last and self._exchanges_at_once:
+                self._exchange()
             return
         # What Tensor.backward ends in, without the checks before it: for a small network they take as long as the pass.
         torch.autograd.Variable._execution_engine.run_backward(
@@ -169,7 +179,7 @@ class Engine:
 
     def _require_gradients(self, *, last: bool) -> None:
         """Refuse an exchange that waits for a gradient which did not come: the other ranks would wait for ever."""
-        if self._parallel is None or not last or self.finds_unused:
+        if not last or self.finds_unused or (self._parallel is None and not self._exchanges_at_once):
             return
         if missing := [name for name, parameter in self._exchanged.items() if parameter.grad is None]:
             raise FailedError(
@@ -179,12 +189,36 @@ class Engine:
             )
 
     @torch.no_grad()
+    def _exchange(self) -> None:
+        """Take the mean over the ranks of all gradients, with one exchange for each of their number formats.
+
+        It is what DistributedDataParallel computes: of two ranks, to the last bit.
+        """
+        if self.on_exposed is not None:
+            self.on_exposed()
+        by_format: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in self._exchanged.values():
+            assert parameter.grad is not None
+            by_format.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+        for gradients in by_format.values():
+            # As they lie in memory, which is alike on all ranks.
+            rows = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
+            flat = torch.cat(rows).div_(self.world.size)
+            dist.all_reduce(flat, group=self._ranks)
+            torch._foreach_copy_(rows, flat.split([len(row) for row in rows]))
+
+    @torch.no_grad()
     def _fill_gradients(self) -> None:
         """Give parameters that got a gradient on other ranks alone zeros on this one."""
         has = torch.tensor([parameter.grad is not None for parameter in self._exchanged.values()], device=self.device)
         for parameter, elsewhere in zip(self._exchanged.values(), self.sum(has.float()).tolist(), strict=True):
             if elsewhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether a CUDA graph may hold an update of a prepared module, with the exchange of its gradients."""
+        return self._parallel is None
 
     @property
     def waits_for_gradients(self) -> bool:

@@ -175,9 +175,15 @@ class Group:
                     results.append(fn())
         return results[0]
 
-    def new_group(self, backend: str, timeout: timedelta = COLLECTIVE_TIMEOUT) -> dist.ProcessGroup:
-        """Make another group of the same ranks."""
-        group = dist.new_group(backend=backend, timeout=timeout)
+    def new_group(
+        self, backend: str, timeout: timedelta = COLLECTIVE_TIMEOUT, *, device: torch.device | None = None
+    ) -> dist.ProcessGroup:
+        """Make another group of the same ranks.
+
+        ``device``: this rank's GPU, ``cuda:N``, to which NCCL is bound at once: what it needs there is known before the
+        memory is full, and an error comes here, not in the first update. None: gloo, of tensors on CPUs.
+        """
+        group = dist.new_group(backend=backend, timeout=timeout, device_id=device)
         assert not isinstance(group, int)  # a number stands for a group that this rank is not in
         return group
 

@@ -77,8 +77,9 @@ class Started(Event):
     ``input`` (size, channels, normalisation, crop and interpolation of what it sees).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
     ``python``, ``host``, ``cores``, ``precision``; of several ranks their number ``ranks``, and ``images_per_rank``,
-    those of the first batches that each computes; ``spins``: turns of a waiting compute thread; ``threads_seconds``:
-    seconds of a pass by numbers of threads, where they were measured.
+    those of the first batches that each computes; ``gpus``: of each rank on a GPU, its ``index`` in that process and
+    its ``uuid``; ``spins``: turns of a waiting compute thread; ``threads_seconds``: seconds of a pass by numbers of
+    threads, where they were measured.
     """
 
     digest: str

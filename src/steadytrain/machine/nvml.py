@@ -416,9 +416,10 @@ def _bare(uuid: str) -> str:
 
 
 class _SampledGpu:
-    """One GPU, and how its counters stood when it was last asked.
+    """One GPU, or a slice of one, and how its counters stood when it was last asked.
 
-    GPM takes samples of all its counters into memory that the library allocates, and computes from two of them.
+    GPM takes samples of all its counters into memory that the library allocates, and computes from two of them. Those
+    of a slice (MIG) the whole GPU tells.
     """
 
     def __init__(self, gpu: GpuReader, root: Path) -> None:
@@ -430,7 +431,7 @@ class _SampledGpu:
         self._has_gpm_sample = False
         nvml = gpu.nvml
         with suppress(*_errors(nvml), AttributeError):  # older releases of the library have no GPM at all
-            if nvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice:
+            if nvml.nvmlGpmQueryDeviceSupport((gpu.whole or gpu).handle).isSupportedDevice:
                 self._gpm_samples = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
         self._active_shares()
 
@@ -494,7 +495,7 @@ class _SampledGpu:
             return None, None
         self._gpm_samples.reverse()  # the older one is written anew
         try:
-            nvml.nvmlGpmSampleGet(self._gpu.handle, self._gpm_samples[1])
+            self._take_gpm_sample(self._gpm_samples[1])
             had_sample, self._has_gpm_sample = self._has_gpm_sample, True
             if not had_sample:
                 return None, None
@@ -505,13 +506,20 @@ class _SampledGpu:
             request.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
             request.metrics[1].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
             nvml.nvmlGpmMetricsGet(request)
-        except nvml.NVMLError:
+        except _errors(nvml):
             self._has_gpm_sample = False
             return None, None
         sm, tensor = (
             None if metric.nvmlReturn != 0 else round(metric.value / 100, 4) for metric in request.metrics[:2]
         )
         return sm, tensor
+
+    def _take_gpm_sample(self, to: Any) -> None:
+        gpu, nvml = self._gpu, self._gpu.nvml
+        if gpu.whole is None:
+            nvml.nvmlGpmSampleGet(gpu.handle, to)
+        else:
+            nvml.nvmlGpmMigSampleGet(gpu.whole.handle, gpu.read("GpuInstanceId"), to)
 
 
 class GpuWatcher:

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -72,7 +72,7 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
 
     Of a list (``cuda:0,2``) each rank of a machine takes the one in its place.
     A rank that sees one GPU takes it: schedulers give each rank its own, or all the same, which
-    :func:`gpus_here` tells apart.
+    :func:`gpus_of_ranks` tells apart.
 
     Raises:
         RecipeError: it is not there, or no device that torch can train on here.
@@ -102,10 +102,8 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
     return torch.device("cuda", device.index or 0)
 
 
-def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
-    """Return the UUIDs of the NVIDIA GPUs on which the ranks of this machine compute; nothing on CPUs.
-
-    One rank samples them for all: so nothing on any other rank than the machine's first.
+def gpus_of_ranks(group: Group | None, device: torch.device) -> list[dict[str, Any]]:
+    """Return the GPU on which each rank computes: its ``index`` in its process, and ``uuid``; nothing on CPUs.
 
     Raises:
         InputError: some ranks compute on GPUs and some do not, or several on the same GPU.
@@ -113,21 +111,34 @@ def gpus_here(group: Group | None, device: torch.device) -> tuple[str, ...]:
     if group is not None:
         group.require_same("another kind of device (parallel.device)", device.type)
     if device.type != "cuda":
-        return ()
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
+        return []
+    gpu = {"index": device.index, "uuid": str(torch.cuda.get_device_properties(device).uuid)}
     if group is None:
-        return () if torch.version.hip else (uuid,)
-    gpus = group.all_gather_json(uuid)
-    for rank, gpu in enumerate(gpus):
-        if (other := gpus.index(gpu)) != rank:
+        return [gpu]
+    gpus: list[dict[str, Any]] = group.all_gather_json(gpu)
+    uuids = [gpu["uuid"] for gpu in gpus]
+    for rank, uuid in enumerate(uuids):
+        if (other := uuids.index(uuid)) != rank:
             raise RecipeError(
-                f"ranks {other} and {rank} on {group.hosts[rank]} have the same GPU ({gpu}): each needs one of its own;"
-                " start as many ranks a machine as it has GPUs, and give --device cuda or auto"
+                f"ranks {other} and {rank} on {group.hosts[rank]} have the same GPU ({uuid}): each needs one of its"
+                " own; start as many ranks a machine as it has GPUs, and give --device cuda or auto"
             )
-    host = group.hosts[group.world.rank]
-    if group.hosts.index(host) != group.world.rank or torch.version.hip:
+    return gpus
+
+
+def sampled_gpus(group: Group | None, gpus: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that this process samples, of those that :func:`gpus_of_ranks` returned.
+
+    One rank of each machine samples NVIDIA's for all: its first.
+    """
+    if torch.version.hip:
         return ()
-    return tuple(gpu for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
+    if group is None or not gpus:
+        return tuple(gpu["uuid"] for gpu in gpus)
+    host = group.hosts[group.world.rank]
+    if group.hosts.index(host) != group.world.rank:
+        return ()
+    return tuple(gpu["uuid"] for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
 
 
 @contextmanager
@@ -618,6 +629,7 @@ def engine(
         power_rank=parallel.power_rank,
         power_from=update_of(parallel.power_from),
         synchronize_norms=norms,
+        recorded=parallel.graph,
     )
 
 

@@ -37,7 +37,7 @@ from steadytrain.events import (
     Step,
 )
 from steadytrain.format import count, score_name
-from steadytrain.machine.process import StopRequest
+from steadytrain.machine.process import StopRequest, collecting_by_hand
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
 from steadytrain.monitor.samples import memory_words
@@ -60,6 +60,10 @@ Events = Generator[Event, None, str | None]
 
 START_SECONDS = 600.0
 """After so long the user is told that a start takes long. It is never ended: a download may take its time."""
+
+LEAST_UNCOLLECTED, MOST_UNCOLLECTED = 100, 10_000
+"""Updates between two searches of old objects for garbage, at least and at most; between them, a tenth of those made:
+who keeps something of each update makes the search longer and longer."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +173,9 @@ def steps(
                 start.close()
                 look.attach(session.clock)
                 cursor, first = session.state.cursor, session.state.cursor.position
-                with _start_monitors(session, group, stop, relatives=_relatives(group, cluster)), looks:
-                    trained = _train(session, stop, before, probe=probe)
+                monitors = _start_monitors(session, group, stop, relatives=_relatives(group, cluster))
+                with monitors, looks, collecting_by_hand() as collect:
+                    trained = _train(session, stop, before, collect, probe=probe)
                     signal = yield from _write_each(log, session.clock, trained, ask_upload)
                 ended = Ended(
                     status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
@@ -218,8 +223,13 @@ def _unsaved_end(run: Run, began: float) -> Ended:
     return Ended(status="interrupted", step=step, seconds=time.perf_counter() - began, images=0)
 
 
-def _train(session: Session, stop: Callable[[], str | None], before: Progress, *, probe: bool) -> Events:
-    """Train to the end, or until somebody asks to stop; return the signal that did."""
+def _train(
+    session: Session, stop: Callable[[], str | None], before: Progress, collect: Callable[[], None], *, probe: bool
+) -> Events:
+    """Train to the end, or until somebody asks to stop; return the signal that did.
+
+    ``collect`` searches old objects for garbage: on all ranks after the same updates, so that none waits for another.
+    """
     state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
     waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
     state.engine.should_stop = lambda: stop() is not None
@@ -242,6 +252,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     loaded = load(session.feed, state.engine.device, clock, ahead=not isinstance(state.engine, AsyncEngine))
     batches = join_batches(loaded, session.batches, state.cursor.step)
     seen = replace(state.cursor)  # after the update before: other workers may have made some since
+    first = collected = seen.step
     for batch in () if signal or session.is_done else batches:
         waits.sort(batch.wait_seconds, state.cursor.position, session.batches.size(state.cursor.step))
         if state.cursor.step in session.phase_steps:
@@ -276,14 +287,20 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         del batch
         is_done = session.is_done
         _end_epoch(session, last.position)
-        if _has_passed(session.recipe.every.log_steps, last.step, seen.step) or is_done:
+        is_line = _has_passed(session.recipe.every.log_steps, last.step, seen.step) or is_done
+        evaluates = is_due(session)
+        if is_collection_due(seen.step - collected, seen.step - first, waits=is_line or evaluates):
+            collected = seen.step
+            with clock.within("logging"):
+                collect()  # a device goes on meanwhile, and the log line waits for it anyway
+        if is_line:
             logged = _logged(session, lr)
             yield logged
             session.require_finite(logged.loss)
             yield from _epochs(session)
         yield from _notices(session)
         yield from session.written()
-        if is_due(session):
+        if evaluates:
             yield from _epochs(session)
             yield from _evaluate(session, stop)
             then = consensus.ask_now(Wish(stop() or wish.stop, session.is_save_due(evaluated=True)))
@@ -321,6 +338,22 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     clock.settle()
     yield from _accounts(session)
     return signal
+
+
+def is_collection_due(since: int, updates: int, *, waits: bool) -> bool:
+    """Return whether old objects are to be searched for garbage.
+
+    Args:
+        since: updates since that was done.
+        updates: of this attempt.
+        waits: the host is about to wait for the device.
+
+    >>> is_collection_due(100, 1_000, waits=True), is_collection_due(100, 20_000, waits=True)
+    (True, False)
+    >>> is_collection_due(9_999, 20_000, waits=False), is_collection_due(10_000, 20_000, waits=False)
+    (False, True)
+    """
+    return since >= (min(max(LEAST_UNCOLLECTED, updates // 10), MOST_UNCOLLECTED) if waits else MOST_UNCOLLECTED)
 
 
 def _has_passed(every: int, before: int, now: int) -> bool:

@@ -34,7 +34,7 @@ from steadytrain.models import Built, Input, first_epochs, set_train_mode
 from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
-from steadytrain.training.compute.compile import compile_update, record_update
+from steadytrain.training.compute.compile import RecordedWork, compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.consensus import Alone, ByServers, Together
 from steadytrain.training.data import DataSets, open_data
@@ -458,7 +458,7 @@ def open_session(
         start.passed("device")
     with ExitStack() as stack:
         stack.enter_context(preserve_process(device))
-        gpus = build.gpus_here(group, device)
+        gpus = build.gpus_of_ranks(group, device)
         sharing = stack.enter_context(build.near_gpu(group, device, notice))
         if cluster is not None:
             sharing = world.local_size
@@ -471,6 +471,8 @@ def open_session(
         sharers = world if is_together else build.ALONE
         share = own_share(recipe, sharers, before or _begun_with(run, recipe, sharers, group), notice)
         machine["micro_batches"] = share.micro_batches
+        if gpus:
+            machine["gpus"] = gpus
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
         if cluster is not None:
@@ -552,6 +554,8 @@ def open_session(
                 machine |= {} if compiled is None else {"compile": compiled.mode}
                 start.passed("compile")
         update = record_update(recipe, update, state, group, notice)
+        if isinstance(update.work, RecordedWork):
+            stack.callback(update.work.close)
         build.notice_change(before, machine, "compile", notice)
         session = Session(
             run=run,
@@ -570,7 +574,7 @@ def open_session(
             halved=halved,
             choices=choices,
             machine=machine,
-            gpus=gpus,
+            gpus=build.sampled_gpus(group, gpus),
             clock=clock,
             startup=start.seconds,
             startup_waits=start.waits,

@@ -10,7 +10,8 @@ take a GPU less time than Python takes to call them, the device waits for the ho
 reads and writes the same memory each time, so what comes from outside is copied there before: images, labels, learning
 rates. The average of the weights follows outside of it, since its pace is a number of the host's that changes with
 every update. The kernels are those that operations would call, in the same order: weights are the same to the last bit.
-See "CUDA graphs" in PyTorch's notes on CUDA semantics for what a graph may hold: nothing that waits for the device.
+See "CUDA graphs" in PyTorch's notes on CUDA semantics for what a graph may hold: nothing that waits for the device, and
+the exchange of gradients by NCCL. Ranks replay graphs together, or none does.
 """
 
 from __future__ import annotations
@@ -168,18 +169,27 @@ def record_update(
 ) -> Update:
     """Return the update with its work as a CUDA graph, where the recipe asks for that.
 
-    ``notice`` is called when it was recorded, or with the reason why not: ranks exchange gradients, which cannot be.
+    ``notice`` is called when it was recorded, or with the reason why not. Of several ranks, each calls this.
     """
+    engine = state.engine
     if not recipe.parallel.graph:
-        return update
-    if group is not None:
-        notice("--graph works with one process only (ranks exchange gradients within an update): training without it")
         return update
     if recipe.optim.name not in GRAPH_OPTIMIZERS:
         names = ", ".join(GRAPH_OPTIMIZERS)
         notice(f"--graph works with the optimizers {names}; {recipe.optim.name} runs without it")
         return update
-    return replace(update, work=RecordedWork(CudaRecorder(state.engine.device), notice))
+    if group is None:
+        return replace(update, work=RecordedWork(CudaRecorder(engine.device), notice))
+    if not engine.is_recordable:
+        why = "are compressed" if recipe.parallel.compress != "none" else "do not come in every pass"
+        notice(f"--graph cannot record how ranks exchange gradients that {why}: training without it")
+        return update
+
+    def refusals(words: str) -> list[str]:
+        every = zip(group.all_gather_json(words), group.hosts, strict=True)
+        return [f"{one} on rank {rank} ({host})" for rank, (one, host) in enumerate(every) if one]
+
+    return replace(update, work=RecordedWork(CudaRecorder(engine.device), notice, refusals))
 
 
 class Recorder(Protocol):
@@ -222,16 +232,30 @@ class CudaRecorder:
 class RecordedWork:
     """The work of an update (:data:`~steadytrain.training.step.Work`), by a graph from the fourth update on.
 
-    Where it cannot be recorded, work goes on operation by operation. ``notice`` is called with either.
+    Where it cannot be recorded, work goes on operation by operation.
+
+    Args:
+        recorder: of the device.
+        notice: is called when it was recorded, or with the reason why not.
+        refusals: of the reason why this rank has not recorded it, empty where it has: those of all ranks.
     """
 
-    def __init__(self, recorder: Recorder, notice: Callable[[str], None]) -> None:
-        self._recorder, self._notice = recorder, notice
+    def __init__(
+        self,
+        recorder: Recorder,
+        notice: Callable[[str], None],
+        refusals: Callable[[str], list[str]] = lambda words: [words] if words else [],
+    ) -> None:
+        self._recorder, self._notice, self._refusals = recorder, notice, refusals
         self._updates = 0
         self._is_refused = False
         self._graph: Callable[[], None] | None = None
         self._images = self._labels = torch.empty(0)
         self._rates: list[torch.Tensor] = []
+
+    def close(self) -> None:
+        """Let go of the graph: NCCL ends no group whose exchanges one still holds."""
+        self._graph = None
 
     def __call__(self, update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor) -> None:
         if self._graph is None and self._updates >= WARM_UP and not self._is_refused:
@@ -255,18 +279,25 @@ class RecordedWork:
         # The marks of a device's clock are none of the work; that answers are counted is, so it does not wait.
         forward = update.forward.__call__  # type: ignore[operator]
         silent = replace(update, clock=Clock(began), limit=limit, forward=forward)
+        exposed, state.engine.on_exposed = state.engine.on_exposed, None
+        words, graph = "", None
         try:
             with _rates_on_device(state.engine.device, state.optimizer) as self._rates:
-                self._graph = self._recorder.record(lambda: run_operations(silent, state, self._images, self._labels))
+                graph = self._recorder.record(lambda: run_operations(silent, state, self._images, self._labels))
         except Exception as error:  # noqa: BLE001 - whatever a network's code or a library does that no graph may hold
-            self._is_refused = True
-            state.module.zero_grad(set_to_none=True)
-            state.optimizer.zero_grad(set_to_none=True)
             cause: BaseException = error
             while cause.__context__ is not None:
                 cause = cause.__context__  # what went wrong first; that the recording ended in disorder comes on top
-            self._notice(f"updates cannot be recorded as a graph ({first_line(cause)}): training goes on without")
+            words = first_line(cause) or type(cause).__name__
+        finally:
+            state.engine.on_exposed = exposed
+        if refusals := self._refusals(words):
+            self._is_refused = True
+            state.module.zero_grad(set_to_none=True)
+            state.optimizer.zero_grad(set_to_none=True)
+            self._notice(f"updates cannot be recorded as a graph ({refusals[0]}): training goes on without")
             return
+        self._graph = graph
         self._notice(f"recorded an update as one CUDA graph in {time.perf_counter() - began:.2f} s")
 
 
