@@ -41,7 +41,7 @@ LOCK_SECONDS = 92e-6
 THREAD_RATE, THREAD_SIZE = 2_500, 224
 """Images a second that a thread makes, and their side: packed photographs (results/feed.json, gpu_session.json)."""
 MOST_LOST = 0.05
-LEAST_BATCHES = 10_000  # a shorter iteration would not earn back what it takes to start a process
+LEAST_BATCHES = 1_000  # a shorter iteration would not earn back the seconds that a process takes to start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class ImageLoader:
         queue: tells which batches to make, by number from ``start`` on, instead of all of them in order; they are made
             in this process.
         on_placed: called with the decision of ``auto``, in the iterating thread, before the first batch of a stream of
-            at least 10,000 batches.
+            at least 1,000 batches.
 
     Raises:
         InputError: a number is out of range.
@@ -326,7 +326,7 @@ class ImageLoader:
     def choose_place(self) -> Placement:
         """Decide where the threads live, from what is known before the first batch.
 
-        In a process, where a training stream of at least 10,000 batches goes to a GPU (``pin``), the images are not
+        In a process, where a training stream of at least 1,000 batches goes to a GPU (``pin``), the images are not
         themselves kept on that GPU, two cores or more are usable, the source can be pickled, and threads could take
         more than 5 % of the time of the thread that launches the GPU's work: as many images as they make, times what
         one of them costs that thread by the interpreter's lock. In this process otherwise: on a CPU the network

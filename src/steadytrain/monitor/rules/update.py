@@ -18,6 +18,7 @@ WORTH_ANOTHER_BATCH = 0.1  # of the time: with less to gain nobody changes the b
 LARGEST_BATCH = 1024
 FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this part of its update
 FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
+HELD_UP = 0.25  # of a forward pass: for as long the thread that launches it is away, where no wait for a GPU is in it
 # What torch calls the instructions of processors that compute 16 bits by way of 32.
 WITHOUT_16_BITS = ("DEFAULT", "AVX2")
 # Of a pass that computes 16 bits so: what it takes longer than in 32, for small convolutions; others lose less.
@@ -112,10 +113,22 @@ def _launching(evidence: Evidence, share: float, pace: Pace) -> Iterator[Cause]:
         name="batch_size" if is_small else "launch",
         share=share,
         sentence=sentence,
-        evidence=(f"the GPU works {duration(device)} for each update, and waits {duration(host)} for the host",),
+        evidence=(
+            f"the GPU works {duration(device)} for each update, and waits {duration(host)} for the host",
+            *_held_up(evidence),
+        ),
         change=change,
         saves=saves,
     )
+
+
+def _held_up(evidence: Evidence) -> Iterator[str]:
+    """Describe for how much of a forward pass the thread that launches it waits for the interpreter's lock."""
+    forward = {} if evidence.threads is None else evidence.threads.loop.get("forward", {})
+    away = 1 - (forward.get("ran", 0.0) + forward.get("queued", 0.0)) / max(forward.get("seconds", 0.0), 1e-9)
+    if "ran" in forward and away >= HELD_UP:
+        others = "the loader's threads" if evidence.feed is not None and evidence.feed.threads > 1 else "other threads"
+        yield f"the training thread waits {percent(away)} of a forward pass for the interpreter's lock ({others})"
 
 
 def precision(evidence: Evidence) -> Iterator[Cause]:
