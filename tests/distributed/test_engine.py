@@ -100,7 +100,7 @@ def _updates(group: Group, numbers: list[int], parts: int, *, recorded: bool = F
     net = _net()
     if recorded and group.world.rank:  # the first rank's values count
         with torch.no_grad():
-            net[0].weight.zero_()
+            next(net.parameters()).zero_()
     engine = Engine(CPU, group, recorded=recorded)
     exposed: list[int] = []
     engine.on_exposed = lambda: exposed.append(1)

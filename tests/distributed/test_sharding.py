@@ -45,7 +45,7 @@ class Training:
             self.state.load_state_dict(copy.deepcopy(saved))
         self.call = engine.prepare(net, self.state.cursor.step)
         self.layouts: set[str] = set()
-        net[0].register_forward_hook(self._look)
+        next(part for part in net if isinstance(part, nn.Conv2d)).register_forward_hook(self._look)
 
     def _look(self, conv: nn.Module, inputs: tuple[Tensor, ...], activations: Tensor) -> None:
         """See how the gathered weights and the activations of a convolution lie in memory."""

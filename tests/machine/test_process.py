@@ -197,9 +197,8 @@ def test_old_garbage_goes_when_it_is_asked_for_and_young_garbage_by_itself() -> 
         young, old = _Node(), _Node()
         gone = [weakref.ref(node) for node in (young, old)]
         del young
-        kept = [
-            [] for _ in range(30 * 700 * 11)
-        ]  # Python searches the young now and then, and makes old what they leave
+        # Python searches the young now and then, and makes old what they leave.
+        kept: list[list[int]] = [[] for _ in range(30 * 700 * 11)]
         assert gone[0]() is None
         del old
         assert gone[1]() is not None

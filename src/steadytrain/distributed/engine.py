@@ -205,7 +205,7 @@ class Engine:
             rows = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
             flat = torch.cat(rows).div_(self.world.size)
             dist.all_reduce(flat, group=self._ranks)
-            torch._foreach_copy_(rows, flat.split([len(row) for row in rows]))
+            torch._foreach_copy_(rows, torch.split(flat, [len(row) for row in rows]))
 
     @torch.no_grad()
     def _fill_gradients(self) -> None:

@@ -218,17 +218,22 @@ def attribute(device: Sequence[Span], host: Sequence[Span], began: float, ended:
     {'forward': 5.0, 'input': 2.0}
     """
     seconds: defaultdict[str, float] = defaultdict(float)
-    at, waiting = began, deque(host)
-    for span in [*device, Span("", ended, ended)]:
-        start, end = max(at, span.began), min(span.ended, ended)
-        while waiting and waiting[0].ended <= at:
-            waiting.popleft()
-        for idle in waiting:  # until the span begins, the device was idle: by what the host was at
-            if idle.began >= start:
-                break
-            bucket = "host" if idle.bucket == "transfer" else idle.bucket  # it only asks for a copy
-            seconds[bucket] += max(0.0, min(idle.ended, start, ended) - max(idle.began, at))
-        seconds[span.bucket] += max(0.0, end - start)
+    at, first, last = began, 0, len(host)
+    for bucket, start, end in [*device, Span("", ended, ended)]:
+        start, end = max(at, start), min(end, ended)
+        if start > at:  # until the span begins, the device was idle: by what the host was at
+            while first < last and host[first].ended <= at:
+                first += 1
+            until = min(start, ended)
+            for place in range(first, last):
+                idle, idle_began, idle_ended = host[place]
+                if idle_began >= start:
+                    break
+                if idle == "transfer":  # it only asks for a copy
+                    idle = "host"
+                seconds[idle] += max(0.0, min(idle_ended, until) - max(idle_began, at))
+        if end > start:
+            seconds[bucket] += end - start
         at = max(at, end)
     return {bucket: some for bucket, some in seconds.items() if some}
 
@@ -297,7 +302,7 @@ class DeviceClock(Clock):
         self._launch_seconds = 0.0  # of the host, for the newest update that was not ahead
         self._work: dict[tuple[float, str], _Work] = {}  # by images of a pass, and bucket
         self._late: dict[str, float] = {}  # of buckets, seconds that turned out to be launching
-        self._split: tuple[str, ...] = ()  # parts of the newest update whose gaps are known
+        self._split: list[tuple[float, str]] = []  # the parts of the newest update, by images of a pass, and bucket
         self._communicated = 0.0
 
     def to(self, bucket: str) -> None:
@@ -378,7 +383,8 @@ class DeviceClock(Clock):
         return {bucket: some for bucket, some in self._seconds.items() if some > 0}
 
     def account(self) -> Accounted:
-        return replace(super().account(), launching_measured=list(self._split))
+        known = [part for part in self._split if part in self._work and self._work[part].count]
+        return replace(super().account(), launching_measured=sorted(bucket for _, bucket in known))
 
     def accounted_seconds(self) -> float:
         return self._known - self.began
@@ -418,32 +424,40 @@ class DeviceClock(Clock):
         held = parts[0][0].ended - parts[0][0].began if update.held else 0.0
         if held > LATENCY:
             self._cycles = update.held / held
-        passes = max(1, sum(span.bucket in ("forward", "update") for span, _ in parts))
-        buckets = {span.bucket for span, _ in parts if span.bucket in COMPUTE}
-        gaps = buckets - {span.bucket for span, is_ahead in parts if is_ahead}
+        passes = max(1, sum([span.bucket in ("forward", "update") for span, _ in parts]))
+        images = update.images / passes
+        ahead: dict[str, bool] = {}  # of each bucket, whether any part of it was launched before the device began it
         for span, is_ahead in parts:
-            seconds, middle = span.ended - span.began, span.ended
-            if span.bucket == "communication":
-                self._communicated += seconds
-            elif span.bucket in COMPUTE:
-                work = self._work.setdefault((update.images / passes, span.bucket), _Work())
+            bucket, began, ended = span
+            middle = ended
+            if bucket == "communication":
+                self._communicated += ended - began
+            elif bucket in COMPUTE:
+                ahead[bucket] = ahead.get(bucket, False) or is_ahead
+                work = self._work.get((images, bucket))
+                if work is None:
+                    work = self._work[images, bucket] = _Work()
                 if is_ahead:
-                    work.add(seconds)
+                    work.add(ended - began)
                     count, unsplit = work.unsplit
-                    work.unsplit = 0, 0.0
-                    late = self._late.get(span.bucket, 0.0)
-                    self._late[span.bucket] = late + max(0.0, unsplit - count * work.seconds)
+                    if count:
+                        work.unsplit = 0, 0.0
+                        late = self._late.get(bucket, 0.0)
+                        self._late[bucket] = late + max(0.0, unsplit - count * work.seconds)
                 elif work.count:
-                    middle = span.began + min(seconds, work.seconds)
+                    middle = min(ended, began + work.seconds)
                 else:
-                    work.unsplit = work.unsplit[0] + 1, work.unsplit[1] + seconds
-            self._device += [span._replace(ended=middle), Span("host", middle, span.ended)]
+                    work.unsplit = work.unsplit[0] + 1, work.unsplit[1] + ended - began
+            if middle == ended:
+                self._device.append(span)
+            else:
+                self._device += [Span(bucket, began, middle), Span("host", middle, ended)]
         self._exposed.append(self._communicated)
-        if not gaps:
+        if all(ahead.values()):
             self._until_hold = HOLD_EVERY
         elif not update.held:
             self._until_hold -= 1
             self._launch_seconds = update.launch_seconds
         elif held < self._launch_seconds:  # its clock is faster than was thought
             self._until_hold = HOLD_AFTER
-        self._split = tuple(sorted(name for name in buckets if self._work[update.images / passes, name].count))
+        self._split = [(images, bucket) for bucket in ahead]
