@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 import machine
-from steadytrain.data.packing.encode import MIN_CHROMA_PSNR, Settings, encode_jpeg, pack_bytes, subsampled_chroma_psnr
-from steadytrain.data.recordio.framing import from_ppm
+from steadytrain.data.images.decode import from_ppm
+from steadytrain.data.images.encode import MIN_CHROMA_PSNR, Settings, encode_jpeg, pack_bytes, subsampled_chroma_psnr
 
 Pixels = NDArray[np.uint8]
 QUALITY, LIMITS = 95, (32, 34, 36, 38, 40)

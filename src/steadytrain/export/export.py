@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.loader import Batch
-from steadytrain.data.packing.prepare import Say, print_note
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export import formats
 from steadytrain.export.hub import model_card, timm_config
+from steadytrain.format import Say, print_note
 from steadytrain.models.exported import KEY, SUFFIXES, Description, Numbers, open_exported, open_module
 from steadytrain.run import Run
 from steadytrain.training import checkpoints

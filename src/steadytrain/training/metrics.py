@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.scores import LabelScore, Score, label_scores, score_of
-from steadytrain.data.scores import macro as macro
+from steadytrain.data.results.scores import LabelScore, Score, label_scores, score_of
+from steadytrain.data.results.scores import macro as macro
 from steadytrain.training.evaluation import Evaluation
 
 BINS = 15

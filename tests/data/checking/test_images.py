@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.checking.images import Fingerprints, duplicates, fingerprint, look_at, shared
-from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.checking.images import shared
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import Settings, pack_bytes
+from steadytrain.data.images.look import Fingerprints, duplicates, fingerprint, look_at
 
 
 def _bytes(image: Image.Image, kind: str, **options: object) -> bytes:

@@ -13,9 +13,10 @@ import pytest
 from tests.data.packing.odd import GROUPS, KEPT, PAGE, REAL, TOO_LONG, Odd, outcome, page
 from tests.data.packing.pictures import write_folder
 
-from steadytrain.data.checking.images import look_at
-from steadytrain.data.packing.encode import Packed, Settings, pack_file
-from steadytrain.data.packing.images import decode
+from steadytrain.data.images.decode import decode
+from steadytrain.data.images.encode import Packed, Settings
+from steadytrain.data.images.look import look_at
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.data.recordio.reader import Records
 
 ROWS = [(group, odd) for group, rows in GROUPS.items() for odd in rows]

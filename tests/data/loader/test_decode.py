@@ -17,13 +17,13 @@ from PIL import Image
 from tests.data.loader.pictures import Pictures, Run, encode, everything, same, scene
 from torchvision.transforms import InterpolationMode, v2
 
-from steadytrain.data.loader import ImageLoader, jpeg
+from steadytrain.data.images import jpeg
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import add_restart_markers, to_ppm
+from steadytrain.data.loader import ImageLoader
 from steadytrain.data.loader.crop import Crop, Plan
 from steadytrain.data.loader.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.data.loader.sampler import uniforms
-from steadytrain.data.packing.encode import add_restart_markers
-from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.recordio.framing import to_ppm
 
 Pixels = NDArray[np.uint8]
 

@@ -11,11 +11,12 @@ from tests.data.loader.pictures import everything, same, scene
 from tests.data.packing.odd import GROUPS, Odd
 from tests.data.packing.pictures import write_folder
 
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import Packed, Settings
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.loader.decode import Scratch, pixels, probe
-from steadytrain.data.packing.encode import Packed, Settings, pack_file
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.unpacked import Unpacked
 from steadytrain.errors import FeedError

@@ -38,7 +38,7 @@ from tests.data.packing.odd_files import (
 )
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.packing.encode import Packed
+from steadytrain.data.images.encode import Packed
 
 PAGE = Path(__file__).parents[3] / "docs" / "odd-images.md"
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.packing.encode import Packed, Settings, pack_bytes, pack_file
-from steadytrain.data.packing.images import BadImageError, PixelCount
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import Packed, Settings, pack_bytes
+from steadytrain.data.images.statistics import PixelCount
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.errors import DataError
 
 

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from tests.data.packing.pictures import write_folder
 
-from steadytrain.data.packing.encode import EncodedPortion, Packed, Portion, Settings, encode_all
+from steadytrain.data.images.encode import Packed, Settings
+from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.errors import FailedError
 
 Children = Callable[[], list[psutil.Process]]
@@ -67,12 +68,12 @@ def test_only_the_file_that_kills_its_decoder_is_given_up(files: list[str], tmp_
     # A decoder that crashes on one file, put in place of the real one in the children alone.
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'packing.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
-        "    from steadytrain.data.packing import encode\n"
-        "    whole = encode.pack_file\n"
+        "if 'machine.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
+        "    from steadytrain.data.packing import portions\n"
+        "    whole = portions.pack_file\n"
         "    def pack_file(path, *rest):\n"
         "        return os.kill(os.getpid(), 11) if path.endswith('0007.png') else whole(path, *rest)\n"
-        "    encode.pack_file = pack_file\n"
+        "    portions.pack_file = pack_file\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
@@ -92,8 +93,8 @@ def test_children_that_cannot_start_are_an_error_not_forty_bad_images(files: lis
 
 SCRIPT = """
 import sys
-from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.encode import encode_all
+from steadytrain.data.images.encode import Settings
+from steadytrain.data.packing.portions import encode_all
 print("main", flush=True)
 files = sys.argv[1:]
 done = encode_all(([(path, False)] for path in files * 1000), Settings(), workers=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from steadytrain.data.packing.images import BadImageError, read_header
+from steadytrain.data.images.decode import BadImageError, read_header
 
 SIDE = 5000
 BYTES_A_PIXEL = 10
@@ -24,9 +24,9 @@ CHILD = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from steadytrain.data.checking.images import look_at
+from steadytrain.data.images.look import look_at
 from steadytrain.data.loader.decode import Scratch, pixels, probe
-from steadytrain.data.packing.encode import Settings, pack_bytes
+from steadytrain.data.images.encode import Settings, pack_bytes
 
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10

@@ -13,12 +13,8 @@ from PIL import Image, ImageOps
 from tests.data.packing.odd_files import SIZE, Tags, of_bits, png, tiff, turned_by
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.checking.images import look_at
 from steadytrain.data.checking.sources import examine_source
-from steadytrain.data.loader.decode import Scratch, probe
-from steadytrain.data.loader.decode import pixels as pixels_of
-from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.images import (
+from steadytrain.data.images.decode import (
     BadImageError,
     complete_jpeg,
     decode,
@@ -29,6 +25,10 @@ from steadytrain.data.packing.images import (
     to_pixels,
     turn,
 )
+from steadytrain.data.images.encode import Settings, pack_bytes
+from steadytrain.data.images.look import look_at
+from steadytrain.data.loader.decode import Scratch, probe
+from steadytrain.data.loader.decode import pixels as pixels_of
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.sources.unpacked import upright
 
@@ -201,13 +201,13 @@ def test_strips_of_a_large_image_have_the_pixels_of_the_whole(
     flat = flatten(image)
     expected = np.asarray(flat.reduce(factor) if factor > 1 else flat)
     for strip in (1, 31 * 8, 31 * 20, 31 * 45, 10**6):
-        monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", strip)
+        monkeypatch.setattr("steadytrain.data.images.decode.STRIP_PIXELS", strip)
         pixels = to_pixels(image, factor=factor)
         assert pixels.shape == expected.shape and np.array_equal(pixels, expected)
 
 
 def test_the_range_of_a_large_image_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", 1)
+    monkeypatch.setattr("steadytrain.data.images.decode.STRIP_PIXELS", 1)
     with pytest.raises(BadImageError, match="grey values from -3 to 70000: only 0 to 65535"):
         to_pixels(Image.fromarray(np.array([[5], [70_000], [-3]], np.int32)))
 

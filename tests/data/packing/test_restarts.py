@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import scene
 
-from steadytrain.data.packing import encode
-from steadytrain.data.packing.encode import (
+from steadytrain.data.images import encode
+from steadytrain.data.images.encode import (
     Settings,
     add_restart_markers,
     encode_jpeg,

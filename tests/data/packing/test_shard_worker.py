@@ -25,8 +25,8 @@ from tests.data.packing.pictures import write_folder
 from tests.store import Bucket
 
 from steadytrain.cli import main
+from steadytrain.data.images.encode import Settings
 from steadytrain.data.packing import shard_worker, shared_folder
-from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import PackRequest, pack
 from steadytrain.data.packing.shard_plan import ShardPlan
 from steadytrain.data.packing.shard_worker import pack_shards

@@ -16,9 +16,8 @@ from PIL import Image, ImageDraw
 from tests.data.loader.pictures import Pictures, everything, scene
 
 from steadytrain.cli import main
-from steadytrain.data.loader import ImageLoader, jpeg
-from steadytrain.data.loader.crop import Crop
-from steadytrain.data.packing.encode import (
+from steadytrain.data.images import jpeg
+from steadytrain.data.images.encode import (
     MIN_CHROMA_PSNR,
     Settings,
     encode_jpeg,
@@ -26,6 +25,8 @@ from steadytrain.data.packing.encode import (
     pack_pixels,
     subsampled_chroma_psnr,
 )
+from steadytrain.data.loader import ImageLoader
+from steadytrain.data.loader.crop import Crop
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.errors import DataError

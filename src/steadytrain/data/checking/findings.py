@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from steadytrain.data.checking.file_types import PACK_IMAGES
+from steadytrain.data.images.file_types import PACK_IMAGES
 
 Severity = Literal["error", "warning", "note"]
 

@@ -28,19 +28,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.checking.findings import Findings, Report, remedies_for_records
-from steadytrain.data.checking.images import (
-    ImageTally,
-    Look,
-    alike,
-    check_classes,
-    duplicates,
-    look_at,
-    look_in_children,
-    shared,
-)
-from steadytrain.data.packing.pack import Progress
+from steadytrain.data.checking.images import ImageTally, alike, check_classes, shared
+from steadytrain.data.filenames import is_shard
+from steadytrain.data.images.file_types import LOOK_AT, recognise
+from steadytrain.data.images.look import Look, duplicates, look_at, look_in_children
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
@@ -52,9 +44,8 @@ from steadytrain.data.recordio.reader import (
     none_is_an_image,
     why_no_image,
 )
-from steadytrain.data.sources.filenames import is_shard
 from steadytrain.errors import DataError
-from steadytrain.format import printable
+from steadytrain.format import OnProgress, printable
 
 Span = tuple[int, int]  # where a record begins and ends
 
@@ -199,7 +190,7 @@ def examine_records(
     near: bool = False,
     workers: int = 1,
     most: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Examined:
     """Examine a record file.
 
@@ -294,7 +285,7 @@ def scan_records(
     decode: bool = True,
     near: bool = False,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> RecordScan:
     """Read a record file from front to back: frames and headers here, images in child processes.
 

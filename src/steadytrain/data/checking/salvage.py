@@ -14,17 +14,21 @@ from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
-from steadytrain.data.packing.encode import EncodedPortion, Packed
-from steadytrain.data.packing.images import BadImageError, PixelCount, flatten, format_of, load, read_header
-from steadytrain.data.packing.pack import Progress, Tally, keeps_list
-from steadytrain.data.packing.worker_pool import map_in_children
+from steadytrain.data.images.decode import BadImageError, flatten, format_of, load, read_header
+from steadytrain.data.images.encode import Packed
+from steadytrain.data.images.statistics import PixelCount
+from steadytrain.data.names import Names
+from steadytrain.data.packing.pack import Tally, keeps_list
+from steadytrain.data.packing.portions import EncodedPortion
 from steadytrain.data.recordio.card import Card, Rejected
 from steadytrain.data.recordio.damaged import ByteSource
 from steadytrain.data.recordio.framing import index_path, unpack
 from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
-from steadytrain.data.sources.listing import Listing, Names
+from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
+from steadytrain.format import OnProgress
+from steadytrain.machine.worker_pool import map_in_children
 from steadytrain.run import replacing
 
 _PORTION = 32
@@ -79,7 +83,7 @@ def write_index(examined: Examined, *, force: bool = False) -> Path | None:
 
 
 def salvage(
-    examined: Examined, out: Path, *, force: bool = False, workers: int = 1, progress: Progress | None = None
+    examined: Examined, out: Path, *, force: bool = False, workers: int = 1, progress: OnProgress | None = None
 ) -> Salvaged:
     """Write the sound records into a file of their own, with keys, labels, ids and order as they were.
 

@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
-from steadytrain.format import count, duration, size
+from steadytrain.format import Say, count, duration, size
 
 CHUNK_BYTES = 1 << 18
 MAX_REDIRECTS = 5
@@ -45,7 +45,6 @@ SLOW_BYTES, SLOW_SECONDS = 1024.0, 60.0
 _MAX_DIGITS = 18
 """Of a number of bytes that a server states; Python refuses to read one of 4,300."""
 
-Say = Callable[[str], object]
 Progress = Callable[[int], object]
 """Called with the bytes of the file that are there."""
 Origin = tuple[str, int]

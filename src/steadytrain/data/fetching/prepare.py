@@ -24,11 +24,11 @@ from PIL import Image
 from steadytrain.data.fetching.catalogue import DataSet, find_data_set
 from steadytrain.data.fetching.download import Patience, download
 from steadytrain.data.packing.pack import PackedFile, mute, pack
-from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources import imagenet
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError, InputError, RunError, storage_error, storage_errors
-from steadytrain.format import size
+from steadytrain.format import Say, size
 
 MAX_LIST_BYTES = 64 << 20
 """Of a file that lists images."""
@@ -37,7 +37,6 @@ MAX_INNER_BYTES = 4 << 30
 MAX_MEMBERS = 2_000_000
 MAX_STREAM_BYTES = 64 << 30
 
-Say = Callable[[str], None]
 Row = tuple[str, str, str]
 """An image's path in its archive, its class, and its split."""
 

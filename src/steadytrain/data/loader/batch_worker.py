@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Floats, Ints, Pixels
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.batch import BadImage, Batch, LoadedBatch, Quarantine, batch_view
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, pixels, probe
@@ -38,7 +40,6 @@ from steadytrain.data.loader.image_cache import (
     gather_shifted,
     shifts_of,
 )
-from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.readahead import Readahead
@@ -47,13 +48,10 @@ from steadytrain.data.loader.sampler import (
     BlockOrder,
     BlockShuffle,
     Draws,
-    Floats,
     GlobalOrder,
-    Ints,
     RepeatedOrder,
     alternating_flips,
 )
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError, FeedError, SteadyError
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from steadytrain.config import Data
 from steadytrain.config.defaults import SMALL as SMALL
 from steadytrain.config.plain import check_types
-from steadytrain.data.loader.sampler import Floats, Ints
+from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
 
 SHRINK_MARGIN = 1.5  # times the target's resolution are left when a JPEG is shrunk while it is decoded

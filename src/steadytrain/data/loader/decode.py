@@ -32,12 +32,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.loader import jpeg
+from steadytrain.data.arrays import Ints, Pixels
+from steadytrain.data.images import jpeg
+from steadytrain.data.images.decode import (
+    MAX_PIXELS,
+    BadImageError,
+    complete_jpeg,
+    from_ppm,
+    load,
+    read_header,
+    to_pixels,
+)
+from steadytrain.data.images.jpeg import Channels
 from steadytrain.data.loader.crop import Crop, Plan, Square
-from steadytrain.data.loader.jpeg import Channels, Pixels
-from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, complete_jpeg, load, read_header, to_pixels
-from steadytrain.data.recordio.framing import from_ppm
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
 WASTE = 4  # times the wanted pixels: beyond that, only the window is resized

@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Floats, Ints, Pixels
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.batch import Batch
 from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop
 from steadytrain.data.loader.decode import cut_from
-from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.loader.rank_cache import RankMemory
-from steadytrain.data.loader.sampler import Floats, Ints
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.machine import facts
 
 if TYPE_CHECKING:

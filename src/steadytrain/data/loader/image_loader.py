@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 import numpy as np
 from PIL import Image
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.loader.batch import BadImage, Batch, BufferPool, LoadedBatch
 from steadytrain.data.loader.batch_worker import MOST_BATCHES, BatchWorker, LoaderTask, Source, WorkerScratch
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.image_cache import DeviceCache
 from steadytrain.data.loader.pipeline import RequestCounts, StageTimes, Stream
 from steadytrain.data.loader.rank_cache import find_local_ranks, remove_left_files
-from steadytrain.data.loader.sampler import BlockShuffle, Ints
+from steadytrain.data.loader.sampler import BlockShuffle
 from steadytrain.data.loader.subprocess_loader import IS_SUPPORTED, LoaderProcess
 from steadytrain.errors import DataError, InputError, SteadyError, did_you_mean
 from steadytrain.format import percent

@@ -27,7 +27,8 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints, RepeatedOrder
+from steadytrain.data.arrays import Ints
+from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, RepeatedOrder
 from steadytrain.data.recordio.reader import Extents
 from steadytrain.machine import facts
 

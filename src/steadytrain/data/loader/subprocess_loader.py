@@ -47,9 +47,8 @@ from PIL import Image
 from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, batch_view
 from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
 from steadytrain.data.loader.pipeline import CLOSED, FORKED, RequestCounts, StageTimes, Stream
-from steadytrain.data.packing import worker_pool
 from steadytrain.errors import FailedError, FeedError, SteadyError
-from steadytrain.machine import facts
+from steadytrain.machine import facts, worker_pool
 
 # Whether a slot's memory is free is seen by the references to its arrays, which are exact with the interpreter's lock.
 IS_SUPPORTED = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()

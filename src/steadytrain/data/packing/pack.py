@@ -29,30 +29,24 @@ import PIL
 import simplejpeg
 from numpy.typing import NDArray
 
-from steadytrain.data.packing.encode import (
-    EncodedPortion,
-    Encoding,
-    Packed,
-    Portion,
-    Settings,
-    Subsampling,
-    encode_all,
-)
-from steadytrain.data.packing.images import DeepImages, PixelCount, mean_and_std
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.images.encode import Encoding, Packed, Settings, Subsampling
+from steadytrain.data.images.statistics import DeepImages, PixelCount, mean_and_std
+from steadytrain.data.names import Names
+from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.lst import RecordList, format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
+from steadytrain.data.sources.listing import PORTION_FILES, Listing
 from steadytrain.data.sources.select import Identical, Selection, shard
 from steadytrain.data.storage.outgoing import Outgoing
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, TooManyBadError
-from steadytrain.format import printable
+from steadytrain.format import OnProgress, printable
 from steadytrain.machine.cgroups import cores
 
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
@@ -60,10 +54,6 @@ MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, an
 COUNTED_IMAGES = 50_000  # up to so many, the pixels of every image are counted
 LAYOUT = 6  # raised when the same source and settings would be packed into other bytes
 _FEW_FILES = 64  # done here before children have started
-
-
-Progress = Callable[[int, int], object]
-"""Called with what is done so far, and all there is."""
 
 
 class PackedFile(NamedTuple):
@@ -141,7 +131,7 @@ def pack(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``.idx``, ``.json`` and ``.lst``; for a source that is split ``OUT-train.rec`` and so on.
@@ -285,7 +275,7 @@ def pack_listings(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress,
+    progress: OnProgress,
     say: Callable[[str], None],
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
@@ -494,7 +484,7 @@ class Tally:
     """Goes through a listing file by file: :meth:`next_record`, then :meth:`keep` or :meth:`reject`.
 
     Its state can be noted, and restored in another process. ``counts`` are those of
-    :class:`~steadytrain.data.packing.images.PixelCount`.
+    :class:`~steadytrain.data.images.statistics.PixelCount`.
     """
 
     def __init__(self, listing: Listing) -> None:
@@ -524,7 +514,7 @@ class Tally:
         return len(self._numbers)
 
     def portions(self) -> Iterator[Portion]:
-        """Yield the files that are left, as they go to :func:`~steadytrain.data.packing.encode.encode_all`."""
+        """Yield the files that are left, as they go to :func:`~steadytrain.data.packing.portions.encode_all`."""
         for start, stop in self.listing.portions(self.num_seen):
             yield [(place, self.is_counted(n)) for n, place in enumerate(self.listing.places(start, stop), start)]
 

@@ -23,19 +23,21 @@ from typing import Any
 import numpy as np
 import PIL
 import simplejpeg
-from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Ints
+from steadytrain.data.filenames import is_pattern
+from steadytrain.data.names import Names
 from steadytrain.data.packing.pack import LAYOUT, PackRequest, assign_files, remark_on_split
 from steadytrain.data.packing.shared_folder import THREADS, SharedFolder
-from steadytrain.data.sources.filenames import is_pattern
 from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
 from steadytrain.data.sources.layout import flat_splits
-from steadytrain.data.sources.listing import Files, Listing, Names, Piece, Pieces, Pixels, stat_file
+from steadytrain.data.sources.listing import Files, Listing, Piece, Pieces, Pixels, stat_file
 from steadytrain.data.sources.select import END_BYTES
 from steadytrain.data.storage.remote_file import remote_file_of
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import NoObjectError, ObjectFacts, Place, Store, is_uri
 from steadytrain.errors import DataError
+from steadytrain.format import Say
 
 KIND, VERSION = "steadytrain.shards", 1
 SHARD_BYTES = 256 << 20  # of a source that go into a shard, and
@@ -43,9 +45,6 @@ SHARD_IMAGES = 16_384  # images, where nothing else is asked for
 
 _SUFFIXES = (".rec", ".idx", ".json", ".lst")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-
-Say = Callable[[str], None]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,15 +16,11 @@ image; with ``flag`` 0 the one label is the one in the header. The text file ``.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from steadytrain.errors import DataError
 
@@ -153,36 +149,3 @@ def _part(file: Contents, offset: int) -> tuple[int, int, int]:
 def index_path(path: Path) -> Path:
     """Return where the ``.idx`` of a ``.rec`` lies."""
     return path.with_suffix(".idx")
-
-
-Pixels = NDArray[np.uint8]
-
-_PPM_HEADER = re.compile(rb"P([56])\n([1-9]\d{0,8}) ([1-9]\d{0,8})\n255\n")
-_LONGEST_PPM_HEADER = 32  # bytes, at least those of the longest header
-
-
-def to_ppm(pixels: Pixels) -> bytes:
-    """Write uint8[H, W, 3] as a PPM (P6), or uint8[H, W] as a PGM (P5), which other programs read as well.
-
-    >>> data = to_ppm(np.zeros((2, 3, 3), np.uint8))
-    >>> data[:11], len(data), from_ppm(data).shape
-    (b'P6\\n3 2\\n255\\n', 29, (2, 3, 3))
-    """
-    kind = 6 if pixels.ndim == 3 else 5
-    return b"P%d\n%d %d\n255\n" % (kind, pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
-
-
-def from_ppm(data: Any) -> Pixels | None:
-    """Return the pixels that :func:`to_ppm` wrote, uint8[H, W, 3] or uint8[H, W], not copied; None for anything else.
-
-    Only the form that is written here is read here: one space, no comment, 255 as the largest value. Any other PPM is
-    left to a decoder of images.
-    """
-    head = _PPM_HEADER.match(bytes(data[:_LONGEST_PPM_HEADER]))
-    if head is None:
-        return None
-    width, height = int(head[2]), int(head[3])
-    shape = (height, width, 3) if head[1] == b"6" else (height, width)
-    if len(data) != head.end() + width * height * (3 if len(shape) == 3 else 1):
-        return None
-    return np.frombuffer(data, np.uint8, offset=head.end()).reshape(shape)

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.names import Names
 from steadytrain.data.recordio.index import Columns
-from steadytrain.data.sources.listing import Names
 from steadytrain.errors import DataError
 from steadytrain.format import printable
 

@@ -25,8 +25,9 @@ from typing import NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
-from steadytrain.data.packing.images import BadImageError, read_header
+from steadytrain.data.arrays import Ints
+from steadytrain.data.images.decode import BadImageError, read_header
+from steadytrain.data.images.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
 from steadytrain.data.recordio.card import (
     Card,
     LabelNames,
@@ -92,9 +93,6 @@ _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare t
 _SHORT = 256  # bytes; a record that holds labels alone, and not many, has no more
 _SHORT_AT_ONCE = 16384
 _AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
-
-
-Ints = NDArray[np.int64]
 
 
 class Extents(NamedTuple):

@@ -31,14 +31,15 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from steadytrain.data.checking.file_types import LOOK_AT, recognise
-from steadytrain.data.sources.filenames import is_ignored, is_image
-from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
+from steadytrain.data.filenames import is_ignored, is_image
+from steadytrain.data.images.file_types import LOOK_AT, recognise
+from steadytrain.data.names import Names
+from steadytrain.data.sources.listing import MOST_RATIO, Files, Pieces
 from steadytrain.data.sources.rows import is_json_lines
 from steadytrain.data.sources.zip_names import readings
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, storage_error
-from steadytrain.format import count, few, printable
+from steadytrain.format import Say, count, few, printable
 
 FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
 

@@ -21,13 +21,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.filenames import order_splits
+from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import SourceFile, open_source
-from steadytrain.data.sources.filenames import order_splits
 from steadytrain.data.sources.labels import classes_from_numbers
-from steadytrain.data.sources.listing import Files, Listing, Names, Pieces, Pixels, Say
+from steadytrain.data.sources.listing import Files, Listing, Pieces, Pixels
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 CIFAR_PIXELS = Pixels(32, 32, 3, planar=True)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.data.sources.filenames import SPLITS, is_image
+from steadytrain.data.filenames import SPLITS, is_image
 from steadytrain.data.sources.labels import is_number, whole_number
-from steadytrain.data.sources.listing import Say
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.format import Say
 
 # Names of columns, in the order of preference.
 PATHS = (

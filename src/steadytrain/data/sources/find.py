@@ -12,18 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources import arrays, folder, imagenet
-from steadytrain.data.sources.archives import (
-    SourceFile,
-    holds_only_tars,
-    open_source,
-    open_sources,
-    read_archives,
-    read_inner_tars,
-)
-from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import (
+from steadytrain.data.filenames import (
     braces,
     expand,
     folder_splits,
@@ -37,6 +26,17 @@ from steadytrain.data.sources.filenames import (
     split_of,
     split_words,
 )
+from steadytrain.data.recordio.card import LabelNames
+from steadytrain.data.sources import arrays, folder, imagenet
+from steadytrain.data.sources.archives import (
+    SourceFile,
+    holds_only_tars,
+    open_source,
+    open_sources,
+    read_archives,
+    read_inner_tars,
+)
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.labels import require_two_classes
 from steadytrain.data.sources.layout import (
     TABLES,
@@ -49,7 +49,7 @@ from steadytrain.data.sources.layout import (
     labels_in_names,
     no_labels,
 )
-from steadytrain.data.sources.listing import Files, Listing, Say
+from steadytrain.data.sources.listing import Files, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.records import list_records
 from steadytrain.data.sources.select import merge_sources, take
@@ -57,7 +57,7 @@ from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.store import Place, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import count, few
+from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""

@@ -27,7 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.sources.filenames import is_ignored, is_image
+from steadytrain.data.filenames import is_ignored, is_image
+from steadytrain.data.names import Names
 from steadytrain.data.sources.labels import require_known
 from steadytrain.data.sources.layout import (
     Entries,
@@ -37,7 +38,7 @@ from steadytrain.data.sources.layout import (
     flat_splits,
     splits_in_classes,
 )
-from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
+from steadytrain.data.sources.listing import Files, Listing, stat_file
 from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError
 from steadytrain.format import few, printable

@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.filenames import is_image
 from steadytrain.data.sources.archives import open_source, read_archives
-from steadytrain.data.sources.filenames import is_image
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
-from steadytrain.data.sources.listing import Files, Say
+from steadytrain.data.sources.listing import Files
 from steadytrain.errors import DataError
-from steadytrain.format import few, printable
+from steadytrain.format import Say, few, printable
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import LARGEST_LABEL
 from steadytrain.data.recordio.reader import MOST_CLASSES
-from steadytrain.data.sources.listing import Labels, Say
+from steadytrain.data.sources.listing import Labels
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 _MOST_DIGITS = 18
 _MOST_SHOWN = 3

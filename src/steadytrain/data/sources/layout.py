@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.data.sources.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
+from steadytrain.data.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
 from steadytrain.errors import DataError
 from steadytrain.format import few
 

@@ -25,10 +25,11 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.filenames import is_image, split_words
-from steadytrain.data.sources.listing import Files, Labels, Listing, Names, Say
+from steadytrain.data.filenames import is_image, split_words
+from steadytrain.data.names import Names
+from steadytrain.data.sources.listing import Files, Labels, Listing
 from steadytrain.errors import DataError
-from steadytrain.format import count, few, printable
+from steadytrain.format import Say, count, few, printable
 
 _COMMON_FIRST = (".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG")
 _AMBIGUOUS = -1

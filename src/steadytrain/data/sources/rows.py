@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from steadytrain.data.sources.filenames import is_image
+from steadytrain.data.filenames import is_image
 from steadytrain.errors import DataError
 
 DELIMITERS = "\t,;|"

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources.labels import class_name, require_known
-from steadytrain.data.sources.listing import Say
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 MOST_LABELS = 10_000
 SEVERAL_LABELS = frozenset(

@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.filenames import SPLITS, is_image, order_splits, repeated, split_words
+from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.columns import ColumnNames, Columns, find_columns, plain_name
-from steadytrain.data.sources.filenames import SPLITS, is_image, order_splits, repeated, split_words
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
@@ -35,12 +36,12 @@ from steadytrain.data.sources.labels import (
     say_places,
     whole_number,
 )
-from steadytrain.data.sources.listing import Labels, Listing, Names, Say
+from steadytrain.data.sources.listing import Labels, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 _MOST_ERRORS = 5
 _SAMPLE = 200

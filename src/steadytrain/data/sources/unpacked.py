@@ -21,19 +21,19 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.file_types import scan_of
-from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.images import orientation, read_header
-from steadytrain.data.packing.prepare import Say, default_cache, print_note
-from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.framing import to_ppm
-from steadytrain.data.recordio.reader import Extents, Ints
+from steadytrain.data.arrays import Ints
+from steadytrain.data.images.decode import orientation, read_header
+from steadytrain.data.images.encode import Settings, pack_bytes, to_ppm
+from steadytrain.data.images.file_types import scan_of
+from steadytrain.data.recordio.reader import Extents
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
-from steadytrain.format import printable
+from steadytrain.format import Say, print_note, printable
+from steadytrain.machine.facts import require_cache_folder
 
 MOST_OPEN = 128
 
@@ -196,7 +196,7 @@ def _scratch() -> Iterator[Path]:
     """Room to decompress: in the cache, or where that cannot be written elsewhere."""
     with contextlib.ExitStack() as stack:
         try:
-            yield stack.enter_context(scratch_beside(default_cache() / "unpacked" / "images"))
+            yield stack.enter_context(scratch_beside(require_cache_folder() / "unpacked" / "images"))
         except StorageError:
             yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steadytrain-")))
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from steadytrain.data.filenames import is_ignored, is_image
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources.filenames import is_ignored, is_image
 from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, is_padded, whole_number
-from steadytrain.data.sources.listing import Files, Labels, Listing, Say
+from steadytrain.data.sources.listing import Files, Labels, Listing
 from steadytrain.data.sources.several import multi_hot, read_cells
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 LABELS = ("cls", "json", "txt")
 NUMBER_FIELDS = ("label", "cls", "class", "class_id", "class_index", "label_id", "category_id", "target", "y")

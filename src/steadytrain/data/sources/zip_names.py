@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from steadytrain.data.sources.filenames import is_image
+from steadytrain.data.filenames import is_image
 
 _WORD = re.compile(r"[^\W\d_]+")
 _THAI = re.compile("(?:[\u0e40-\u0e44]?[\u0e01-\u0e2e][\u0e31\u0e34-\u0e3a\u0e47-\u0e4e]*[\u0e30\u0e32\u0e33\u0e45]?)+")

@@ -33,11 +33,11 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.filenames import braces, validation_names
+from steadytrain.data.filenames import braces, validation_names
 from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, lock_at_once, locked, origin_path, paged_files
 from steadytrain.data.storage.store import MOST_REQUESTS, Fault, NoObjectError, ObjectFacts, Place, Store, faults_words
-from steadytrain.errors import DataError, StorageError, storage_error
-from steadytrain.machine.facts import cache_folder
+from steadytrain.errors import DataError, storage_error
+from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files
 
 LEAST_LIMIT = 256 * 2**20
@@ -55,10 +55,7 @@ LISTED_NAMES = 8
 
 def objects_folder() -> Path:
     """Return where objects lie: ``objects/BOOT`` in the cache. Raises StorageError: this user has no home."""
-    folder = cache_folder()
-    if folder is None:
-        raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
-    return folder / "objects" / _boot()
+    return require_cache_folder() / "objects" / _boot()
 
 
 def limit_bytes(objects: Path) -> int:

@@ -18,8 +18,9 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.storage.object_cache import LEAST_LIMIT, limit_bytes, make_room, used_bytes
-from steadytrain.data.storage.pages import Ints, PagedFile, origin_path, pages_path, runs
+from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path, runs
 from steadytrain.data.storage.store import MOST_REQUESTS, Place, Store
 from steadytrain.errors import SteadyError, StorageError, storage_error
 from steadytrain.format import size as size_words

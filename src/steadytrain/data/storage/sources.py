@@ -12,12 +12,12 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
-from steadytrain.data.sources.filenames import is_pattern
+from steadytrain.data.filenames import is_pattern
 from steadytrain.data.storage.object_cache import (
     FETCHED,
     OPENING_SECONDS,
@@ -40,11 +40,9 @@ from steadytrain.data.storage.store import (
     local_name,
 )
 from steadytrain.errors import StorageError, storage_error
-from steadytrain.format import count
+from steadytrain.format import Say, count
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
-
-Say = Callable[[str], None]
 
 _OBJECTS_AT_ONCE = 4
 """Of those that are fetched whole: small ones share the time that answers take, large ones the requests at a time."""

@@ -22,9 +22,10 @@ from torch.nn import functional
 
 from steadytrain.config.factories import import_factory
 from steadytrain.config.transforms import MIXING, Transform, is_mixing
+from steadytrain.data.arrays import Floats
 from steadytrain.data.loader.sampler import TRANSFORMS, uniforms
 from steadytrain.data.transforms import operations
-from steadytrain.data.transforms.operations import Floats, to_device
+from steadytrain.data.transforms.operations import to_device
 from steadytrain.data.transforms.policies import augmix, autoaugment, randaugment, trivialaugment
 from steadytrain.errors import RecipeError, did_you_mean, first_line
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-Floats = NDArray[np.float64]
+from steadytrain.data.arrays import Floats
 
 LUMA = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in grey, as torchvision has them (ITU-R BT.601)."""

@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
+
+from steadytrain.data.arrays import Pixels
 
 parts: Any = None
 with suppress(ImportError):
@@ -25,7 +26,6 @@ with suppress(ImportError):
     parts = native if native.DECODES else None
 """The native decoder; None where it was not built, or this processor lacks what it needs."""
 
-Pixels = NDArray[np.uint8]
 Channels = Literal[1, 3]
 
 # What libjpeg-turbo says of bytes that are left over, up to the end of the image or to a restart marker.

@@ -17,12 +17,13 @@ from statistics import median, median_low
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Floats
+from steadytrain.data.images import encode
+from steadytrain.data.images.encode import Packed, Settings
 from steadytrain.data.loader.crop import SMALL, Crop, packed_side
 from steadytrain.data.loader.image_loader import ImageLoader
-from steadytrain.data.packing import encode
-from steadytrain.data.packing.encode import Packed, Settings, pack_file
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.data.recordio.framing import frame, pack_header
 from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
@@ -31,8 +32,6 @@ SAMPLE_SIZE = 200
 BATCH_SIZE = 32
 ROUNDS = 3
 _LOOKED_AT = 16
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

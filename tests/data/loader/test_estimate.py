@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.data.loader.pictures import encode, scene
 
+from steadytrain.data.images.encode import Settings, native
 from steadytrain.data.loader import Crop
-from steadytrain.data.packing.encode import Settings, native
-from steadytrain.data.packing.estimate import Estimate, alternatives, draw_sample, estimate, measure_sides, regress
+from steadytrain.data.loader.estimate import Estimate, alternatives, draw_sample, estimate, measure_sides, regress
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError

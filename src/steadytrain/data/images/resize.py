@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Pixels
+
 wheel: Any = None
 with contextlib.suppress(ImportError):
     import cykooz_resizer
 
     wheel = cykooz_resizer
 
-Pixels = NDArray[np.uint8]
 
 PSNR = 50.0
 
