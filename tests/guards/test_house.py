@@ -6,6 +6,7 @@ Imports are read from the syntax tree, so a lazy import inside a function counts
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -50,6 +51,13 @@ MUTUAL = {
     ("training", "training.profile"),
     ("training.compute", "training.profile"),
 }
+# Public names of types that have several homes, none of them but one in data or monitor. The list may only shrink.
+SEVERAL_HOMES = set(
+    "Answer Array Backend Cluster Comparison Counts Device Engine EngineSpeed Entry Evidence Exported Facts "  # noqa: SIM905
+    "Finding Fit Host Kind Labels Link Measured Meters Moment Network Numbers Origin Outcome Part Place Plan "
+    "Point Prediction Probe Rates Reading Result Row Run Settings Severity Snapshot Source Span Speed Stage State "
+    "Trained Translated Values Views Weights What Which".split()
+)
 # What has no need of torch must not import what has.
 TORCH = (
     "data.loader",
@@ -165,6 +173,27 @@ def test_rooms_import_only_from_the_floors_above(package: str) -> None:
 def test_no_two_rooms_import_each_other() -> None:
     arrows = set(_arrows())
     assert {(a, b) for a, b in arrows if a < b and (b, a) in arrows} == MUTUAL
+
+
+def _types(tree: ast.Module) -> Iterator[str]:
+    """Yield the public classes and type names that a module defines."""
+    for node in tree.body:
+        targets = (
+            [node] if isinstance(node, ast.ClassDef) else getattr(node, "targets", [getattr(node, "target", None)])
+        )
+        for name in (getattr(target, "name", getattr(target, "id", "_")) for target in targets):
+            if name[0].isupper() and not name.isupper():
+                yield name
+
+
+def test_a_public_type_name_has_one_home() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for name in _types(module.tree):
+            homes.setdefault(name, []).append(module.package)
+    several = {name: packages for name, packages in homes.items() if len(packages) > 1}
+    assert set(several) == SEVERAL_HOMES
+    assert not [name for name, packages in several.items() if packages.count("data") + packages.count("monitor") > 1]
 
 
 def test_torch_appears_only_where_it_may() -> None:

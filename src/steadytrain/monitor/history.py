@@ -42,7 +42,7 @@ from steadytrain.events import (
 )
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, empty, merge_slices, slices
-from steadytrain.monitor.samples import FIRST, LATER, START, Samples, StepTimes
+from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
 from steadytrain.run import Run
 
 # What must be numbers for an event to be believed: a log that was edited by hand must end no report.
@@ -97,7 +97,7 @@ class RunHistory:
         self.last_time = 0.0
         self.num_facts = 0
         self.unreadable = 0
-        self.samples = Samples()
+        self.samples = RunSamples()
         self.step_times = StepTimes()
         self.ranks: dict[int, RunHistory] = {rank: self}
 

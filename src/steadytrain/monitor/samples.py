@@ -224,7 +224,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 @dataclass
-class Samples:
+class RunSamples:
     """The samples of a run by phase, and the newest of what is measured once."""
 
     feeds: dict[int, FeedStats] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from steadytrain.data.images.decode import (
     to_pixels,
     turn,
 )
-from steadytrain.data.images.encode import Settings, pack_bytes
+from steadytrain.data.images.encode import PackSettings, pack_bytes
 from steadytrain.data.images.look import look_at
 from steadytrain.data.loader.decode import Scratch, probe
 from steadytrain.data.loader.decode import pixels as pixels_of
@@ -226,7 +226,7 @@ def test_orientation_counts_in_every_format(name: str) -> None:
 def test_orientation_counts_wherever_pillow_finds_it(mark: str, number: int) -> None:
     data = turned_by(mark, number)
     wanted = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    for pixels in (pack_bytes(data, Settings(encoding="png")).data, upright(data)):
+    for pixels in (pack_bytes(data, PackSettings(encoding="png")).data, upright(data)):
         assert np.abs(np.asarray(decode(pixels)).astype(int) - np.asarray(wanted)).max() <= 1
 
 
@@ -238,14 +238,14 @@ def test_a_jpeg_that_lacks_its_end_alone_is_used(missing: int, mode: str, option
     assert whole.endswith(b"\xff\xd9")
     wanted = np.asarray(Image.open(io.BytesIO(whole)))
     data = whole[:-missing]
-    packed = pack_bytes(data, Settings(encoding="png"))
+    packed = pack_bytes(data, PackSettings(encoding="png"))
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(packed.data))), wanted)
     read = pixels_of(probe(data), 1 if mode == "L" else 3, Scratch())
     assert np.array_equal(read.squeeze(), wanted)
     assert look_at(data).odd == (("odd-jpeg", "its last two bytes are missing"),)
     for cut in (3, 4, 11, len(data) // 2):
         with pytest.raises(BadImageError, match=r"cut short|missing"):
-            pack_bytes(whole[:-cut], Settings())
+            pack_bytes(whole[:-cut], PackSettings())
         with pytest.raises(BadImageError):
             pixels_of(probe(whole[:-cut]), 3, Scratch())
 
@@ -255,7 +255,7 @@ def test_a_progressive_jpeg_that_lacks_a_scan_is_no_whole_one() -> None:
     last = data.rindex(b"\xff\xda")
     assert complete_jpeg(data[:-2]) == data and complete_jpeg(data[:last]) is None
     with pytest.raises(BadImageError, match="cut short"):
-        pack_bytes(data[:last], Settings())
+        pack_bytes(data[:last], PackSettings())
 
 
 def test_damaged_exif_does_not_cost_the_image() -> None:

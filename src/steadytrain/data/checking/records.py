@@ -47,7 +47,7 @@ from steadytrain.data.recordio.reader import (
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, printable
 
-Span = tuple[int, int]  # where a record begins and ends
+Bounds = tuple[int, int]  # where a record begins and ends
 
 _HEADER = struct.Struct("<IfQQ")
 _ROW = struct.Struct("<qqQqf????")
@@ -302,14 +302,14 @@ def scan_records(
     """
     images = ImageTally(findings)
     headers = bytearray()  # of whole records
-    gaps: list[Span] = []
+    gaps: list[Bounds] = []
     sound = bytearray()
     sent: deque[tuple[int, int, int, int]] = deque()  # number, start, end and id of records that are looked at
     with ByteSource(path, digested=True) as source:
 
-        def portions() -> Iterator[list[Span]]:
+        def portions() -> Iterator[list[Bounds]]:
             """Records to look at, a few megabytes at a time; gaps and headers are dealt with on the way."""
-            portion: list[Span] = []
+            portion: list[Bounds] = []
             for step in whole_records(source):
                 if isinstance(step, Gap):
                     gaps.append((step.start, step.end))
@@ -426,7 +426,7 @@ def is_detection(labels: NDArray[np.float32]) -> bool:
     return bool(len(objects) and np.all(classes == np.floor(classes)) and np.all((boxes >= -1) & (boxes <= 2)))
 
 
-def look_at_records(spans: Sequence[Span], path: str, *, near: bool) -> list[Look]:
+def look_at_records(spans: Sequence[Bounds], path: str, *, near: bool) -> list[Look]:
     """Look at the images of some records."""
     looks = []
     with ByteSource(Path(path)) as source:
@@ -442,7 +442,7 @@ def look_at_records(spans: Sequence[Span], path: str, *, near: bool) -> list[Loo
     return looks
 
 
-def payload_in(source: ByteSource, span: Span) -> bytes:
+def payload_in(source: ByteSource, span: Bounds) -> bytes:
     """The payload of a record. Raises DataError where the file has changed since its frames were read."""
     try:
         return bytes(read_payload(memoryview(source.read(span[0], span[1] - span[0])), 0))
@@ -450,7 +450,7 @@ def payload_in(source: ByteSource, span: Span) -> bytes:
         raise DataError(f"{source.path} is changing while it is read ({error}): wait until it is written") from error
 
 
-def image_in(source: ByteSource, span: Span) -> bytes:
+def image_in(source: ByteSource, span: Bounds) -> bytes:
     """The encoded image of a record; raises as :func:`payload_in`."""
     return bytes(unpack(payload_in(source, span)).image)
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import KINDS
-from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
+from steadytrain.data.checking.records import Bounds, Examined, image_in, payload_in
 from steadytrain.data.images.decode import BadImageError, flatten, format_of, load, read_header
-from steadytrain.data.images.encode import Packed
+from steadytrain.data.images.encode import PackedImage
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.data.names import Names
 from steadytrain.data.packing.pack import Tally, keeps_list
@@ -104,12 +104,12 @@ def salvage(
     if not len(rows):
         raise DataError(f"nothing of {examined.path} can be salvaged: it has no sound record")
     headers, keys = examined.headers, examined.index.key_of() if examined.index else {}
-    spans: list[Span] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
+    spans: list[Bounds] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
     tally = Tally(_list_records(examined, rows))
     tally.rejected += _lost(examined)
     keeps, lines = keeps_list(out, tally.listing), Names()
 
-    def portions() -> Iterator[list[tuple[Span, bool]]]:
+    def portions() -> Iterator[list[tuple[Bounds, bool]]]:
         for start in range(0, len(spans), _PORTION):
             part = spans[start : start + _PORTION]
             yield [(span, tally.is_counted(number)) for number, span in enumerate(part, start)]
@@ -155,10 +155,10 @@ def _list_records(examined: Examined, rows: NDArray[np.int64]) -> Listing:
     )
 
 
-def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> EncodedPortion:
+def measure_records(portion: Sequence[tuple[Bounds, bool]], path: str) -> EncodedPortion:
     """Measure the images of some records, which stay as they are; pixels are counted where that is asked for."""
     count = PixelCount()
-    results: list[Packed | str] = []
+    results: list[PackedImage | str] = []
     with ByteSource(Path(path)) as source:
         for span, is_counted in portion:
             try:
@@ -170,11 +170,11 @@ def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> EncodedP
             if is_counted:
                 count.add(pixels)
             channels = 1 if pixels.mode == "L" else 3
-            results.append(Packed(b"", image.height, image.width, channels, format_of(image), kept=True))
+            results.append(PackedImage(b"", image.height, image.width, channels, format_of(image), kept=True))
     return EncodedPortion(tuple(results), count.totals())
 
 
-def _unmeasured(_: tuple[Span, bool], ending: str) -> EncodedPortion:
+def _unmeasured(_: tuple[Bounds, bool], ending: str) -> EncodedPortion:
     return EncodedPortion((ending,), PixelCount().totals())
 
 

@@ -63,7 +63,7 @@ _MCU_WIDTH = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  #
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PackSettings:
     """How images are stored.
 
     Args:
@@ -141,7 +141,7 @@ class Settings:
         return values
 
 
-class Packed(NamedTuple):
+class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
     ``full_chroma``: it was encoded as a JPEG of 4:4:4. ``peak``: the largest value of an image of 16 bits whose range
@@ -158,7 +158,7 @@ class Packed(NamedTuple):
     peak: int = -1
 
 
-def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None) -> Packed:
+def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
     """Check and encode one image; arguments as for :func:`pack_file`.
 
     Raises:
@@ -189,7 +189,7 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     return packed if peak < 0 else packed._replace(peak=peak)
 
 
-def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = None) -> Packed:
+def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
     """Encode bare pixels, uint8[H, W, 3] or uint8[H, W]; the rest as for :func:`pack_bytes`.
 
     Raises:
@@ -214,7 +214,7 @@ class _Opened(NamedTuple):
     can_stay: bool
 
 
-def _open(data: bytes, settings: Settings) -> _Opened:
+def _open(data: bytes, settings: PackSettings) -> _Opened:
     image = read_header(data)
     decoded, is_sound = decode_file(image, data, settings.shorter_side)
     name, turned = format_of(image), orientation(image)
@@ -233,7 +233,7 @@ def _open(data: bytes, settings: Settings) -> _Opened:
     return _Opened(decoded, image.size, len(image.getbands()), name, turned, can_stay)
 
 
-def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
+def _open_plain_jpeg(data: bytes, settings: PackSettings) -> _Opened | None:
     """Open the JPEG that most photographs are without Pillow; None for any other, and for a damaged one."""
     frame = frame_of(data) if data[:2] == b"\xff\xd8" else None
     if frame is None or not is_common(frame) or frame.parts not in (1, 3):
@@ -250,7 +250,7 @@ def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
     return _Opened(pixels, size, frame.parts, "jpg", 1, can_stay)
 
 
-def _open_plain_png(data: bytes, settings: Settings) -> _Opened | None:
+def _open_plain_png(data: bytes, settings: PackSettings) -> _Opened | None:
     """Open the PNG that most small images are; None for any other, and for a damaged one."""
     pixels = plain_png(data, most=MAX_PIXELS)
     if pixels is None:
@@ -261,7 +261,7 @@ def _open_plain_png(data: bytes, settings: Settings) -> _Opened | None:
     return _Opened(decoded, size, channels, "png", 1, can_stay)
 
 
-def _resize(pixels: Pixels, size: tuple[int, int], settings: Settings) -> Pixels:
+def _resize(pixels: Pixels, size: tuple[int, int], settings: PackSettings) -> Pixels:
     if settings.grey and pixels.ndim == 3:
         pixels = np.asarray(Image.fromarray(pixels).convert("L"))
     return resize(pixels, size)
@@ -279,13 +279,13 @@ def _fit(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
     return width, height
 
 
-def _target_format(settings: Settings, size: tuple[int, int]) -> str:
+def _target_format(settings: PackSettings, size: tuple[int, int]) -> str:
     if settings.encoding in ("auto", "pass"):
         return "png" if max(size) <= SMALL_SIDE else "jpg"
     return "ppm" if settings.encoding == "raw" else settings.encoding
 
 
-def _encode(pixels: Pixels, name: str, settings: Settings) -> Packed:
+def _encode(pixels: Pixels, name: str, settings: PackSettings) -> PackedImage:
     height, width = pixels.shape[:2]
     if name in _LONGEST_SIDE and max(height, width) > _LONGEST_SIDE[name]:
         raise BadImageError(
@@ -305,10 +305,10 @@ def _encode(pixels: Pixels, name: str, settings: Settings) -> Packed:
     return _packed(data, pixels.shape, name, kept=False)._replace(full_chroma=is_full)
 
 
-def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> Packed:
+def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> PackedImage:
     if len(data) > MOST_BYTES:
         raise BadImageError(f"{len(data):,} bytes are more than a record can hold")
-    return Packed(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
+    return PackedImage(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
 
 
 def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsampling = "420") -> bytes:
@@ -318,7 +318,7 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
         pixels: uint8[H, W, 3] or uint8[H, W].
         quality: 1 to 100.
         most: as for :func:`restart_interval`; 0: no markers.
-        subsampling: as for ``Settings``; of no consequence for grey.
+        subsampling: as for ``PackSettings``; of no consequence for grey.
     """
     is_full = wants_full_chroma(pixels, subsampling)
     options: dict[str, Any] = {"quality": quality, "subsampling": "4:4:4" if is_full else "4:2:0"}

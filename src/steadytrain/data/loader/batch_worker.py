@@ -40,7 +40,7 @@ from steadytrain.data.loader.image_cache import (
     gather_shifted,
     shifts_of,
 )
-from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.pipeline import BatchJob, BatchStream, RequestCounts, StageTimes
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.readahead import Readahead
 from steadytrain.data.loader.sampler import (
@@ -61,7 +61,7 @@ MOST_BATCHES = 16  # made together, at most; with 8, a loop around a model that 
 MOST_BYTES = 2**20  # of the images of batches made together: more would not stay in a core's cache
 FINGERPRINTED = 64  # images that tell data from other data
 
-Span = tuple[int, int]
+BatchSpan = tuple[int, int]
 """The first position of a batch, and how many there are."""
 
 
@@ -130,7 +130,7 @@ class LoaderTask:
         offset, stride = self.share
         return -(-max(0, self.stop - self.start - offset) // stride)
 
-    def span(self, number: int) -> Span:
+    def span(self, number: int) -> BatchSpan:
         """Return the first position of batch ``number``, and how many there are."""
         offset, stride = self.share
         first = self.start + number * stride + offset
@@ -264,22 +264,22 @@ class BatchWorker:
         requests: RequestCounts | None = None,
         holds: bool = False,
         numbers: list[int] | None = None,
-    ) -> Stream[WorkerScratch, LoadedBatch]:
+    ) -> BatchStream[WorkerScratch, LoadedBatch]:
         """Start threads that make the batches of the task, in order.
 
         Args:
             numbers: of the batches to make instead, at least one, without end: where one is appended the caller makes
-                room for it by :meth:`Stream.release`.
+                room for it by :meth:`BatchStream.release`.
         """
         task, total = self.task, self.task.total if numbers is None else None
 
-        def begin(number: int, room: int) -> Job[WorkerScratch, LoadedBatch]:
+        def begin(number: int, room: int) -> BatchJob[WorkerScratch, LoadedBatch]:
             if numbers is not None:
                 return self.job([task.span(numbers[number])])
             count = min(self.batches_per_job(task.batch_size), room if total is None else min(room, total - number))
             return self.job([task.span(number + k) for k in range(count)])
 
-        return Stream(
+        return BatchStream(
             begin,
             WorkerScratch,
             total=total,
@@ -299,7 +299,7 @@ class BatchWorker:
             return MOST_BATCHES
         return max(1, min(MOST_BATCHES, MOST_BYTES // (n * self.crop.size**2 * self.crop.channels)))
 
-    def job(self, spans: Sequence[Span]) -> Job[WorkerScratch, LoadedBatch]:
+    def job(self, spans: Sequence[BatchSpan]) -> BatchJob[WorkerScratch, LoadedBatch]:
         """Plan the batches at some spans of positions: one, or as many as :meth:`batches_per_job` allows."""
         [(first, n), *more] = spans
         # Whether all samples have been had: a stream has come so far, or an evaluation begins again.
@@ -312,7 +312,7 @@ class BatchWorker:
             images = None if self._is_on_device else [self.take_buffer()[:count] for _, count in spans]
             loaded: list[LoadedBatch] = []
             piece = partial(self._gather_batches, spans, cached, images, loaded)
-            return Job([_naming_the_record(piece)], lambda: loaded, count=len(spans))
+            return BatchJob([_naming_the_record(piece)], lambda: loaded, count=len(spans))
         labels = np.empty((n, *self.labels.shape[1:]), dtype=self.labels.dtype)
         ids, positions = np.empty(n, dtype=np.int64), np.arange(first, first + n)
         memory = batch_view(self.take_buffer(), n, self.task.side(first))
@@ -326,7 +326,7 @@ class BatchWorker:
             pieces.insert(0, partial(self._read_ahead, self.readahead, first, first + n))
         if self.device_cache is not None and not self.device_cache.is_settled and self.cache.full:
             pieces.insert(0, partial(self._load_device, self.device_cache))
-        return Job(pieces, lambda: [batch])
+        return BatchJob(pieces, lambda: [batch])
 
     def _read_ahead(self, readahead: Readahead, first: int, end: int, scratch: WorkerScratch) -> None:
         since = time.perf_counter()
@@ -356,7 +356,7 @@ class BatchWorker:
 
     def _gather_batches(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[BatchSpan],
         cached: CachedImages,
         images: list[Pixels] | None,
         loaded: list[LoadedBatch],

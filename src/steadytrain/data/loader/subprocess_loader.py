@@ -46,7 +46,7 @@ from PIL import Image
 
 from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, batch_view
 from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
-from steadytrain.data.loader.pipeline import CLOSED, FORKED, RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.pipeline import CLOSED, FORKED, BatchStream, RequestCounts, StageTimes
 from steadytrain.errors import FailedError, FeedError, SteadyError
 from steadytrain.machine import facts, worker_pool
 
@@ -419,7 +419,7 @@ class Server:
         self._answers = answers
         self._made = 0
         self._begins = SimpleQueue[None]()
-        self._stream: Stream[WorkerScratch, LoadedBatch] | None = None
+        self._stream: BatchStream[WorkerScratch, LoadedBatch] | None = None
 
     def run(self) -> None:
         """Serve until the process is ended."""

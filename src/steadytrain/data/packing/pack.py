@@ -29,7 +29,7 @@ import PIL
 import simplejpeg
 from numpy.typing import NDArray
 
-from steadytrain.data.images.encode import Encoding, Packed, Settings, Subsampling
+from steadytrain.data.images.encode import Encoding, PackedImage, PackSettings, Subsampling
 from steadytrain.data.images.statistics import DeepImages, PixelCount, mean_and_std
 from steadytrain.data.names import Names
 from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
@@ -80,7 +80,7 @@ class PackRequest:
     label_column: tuple[str, ...] = ()
     split_column: str | None = None
     selection: Selection = field(default_factory=Selection)
-    settings: Settings = field(default_factory=Settings)
+    settings: PackSettings = field(default_factory=PackSettings)
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -156,7 +156,7 @@ def pack(
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
-        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``Settings``.
+        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``PackSettings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
@@ -172,7 +172,7 @@ def pack(
         TooManyBadError: more files than ``max_bad`` cannot be used; nothing is left behind.
         StorageError: the disk is full or not writable; what was marked until then stays hidden, to go on from.
     """
-    settings = Settings(
+    settings = PackSettings(
         shorter_side=shorter_side,
         quality=quality,
         encoding=encoding,
@@ -268,7 +268,7 @@ def assign_files(listings: Sequence[Listing], path: Path, shards: int | None = N
 
 def pack_listings(
     files: Sequence[tuple[Path, Listing]],
-    settings: Settings,
+    settings: PackSettings,
     *,
     source: str,
     scratch: Path,
@@ -530,7 +530,7 @@ class Tally:
         """Whether the pixels of a file are to be counted."""
         return number % self._every == 0
 
-    def keep(self, image: Packed | str) -> None:
+    def keep(self, image: PackedImage | str) -> None:
         """Count in an image that was written; of one that cannot be measured, a reason instead, no more than that."""
         self._numbers.append(self.num_seen - 1)
         if isinstance(image, str):
@@ -657,7 +657,7 @@ def min_median_max(values: array[int]) -> tuple[int, int, int]:
     return int(ordered[0]), int(ordered[(len(ordered) - 1) // 2]), int(ordered[-1])
 
 
-def digest(settings: Settings, parts: Iterable[bytes | bytearray]) -> str:
+def digest(settings: PackSettings, parts: Iterable[bytes | bytearray]) -> str:
     """Return the sha256 (hex) of settings and whatever else the packed bytes depend on."""
     sha256 = hashlib.sha256(json.dumps([LAYOUT, settings.to_dict()], sort_keys=True).encode())
     for part in parts:

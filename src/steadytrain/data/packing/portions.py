@@ -8,7 +8,7 @@ from functools import partial
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError
-from steadytrain.data.images.encode import Packed, Settings, pack_bytes, pack_pixels
+from steadytrain.data.images.encode import PackedImage, PackSettings, pack_bytes, pack_pixels
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.data.sources.listing import Piece, read_file, read_piece
 from steadytrain.machine.worker_pool import map_in_children
@@ -16,7 +16,7 @@ from steadytrain.machine.worker_pool import map_in_children
 Portion = Sequence[tuple[str | Piece, bool]]  # images to encode, each with whether its pixels are counted
 
 
-def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None = None) -> Packed | str:
+def pack_file(place: str | Piece, settings: PackSettings, count: PixelCount | None = None) -> PackedImage | str:
     """Read and encode one image; return the reason, in a few words, where it cannot be used.
 
     Args:
@@ -40,18 +40,18 @@ def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None =
 class EncodedPortion:
     """For each image of a portion what to store, or why not; and the counts of the pixels to be counted."""
 
-    results: tuple[Packed | str, ...]
+    results: tuple[PackedImage | str, ...]
     counts: Ints
 
 
-def encode_portion(portion: Portion, settings: Settings) -> EncodedPortion:
+def encode_portion(portion: Portion, settings: PackSettings) -> EncodedPortion:
     """Encode one portion in this process."""
     count = PixelCount()
     results = tuple(pack_file(place, settings, count if counted else None) for place, counted in portion)
     return EncodedPortion(results, count.totals())
 
 
-def encode_all(portions: Iterable[Portion], settings: Settings, *, workers: int) -> Generator[EncodedPortion]:
+def encode_all(portions: Iterable[Portion], settings: PackSettings, *, workers: int) -> Generator[EncodedPortion]:
     """Encode portions in so many children, which small images need most, or in this process (``workers`` 0).
 
     Results come in the order of the portions, whatever their number; a portion on which a child died comes in parts. A

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from steadytrain.data import filenames
 from steadytrain.data.filenames import group_by_split
-from steadytrain.data.images.encode import Settings
+from steadytrain.data.images.encode import PackSettings
 from steadytrain.data.packing.pack import assign_files, digest, identity, mute, pack_listings
 from steadytrain.data.recordio.card import (
     LabelNames,
@@ -136,7 +136,7 @@ def prepare(
                 columns=columns,
                 trainable=trainable,
                 only=only,
-                settings=Settings(shorter_side=shorter_side),
+                settings=PackSettings(shorter_side=shorter_side),
                 place=(Path(cache) if cache is not None else require_cache_folder()) / "packed",
                 workers=workers,
                 say=say,
@@ -179,7 +179,7 @@ class _Request:
     columns: ColumnNames
     trainable: bool
     only: str | None
-    settings: Settings
+    settings: PackSettings
     place: Path
     workers: int | None
     say: Say

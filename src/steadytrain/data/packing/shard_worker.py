@@ -30,7 +30,7 @@ from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
-from steadytrain.data.storage.store import Place, is_uri, local_name
+from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
 from steadytrain.errors import DataError, SteadyError, StorageError
 from steadytrain.format import OnProgress, Say
 from steadytrain.machine.facts import require_cache_folder
@@ -114,7 +114,7 @@ def read_plan(request: PackRequest, out: str | Path) -> ShardPlan | None:
 def _folder_and_stem(out: str | Path, request: PackRequest) -> tuple[str, str]:
     """Return the folder of ``out``, a path or a URI, and what the names of its files begin with."""
     if is_uri(out):
-        place = Place.parse(f"{str(out).removesuffix('.rec')}.rec")
+        place = ObjectPlace.parse(f"{str(out).removesuffix('.rec')}.rec")
         return str(place.sibling("")), Path(place.name).stem
     path = record_path(Path(local_name(str(out))), Path(request.sources[0]))
     return str(path.parent), path.stem

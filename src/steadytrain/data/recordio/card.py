@@ -69,7 +69,7 @@ class Card:
         kept: images stored byte for byte as they came; the others were encoded anew.
         full_chroma: of these, JPEGs of 4:4:4, where ``--subsampling auto`` chose; else None, and not in the file.
         encodings: images by format (``jpg``, ``png``, ...).
-        settings: those of :class:`~steadytrain.data.images.encode.Settings`.
+        settings: those of :class:`~steadytrain.data.images.encode.PackSettings`.
         bytes: size of the ``.rec``.
         digest: sha256 (hex) of the ``.rec``.
         spots: sha256 (hex) of a few blocks of it; see :func:`digest_of_spots`.

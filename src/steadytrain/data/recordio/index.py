@@ -195,14 +195,14 @@ def require_complete(file: Readable, offsets: Offsets) -> None:
 
 
 @dataclass(frozen=True)
-class Columns:
+class RecordColumns:
     """The headers of N records: ``ids`` int64[N], and ``labels`` float32[N, L]."""
 
     ids: NDArray[np.int64]
     labels: NDArray[np.float32]
 
 
-def read_columns(file: Readable, offsets: Offsets) -> Columns:
+def read_columns(file: Readable, offsets: Offsets) -> RecordColumns:
     """Read ids and labels of the records at ``offsets``.
 
     Raises:
@@ -223,7 +223,7 @@ def read_columns(file: Readable, offsets: Offsets) -> Columns:
         raise DataError(f"its records hold {widths[0]} to {widths[-1]} labels: only equally many can be used")
     if flags.any():
         labels = _vectors(file, offsets, flags.astype(bool), labels, int(widths[0]))
-    return Columns(ids, labels)
+    return RecordColumns(ids, labels)
 
 
 def read_heads(file: Readable, offsets: Offsets) -> NDArray[np.uint32]:

@@ -48,9 +48,9 @@ from steadytrain.data.recordio.framing import (
     unpack,
 )
 from steadytrain.data.recordio.index import (
-    Columns,
     Offsets,
     Readable,
+    RecordColumns,
     read_columns,
     read_heads,
     read_index,
@@ -184,10 +184,10 @@ class _File:
         return starts, starts + self.extents[1][rows]
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> RecordColumns:
         return self.read_columns()
 
-    def read_columns(self) -> Columns:
+    def read_columns(self) -> RecordColumns:
         """Read ids and labels: of an object from its list, if it has one that fits, else from the records' headers."""
         if (columns := self._columns_of_list()) is not None:
             return columns
@@ -204,7 +204,7 @@ class _File:
             ) from None
         return columns
 
-    def _columns_of_list(self) -> Columns | None:
+    def _columns_of_list(self) -> RecordColumns | None:
         """Return what the list of an object says, if its card and its first and last record agree with it."""
         if self.card is None or not isinstance(self.view, RemoteFile) or not len(self.offsets):
             return None

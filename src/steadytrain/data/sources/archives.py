@@ -34,7 +34,7 @@ import numpy as np
 from steadytrain.data.filenames import is_ignored, is_image
 from steadytrain.data.images.file_types import LOOK_AT, recognise
 from steadytrain.data.names import Names
-from steadytrain.data.sources.listing import MOST_RATIO, Files, Pieces
+from steadytrain.data.sources.listing import MOST_RATIO, FileList, Pieces
 from steadytrain.data.sources.rows import is_json_lines
 from steadytrain.data.sources.zip_names import readings
 from steadytrain.data.storage.local_files import open_patiently
@@ -214,7 +214,7 @@ class Member(NamedTuple):
     crc: int = -1  # the CRC-32 that its bytes must have once inflated; -1 where the archive has none
 
 
-def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = False) -> Files:
+def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = False) -> FileList:
     """List what archives, tars or zips, hold, in their order and in that of their members.
 
     With ``by_stem`` each archive's members lie in a folder named as the archive is: one archive for each class.
@@ -237,14 +237,14 @@ def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = F
     return _gather(archives, map(walk, archives), say)
 
 
-def holds_only_tars(files: Files) -> bool:
+def holds_only_tars(files: FileList) -> bool:
     """Whether tars are all that an archive holds, hidden files and texts aside."""
     bases = (name.rpartition("/")[2] for name in files.names)
     suffixes = {posixpath.splitext(base)[1].lower() for base in bases if not base.startswith(".")}
     return ".tar" in suffixes and suffixes <= {".tar", ".txt", ".md", ".csv", ""}
 
 
-def read_inner_tars(outer: SourceFile, say: Say) -> Files:
+def read_inner_tars(outer: SourceFile, say: Say) -> FileList:
     """List what the tars inside a tar hold: each one's members in a folder named as that tar is.
 
     Raises:
@@ -267,7 +267,7 @@ def read_inner_tars(outer: SourceFile, say: Say) -> Files:
     return _gather([outer], [walk()], say)
 
 
-def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], say: Say) -> Files:
+def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], say: Say) -> FileList:
     """Put members of archives into columns; a link to another member is that member once more, behind all others."""
     names = Names()
     folders: set[str] = set()
@@ -312,7 +312,7 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
     table = {name: np.asarray(column) for name, column in columns.items()}
     size = table.get("size", table["stored"])
     deflated = table["deflated"].astype(np.bool_) if "deflated" in table else None
-    return Files(
+    return FileList(
         names=names,
         sizes=size,
         times=np.array([archive.time for archive in archives], np.int64)[table["file"]],

@@ -85,7 +85,7 @@ class ColumnNames:
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """What each column of a table is."""
 
     names: tuple[str, ...]  # of all columns; empty without a header
@@ -154,7 +154,7 @@ def find_columns(
     named: ColumnNames | None = None,
     is_headed: bool = False,
     is_file: Callable[[str], bool] = lambda _: False,
-) -> Columns:
+) -> TableColumns:
     """Find the columns by the first rows of a table.
 
     Args:
@@ -202,7 +202,7 @@ def find_columns(
     if twice and not named.labels:
         raise DataError(f"two columns are called {twice[0]!r}: rename one")
     is_guess = has_header and not _has_known(rows[0]) and not named.options()
-    return Columns(names, width, path, labels, split, group_place, numbering, is_guess, bool(named.labels))
+    return TableColumns(names, width, path, labels, split, group_place, numbering, is_guess, bool(named.labels))
 
 
 def list_columns(names: Sequence[str], width: int = 0) -> str:
@@ -383,6 +383,6 @@ def _is_header(rows: Sequence[Sequence[str]], named: ColumnNames) -> bool:
     return _has_known(first) and not any(is_number(cell) for cell in first)
 
 
-def plain_name(columns: Columns) -> str:
+def plain_name(columns: TableColumns) -> str:
     """The name of the label's column, in lower case with underscores; empty where it has none."""
     return _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from steadytrain.data.filenames import is_image
 from steadytrain.data.sources.archives import open_source, read_archives
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
-from steadytrain.data.sources.listing import Files
+from steadytrain.data.sources.listing import FileList
 from steadytrain.errors import DataError
 from steadytrain.format import Say, few, printable
 
@@ -190,7 +190,7 @@ def _read_bounded(stored_at: Path, path: Path) -> bytes:
     return data
 
 
-def _read_member(files: Files, name: str, path: Path) -> bytes:
+def _read_member(files: FileList, name: str, path: Path) -> bytes:
     row = next((row for row, member in enumerate(files.names) if member.rpartition("/")[2] == name), None)
     if row is None:
         raise DataError(

@@ -39,7 +39,7 @@ _LARGEST_FILE = 1 << 30
 _NO_FILE = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-class Pixels(NamedTuple):
+class PixelShape(NamedTuple):
     """The shape of images stored as bare pixels. ``planar``: one plane after another (CIFAR), not pixel by pixel."""
 
     height: int
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
     offset: int
     size: int
     deflated: bool = False
-    pixels: Pixels | None = None
+    pixels: PixelShape | None = None
     crc: int = -1
     inflated: int = -1
 
@@ -126,7 +126,7 @@ class Pieces:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     deflated: NDArray[np.bool_] | None = None
-    pixels: Pixels | None = None
+    pixels: PixelShape | None = None
     crc: NDArray[np.int64] | None = None
     inflated: NDArray[np.int64] | None = None
 
@@ -226,7 +226,7 @@ class Listing:
 
 
 @dataclass(frozen=True, eq=False)
-class Files:
+class FileList:
     """Files of any kind, in a folder or inside archives, in columns: of a million files no object is kept.
 
     Args:

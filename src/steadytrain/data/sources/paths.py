@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.filenames import is_image, split_words
 from steadytrain.data.names import Names
-from steadytrain.data.sources.listing import Files, Labels, Listing
+from steadytrain.data.sources.listing import FileList, Labels, Listing
 from steadytrain.errors import DataError
 from steadytrain.format import Say, count, few, printable
 
@@ -302,7 +302,7 @@ class ImagesInArchives:
 
     def __init__(
         self,
-        files: Files,
+        files: FileList,
         root: Path,
         *,
         table: Path,

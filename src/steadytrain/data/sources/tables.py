@@ -24,7 +24,7 @@ from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines
 from steadytrain.data.recordio.reader import MOST_CLASSES
-from steadytrain.data.sources.columns import ColumnNames, Columns, find_columns, plain_name
+from steadytrain.data.sources.columns import ColumnNames, TableColumns, find_columns, plain_name
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
@@ -289,7 +289,7 @@ def read_table(
     return listings
 
 
-def _say_contradictions(where: str, columns: Columns, body: _Body, say: Say) -> None:
+def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say) -> None:
     """Say how many images lie in a folder of another split than the table's column says."""
     first, num_others = "", 0
     for name, split in zip(body.names, body.splits, strict=True):
@@ -325,7 +325,7 @@ class _Body:
 
 
 def _read_body(
-    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns, classes: Sequence[str] | None, say: Say
+    path: Path, rows: Iterator[tuple[int, list[str]]], columns: TableColumns, classes: Sequence[str] | None, say: Say
 ) -> _Body:
     """Paths, labels, splits and groups of all rows. Raises DataError with the numbers of lines that are wrong."""
     body, numbers, values = _Body(), array("q"), array("f")
@@ -374,7 +374,7 @@ def _read_body(
 
 
 def _labels_of(
-    path: Path, body: _Body, columns: Columns, classes: Sequence[str] | None, say: Say
+    path: Path, body: _Body, columns: TableColumns, classes: Sequence[str] | None, say: Say
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
     where, label_names = str(path), tuple[str, ...]()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import orientation, read_header
-from steadytrain.data.images.encode import Settings, pack_bytes, to_ppm
+from steadytrain.data.images.encode import PackSettings, pack_bytes, to_ppm
 from steadytrain.data.images.file_types import scan_of
 from steadytrain.data.recordio.reader import Extents
 from steadytrain.data.sources.columns import ColumnNames
@@ -226,4 +226,4 @@ def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
         is_turned = orientation(image) != 1
     except Exception:  # noqa: BLE001 - a stranger's file: whoever decodes it says what is wrong with it
         return data
-    return pack_bytes(data, Settings(encoding="raw", shorter_side=shorter_side)).data if is_turned else data
+    return pack_bytes(data, PackSettings(encoding="raw", shorter_side=shorter_side)).data if is_turned else data

@@ -33,7 +33,7 @@ _COMMON_HANGUL = frozenset(
 
 
 @dataclass(frozen=True)
-class Reading:
+class NameReading:
     """Names by one encoding.
 
     Args:
@@ -45,7 +45,7 @@ class Reading:
     names: tuple[str, ...]
 
 
-def readings(names: Iterable[bytes]) -> list[Reading]:
+def readings(names: Iterable[bytes]) -> list[NameReading]:
     """Return the encodings by which all these names of members are what people write; none, one or several.
 
     >>> [reading.encoding for reading in readings(["猫狗/1.jpg".encode("gbk"), "鸟/2.jpg".encode("gbk")])]
@@ -63,7 +63,7 @@ def readings(names: Iterable[bytes]) -> list[Reading]:
             continue
         if is_right(texts) and texts not in right.values():
             right[encoding] = texts
-    return [Reading(encoding, right[encoding]) for encoding in _likeliest(right)]
+    return [NameReading(encoding, right[encoding]) for encoding in _likeliest(right)]
 
 
 def _likeliest(right: Mapping[str, tuple[str, ...]]) -> Sequence[str]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from steadytrain.data.arrays import Ints
 from steadytrain.data.storage.object_cache import LEAST_LIMIT, limit_bytes, make_room, used_bytes
 from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path, runs
-from steadytrain.data.storage.store import MOST_REQUESTS, Place, Store
+from steadytrain.data.storage.store import MOST_REQUESTS, ObjectPlace, Store
 from steadytrain.errors import SteadyError, StorageError, storage_error
 from steadytrain.format import size as size_words
 
@@ -65,7 +65,7 @@ class RemoteFile:
         """Whether the cache has room for it, and for what is read with it."""
         self.began = self.disk.traffic()
         """What had been fetched when it was opened here."""
-        self._place = Place.parse(self.uri)
+        self._place = ObjectPlace.parse(self.uri)
         self._store = Store(self._place, self.disk.count_fault)
         self._closed = False
         self._begin(_pool_of(os.getpid()))

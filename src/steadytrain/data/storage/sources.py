@@ -33,7 +33,7 @@ from steadytrain.data.storage.store import (
     Fault,
     NoObjectError,
     ObjectFacts,
-    Place,
+    ObjectPlace,
     Store,
     faults_words,
     is_uri,
@@ -129,7 +129,7 @@ def _require_room(uri: object, num_bytes: int, limit: int) -> None:
 
 def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     """Fetch all objects below a prefix. Raises DataError where there are none."""
-    place = Place.folder(uri)
+    place = ObjectPlace.folder(uri)
     store = Store(place, patience_seconds=OPENING_SECONDS)
     found, digest = store.list_all(place, sorted), hashlib.sha256(str(place).encode())
     for name, facts in found:
@@ -164,7 +164,7 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     return path
 
 
-def _fetch_files(store: Store, place: Place, folder: Path, found: Sequence[tuple[str, ObjectFacts]]) -> None:
+def _fetch_files(store: Store, place: ObjectPlace, folder: Path, found: Sequence[tuple[str, ObjectFacts]]) -> None:
     """Fetch objects that are not here yet, many at a time; a file appears when it is whole."""
 
     def fetch(name: str, facts: ObjectFacts) -> None:
@@ -173,7 +173,7 @@ def _fetch_files(store: Store, place: Place, folder: Path, found: Sequence[tuple
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        data, _ = store.read(Place(place.base, place.key + name), expected=facts)
+        data, _ = store.read(ObjectPlace(place.base, place.key + name), expected=facts)
         part.write_bytes(data)
         part.replace(path)
 
