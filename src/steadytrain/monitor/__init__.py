@@ -1,4 +1,4 @@
-"""Where a run's time goes: its history folded from events, the ledger of seconds, the verdict. Needs no torch."""
+"""A run's time: its history folded from events, the ledger of seconds, the verdict. Needs no torch."""
 
 from __future__ import annotations
 

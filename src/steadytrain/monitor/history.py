@@ -196,7 +196,7 @@ class RunHistory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run was trained to its end."""
+        """Return whether the run was trained to its end."""
         return any(isinstance(event, Ended) and event.status == "finished" for event in self.endings)
 
     @property
@@ -216,12 +216,12 @@ class RunHistory:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another program trained: what its log leaves out is not a number here."""
+        """Return whether another program trained: what its log leaves out is not a number here."""
         return self.started is not None and not self.started.digest
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several labels: evaluations are then ranked by mAP."""
+        """Return whether an image may have several labels: evaluations are then ranked by mAP."""
         return self.started is not None and self.started.data.get("multi_label") is True
 
     def epoch(self, step: float) -> float:

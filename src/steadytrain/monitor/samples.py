@@ -196,7 +196,7 @@ class StepTimes:
 
     @property
     def waits(self) -> Percentiles:
-        """The same percentiles of the wait."""
+        """Return the percentiles of the wait."""
         return percentiles([wait for _, wait in self._kept])
 
     @property

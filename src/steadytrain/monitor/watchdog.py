@@ -57,7 +57,7 @@ class LoopProgress(Protocol):
 
     @property
     def bucket(self) -> str:
-        """What the loop does, one of :data:`steadytrain.events.BUCKETS`."""
+        """The loop's activity, one of :data:`steadytrain.events.BUCKETS`."""
 
     @property
     def since(self) -> float:
@@ -70,7 +70,7 @@ class LoopProgress(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StallLimits:
-    """How long the loop may stall before it is reported or ended, in seconds."""
+    """Seconds that the loop may stall before it is reported or ended."""
 
     update: float = 60.0  # in an update, at least
     updates: float = 20.0  # the same, in medians of the recent updates
@@ -198,7 +198,7 @@ class Watchdog:
         )
 
     def _is_held(self) -> bool:
-        """Whether the loop is suspended: by its caller, between two events, or by a debugger."""
+        """Return whether the loop is suspended: by its caller, between two events, or by a debugger."""
         inside = any(stacks.package(frame).startswith(self._package) for frame in stacks.frames(self._loop))
         return not inside or stacks.is_debugged(self._loop)
 

@@ -1,4 +1,4 @@
-"""What can be wrong with data, each kind with a name, a severity and what becomes of it; findings, reports, remedies.
+"""Kinds of faults in data, each with a name, a severity and what becomes of it; findings, reports, remedies.
 
 An **error** is something that is lost or refused, a **warning** something that will spoil a result unless it is meant,
 a **note** something that a rule takes care of.
@@ -258,15 +258,15 @@ class Findings:
         return self._kept[kind]
 
     def has(self, *kinds: str) -> bool:
-        """Whether there is any of these kinds."""
+        """Return whether there is a finding of any of these kinds."""
         return any(self.counts[kind] for kind in kinds)
 
     def num(self, severity: Severity) -> int:
-        """How many there are of a severity."""
+        """Count the findings of a severity."""
         return sum(count for kind, count in self.counts.items() if KINDS[kind].severity == severity)
 
     def num_kinds(self, severity: Severity) -> int:
-        """How many kinds there are of a severity, each in one place or in several."""
+        """Count the kinds of a severity that were found at least once."""
         return sum(count > 0 and KINDS[kind].severity == severity for kind, count in self.counts.items())
 
     def by_kind(self) -> list[tuple[str, int, list[Finding]]]:
@@ -277,7 +277,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an examination came to.
+    """The result of an examination.
 
     Args:
         what: it is, in a few words: "image records", "a folder of classes", "a tar archive".
@@ -314,12 +314,12 @@ class Report:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is no error."""
+        """Return whether there is no error."""
         return not self.findings.num("error")
 
     @property
     def is_fine(self) -> bool:
-        """Whether there is neither an error nor a warning."""
+        """Return whether there is neither an error nor a warning."""
         return self.is_usable and not self.findings.num("warning")
 
     def to_dict(self) -> dict[str, Any]:
@@ -402,7 +402,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
 
 
 def _remedies_for_copies(findings: Findings, then: str = "") -> list[tuple[bool, str, str]]:
-    """What to do about images that look alike; ``then``: what has to be done after that."""
+    """List remedies for images that look alike; ``then``: what has to be done afterwards."""
     advice = {
         "near-conflict": (
             "look at the pairs, and give all copies of an image one class",

@@ -21,7 +21,7 @@ UNEVEN = 10  # times as many images in the largest class as in the smallest
 
 
 class ImageTally:
-    """What has been seen of images so far. Columns are bytes, not objects: a million images take tens of megabytes."""
+    """Looks at images, collected. Columns are bytes, not objects: a million images take tens of megabytes."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings

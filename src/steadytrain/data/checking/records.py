@@ -108,7 +108,7 @@ class Headers:
 
 @dataclass(frozen=True)
 class RecordScan:
-    """What one pass over a record file saw.
+    """The results of one pass over a record file.
 
     Args:
         size: of the file, in bytes.
@@ -177,7 +177,7 @@ class Examined:
 
     @property
     def has_good_index(self) -> bool:
-        """Whether readers can go by its index."""
+        """Return whether readers can go by its index."""
         return not any(kind.startswith("index-") and kind != "index-keys" for kind in self.report.findings.counts)
 
 
@@ -457,7 +457,7 @@ def image_in(source: ByteSource, span: Bounds) -> bytes:
 
 @dataclass(frozen=True)
 class _Labels:
-    """What the labels of a file are: "image records", "detection records", ..."""
+    """The labels of a file, by kind: "image records", "detection records", ..."""
 
     what: str
     fits: NDArray[np.bool_]  # records whose labels go with those of the others

@@ -36,7 +36,7 @@ _PORTION = 32
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What was written, and what was not.
+    """A salvaged record file, and the records that it lacks.
 
     Args:
         path: of the new record file.
@@ -179,7 +179,7 @@ def _unmeasured(_: tuple[Bounds, bool], ending: str) -> EncodedPortion:
 
 
 def _lost(examined: Examined) -> list[Rejected]:
-    """Whatever is not salvaged, each with its reason: damaged places first, then records."""
+    """List everything that is not salvaged, with reasons: damaged places first, then records."""
     places: list[Rejected] = []
     records: dict[int, str] = {}
     for kind, _, findings in examined.report.findings.by_kind():

@@ -165,7 +165,7 @@ def examine_source(
 
 
 def _describe(sources: Sequence[str]) -> tuple[str, FileType | None]:
-    """What sources are that are no folder, in a few words; and of one file, that is no list, what it begins as."""
+    """Describe sources that are no folder in a few words; return also the type of a single file that is no list."""
     path = Path(sources[0])
     if len(sources) > 1:
         return f"{len(sources):,} sources", None

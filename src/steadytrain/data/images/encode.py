@@ -64,7 +64,7 @@ _MCU_WIDTH = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  #
 
 @dataclass(frozen=True, kw_only=True)
 class PackSettings:
-    """How images are stored.
+    """The form in which images are stored.
 
     Args:
         shorter_side: larger images are scaled down to this many pixels on their shorter side (bicubic, antialiased);
@@ -124,7 +124,7 @@ class PackSettings:
 
     @property
     def stores_jpegs(self) -> bool:
-        """Whether images may be encoded as JPEGs."""
+        """Return whether images may be encoded as JPEGs."""
         return self.encoding in ("auto", "jpg")
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes, and why bytes cannot be used as an image: in a few words, with the remedy.
+"""Types of files, by their first bytes; reasons why bytes cannot be used as an image, in a few words, with the remedy.
 
 >>> file_type = recognise(b"version https://git-lfs.github.com/spec/v1", 130)
 >>> file_type.name, file_type.advice
@@ -26,7 +26,7 @@ PACK_IMAGES = "pack the images themselves: steady pack FOLDER OUT"  # instead of
 
 
 class FileType(NamedTuple):
-    """What a file is, advice to those who hoped for images, and whether packing takes such files."""
+    """A type of file, advice to those who hoped for images, and whether packing takes such files."""
 
     name: str
     advice: str
@@ -207,7 +207,7 @@ def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> st
 
 
 def _ends_early(data: bytes | memoryview) -> bool:
-    """Whether a WebP is shorter than it says, or the tables of a TIFF would lie beyond its end."""
+    """Return whether a WebP is shorter than it says, or the tables of a TIFF would lie beyond its end."""
     start = bytes(data[:8])
     if start[:4] == b"RIFF":
         return int.from_bytes(start[4:], "little") + 8 > len(data)
@@ -258,7 +258,7 @@ def frame_of(data: bytes | memoryview) -> Frame | None:
 
 
 def scan_of(data: bytes | memoryview) -> int:
-    """Where the first scan of a JPEG begins; the number of its bytes where there is none."""
+    """Return the byte at which the first scan of a JPEG begins; the number of its bytes where there is none."""
     return next((at for marker, at in _markers(data) if marker == _SCAN), len(data))
 
 

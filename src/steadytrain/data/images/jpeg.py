@@ -40,7 +40,7 @@ _SCAN, _END = 0xDA, 0xD9
 
 
 class JpegHeader(NamedTuple):
-    """What a JPEG's header says.
+    """The header of a JPEG.
 
     Args:
         height, width: in pixels.

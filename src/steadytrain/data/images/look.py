@@ -45,7 +45,7 @@ _BY_MODE = {
 
 
 class Look(NamedTuple):
-    """What was seen of one image.
+    """The findings about one image.
 
     Args:
         fault: kind of finding that says why it cannot be used; empty for a sound image.

@@ -80,7 +80,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoaderTask:
-    """What a loader is to do, as plain data that another process can be given: the same batches wherever it is done.
+    """The task of a loader, as plain data that another process can be given: the same batches wherever it is done.
 
     Args:
         source: encoded images and labels; pickled where another process is to open it for itself.

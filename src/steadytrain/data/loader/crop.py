@@ -55,7 +55,7 @@ class Square(NamedTuple):
 
 @dataclass(frozen=True)
 class CropPlan:
-    """What to take from each of ``n`` images, and where to put it.
+    """The part of each of ``n`` images to take, and its place in the square.
 
     Args:
         boxes: int64[n, 4], left, top, right, bottom in the image's pixels: this part is resized ...
@@ -83,7 +83,7 @@ class CropPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """How a square is cropped from an image, in training and in evaluation.
+    """The rule by which a square is cropped from an image, in training and in evaluation.
 
     Args:
         kind: ``resized-crop``, ``pad-crop`` or ``none``; see the module.

@@ -269,7 +269,7 @@ def cut_into(
 
 
 def cut_from(out: Pixels, source: Pixels, crop: Crop, plan: CropPlan, row: int) -> None:
-    """Do the same from an image that is decoded already, uint8[H, W, C]."""
+    """Cut a square from an image that is decoded already, uint8[H, W, C]."""
     _place(out, ImagePart(source), crop, plan.squares[row], Scratch())
 
 
@@ -362,7 +362,7 @@ def resample(out: Pixels, source: Pixels, window: Window, interpolation: Interpo
 
 
 def _by_native(out: Pixels, source: Pixels, window: Window, interpolation: Interpolation) -> bool:
-    """Do it by the native decoder, and tell whether it can; else ``out`` is left undefined."""
+    """Cut a square by the native decoder; return whether it could (else ``out`` is left undefined)."""
     if jpeg.parts is None or source.shape[2] != 3:
         return False
     left, top, right, bottom = window.box

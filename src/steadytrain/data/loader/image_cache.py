@@ -112,7 +112,7 @@ class ImageCache:
 
     @property
     def full(self) -> bool:
-        """Whether every sample is in memory."""
+        """Return whether every sample is in memory."""
         images = self.images
         if not self._full and images is not None:
             self._full = bool(images.filled.all())
@@ -120,7 +120,7 @@ class ImageCache:
 
     @property
     def bytes(self) -> int:
-        """What is kept."""
+        """Return the bytes of the images that are kept."""
         images = self.images
         if images is None:
             return 0
@@ -130,7 +130,7 @@ class ImageCache:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it lies in memory that other ranks have, too."""
+        """Return whether it lies in memory that other ranks have, too."""
         return self.images is not None and self.images.shared is not None
 
     def keep_any_size(self) -> None:
@@ -277,7 +277,7 @@ class ImageCache:
 
 @dataclass(frozen=True, eq=False)
 class Shifts:
-    """Where squares lie that are only shifted: ``samples``, ``rows`` and ``columns`` int64[b], ``flips`` bool[b].
+    """Places of squares that are only shifted: ``samples``, ``rows`` and ``columns`` int64[b], ``flips`` bool[b].
 
     Rows and columns are those of the image with its padding around; a mirrored square is cut first.
     """
@@ -420,7 +420,7 @@ class DeviceCache:
 
     @property
     def bytes(self) -> int:
-        """What lies on the device."""
+        """Return the bytes that lie on the device."""
         images = self._images
         return 0 if images is None else images.numel()
 

@@ -83,7 +83,7 @@ class LoaderStats:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ``place="auto"`` runs the threads, and why."""
+    """The process in which ``place="auto"`` runs the threads, and the reason."""
 
     place: Literal["threads", "process"]
     reason: str
@@ -423,7 +423,7 @@ class ImageLoader:
 
     @property
     def keeps(self) -> bool:
-        """Whether decoded images are cached; known after the first image."""
+        """Return whether decoded images are cached; known after the first image."""
         return self._kept_bytes > 0
 
     def is_steady(self) -> bool:

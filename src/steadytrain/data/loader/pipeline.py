@@ -115,13 +115,13 @@ class BatchJob(Generic[W, R]):
 
 @dataclass(frozen=True, eq=False)
 class _Failure:
-    """What a job raised, for the consumer."""
+    """The error that a job raised, for the consumer."""
 
     error: BaseException
 
 
 class _Worker(Generic[W]):
-    """What is known of one thread: its times, its workspace while it is at a piece, and since when."""
+    """One thread: its times, its workspace while it is at a piece, and since when."""
 
     def __init__(self, times: StageTimes) -> None:
         self.times = times
@@ -250,7 +250,7 @@ class BatchStream(Generic[W, R]):
 
     @property
     def _is_foreign(self) -> bool:
-        """Whether this is a forked process: the threads stayed behind, and one of them may have held the lock."""
+        """Return whether this is a forked process: the threads stayed behind, one of them perhaps with the lock."""
         return os.getpid() != self._process
 
     def _stop(self) -> None:

@@ -61,7 +61,7 @@ class FetchedSource(LocatedSource, Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether what was read once is on the disk from then on."""
+        """Return whether data that were read once are on the disk from then on."""
 
     def ask(self, stretches: Sequence[Extent], /) -> None:
         """Begin to fetch what is not on the disk, and return."""

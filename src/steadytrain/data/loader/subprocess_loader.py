@@ -119,7 +119,7 @@ class SharedBatches:
 
     @property
     def address(self) -> int:
-        """Where the first slot begins."""
+        """Return the address of the first slot."""
         return self._memory.ctypes.data
 
     def pin(self) -> None:
@@ -241,17 +241,17 @@ class LoaderProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not been ended; one that has died by itself is found out when it is heard."""
+        """Return whether it has not been ended; one that has died by itself is found out when it is heard."""
         return self._end.alive
 
     @property
     def is_shared(self) -> bool:
-        """Whether kept images lie in memory that other ranks have, too."""
+        """Return whether kept images lie in memory that other ranks have, too."""
         return bool(self.slots.done[1])
 
     @property
     def kept_bytes(self) -> int:
-        """What it keeps of decoded images."""
+        """Return the bytes of decoded images that it keeps."""
         return int(self.slots.done[2])
 
     def wait(self) -> None:

@@ -69,7 +69,7 @@ def mute(*_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PackRequest:
-    """What is to be packed, and how its images are stored; arguments as for :func:`pack`."""
+    """A source to be packed, and the form of its images; arguments as for :func:`pack`."""
 
     sources: tuple[str, ...]
     root: str | Path | None = None
@@ -92,7 +92,7 @@ class PackRequest:
 
     @property
     def source(self) -> str:
-        """What a card calls the source."""
+        """Return the source's name for a card."""
         return " ".join(self.sources)
 
     def listings(self, places: Sequence[str], scratch: Path, say: Callable[[str], None]) -> list[Listing]:
@@ -505,7 +505,7 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every file has been gone through."""
+        """Return whether every file has been gone through."""
         return self.num_seen == len(self.listing)
 
     @property
@@ -527,7 +527,7 @@ class Tally:
         return id_, label[0] if isinstance(label, list) and len(label) == 1 else label
 
     def is_counted(self, number: int) -> bool:
-        """Whether the pixels of a file are to be counted."""
+        """Return whether the pixels of a file are to be counted."""
         return number % self._every == 0
 
     def keep(self, image: PackedImage | str) -> None:

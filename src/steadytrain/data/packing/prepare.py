@@ -170,7 +170,7 @@ def _as_records(source: str, options: Mapping[str, object], say: Say) -> Prepare
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What is to be packed and how, and the cache that keeps the copy."""
+    """A source to be packed, and the cache that keeps the copy."""
 
     source: str
     root: Path | None

@@ -52,7 +52,7 @@ class Rejected(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a record file holds.
+    """The contents of a record file.
 
     Args:
         classes: names, in the order of their labels; empty for label vectors.
@@ -115,7 +115,7 @@ class Card:
 
     @property
     def class_list(self) -> tuple[str, ...]:
-        """What a model of these data tells apart: the classes; of label vectors the names of their columns.
+        """Return the names of a model's outputs: the classes; of label vectors the names of their columns.
 
         Columns without names are called by their numbers. Empty for single values that are no classes.
         """

@@ -1,4 +1,4 @@
-"""MXNet's RecordIO, byte for byte: framing, image headers, and bare pixels as payloads.
+"""MXNet's RecordIO, byte for byte: framing and image headers.
 
 Everything is little-endian. A record is ``magic u32, cflag << 29 | length u32, payload, zeros to a multiple of 4``.
 A payload that holds the magic at a multiple of 4 is cut there into parts (``cflag`` 1 first, 2 middle, 3 last; 0 is a
@@ -20,8 +20,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from steadytrain.data.storage.local_files import ByteRanges
 from steadytrain.errors import DataError
 
 MAGIC = 0xCED7230A
@@ -33,6 +33,7 @@ _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 
 Buffer = bytes | memoryview
+Readable = memoryview | ByteRanges
 
 
 @dataclass(frozen=True)
@@ -96,15 +97,7 @@ def frame(payload: bytes) -> bytes:
     return b"".join([*parts, bytes(-len(payload) % 4)])
 
 
-class Contents(Protocol):
-    """The bytes of a file: a memoryview, or what gives parts of one."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> memoryview: ...
-
-
-def read_payload(file: Contents, offset: int) -> memoryview:
+def read_payload(file: Readable, offset: int) -> memoryview:
     """Return the payload of the record that begins at ``offset``: a view into ``file`` unless it lies there in parts.
 
     Raises:
@@ -114,7 +107,7 @@ def read_payload(file: Contents, offset: int) -> memoryview:
     return parts[0] if len(parts) == 1 else memoryview(_MAGIC.join(parts))
 
 
-def find_parts(file: Contents, offset: int) -> list[tuple[int, int]]:
+def find_parts(file: Readable, offset: int) -> list[tuple[int, int]]:
     """Return where the parts of the record that begins at ``offset`` start and end; its payload is not read.
 
     Raises:
@@ -132,7 +125,7 @@ def find_parts(file: Contents, offset: int) -> list[tuple[int, int]]:
     return parts
 
 
-def _part(file: Contents, offset: int) -> tuple[int, int, int]:
+def _part(file: Readable, offset: int) -> tuple[int, int, int]:
     """Return the cflag of a part, and where its bytes start and end."""
     if not 0 <= offset <= len(file) - 8:
         raise DataError(f"the file ends at byte {len(file):,}, before the record at byte {offset:,}")

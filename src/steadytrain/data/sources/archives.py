@@ -98,7 +98,7 @@ def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceF
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
+    """Return whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
     return bool(_compression(_read_start(path)))
 
 
@@ -187,7 +187,7 @@ def _decompressed(path: Path, compression: str) -> Iterator[bytes]:
 
 
 def _zstd(path: Path) -> tuple[Callable[[BinaryIO], Any], type[Exception]]:
-    """What reads zstd here, and the error that it raises."""
+    """Return a reader of zstd, and the error that it raises."""
     with suppress(ModuleNotFoundError):
         zstandard = importlib.import_module("zstandard")
         reader = partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True)
@@ -238,7 +238,7 @@ def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = F
 
 
 def holds_only_tars(files: FileList) -> bool:
-    """Whether tars are all that an archive holds, hidden files and texts aside."""
+    """Return whether an archive holds only tars, hidden files and texts aside."""
     bases = (name.rpartition("/")[2] for name in files.names)
     suffixes = {posixpath.splitext(base)[1].lower() for base in bases if not base.startswith(".")}
     return ".tar" in suffixes and suffixes <= {".tar", ".txt", ".md", ".csv", ""}
@@ -351,7 +351,7 @@ def _stem(name: str) -> str:
 
 
 def is_tar(start: bytes) -> bool:
-    """Whether a file that begins with these bytes (512 or more) is a tar: its first header's sum fits.
+    """Return whether a file that begins with these bytes (512 or more) is a tar: its first header's sum fits.
 
     >>> is_tar(b"PK" * 256)
     False
@@ -439,7 +439,7 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
 
 
 def _skip_zeros(source: _BoundedReads, at: int, end: int) -> int | None:
-    """Where another tar goes on behind the zeros that end one; None where nothing does."""
+    """Find the byte at which another tar follows the zeros that end one; None where none does."""
     while at + _BLOCK <= end:
         source.seek(at)
         data = source.read(min(_CHUNK, (end - at) // _BLOCK * _BLOCK))
@@ -522,7 +522,7 @@ def walk_zip(file: BinaryIO, of: str, say: Say = lambda _: None) -> Iterator[Mem
 
 
 def _zip_content(file: BinaryIO, info: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin: behind a local header with lengths of its own; -1 where there is none."""
+    """Find a member's first byte, behind a local header with lengths of its own; -1 where there is none."""
     if info.header_offset < 0:
         return -1
     file.seek(info.header_offset)

@@ -92,7 +92,7 @@ def _list_arrays(
 
 
 def is_idx_folder(names: Iterable[str]) -> bool:
-    """Whether a folder's files are pairs of idx files."""
+    """Return whether a folder's files are pairs of idx files."""
     return any(_IDX_NAME.fullmatch(name) for name in names)
 
 
@@ -207,7 +207,7 @@ def _idx_partner(path: Path) -> Path:
 
 
 def is_cifar(names: Iterable[str]) -> bool:
-    """Whether these files are CIFAR-10 or CIFAR-100, or STL-10, whichever form they have."""
+    """Return whether these files are CIFAR-10 or CIFAR-100, or STL-10, whichever form they have."""
     bases: set[str] = set()  # of all names, of which there may be a million, only those that count
     for name in names:
         base = name.rpartition("/")[2]

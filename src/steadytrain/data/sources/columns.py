@@ -86,7 +86,7 @@ class ColumnNames:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """What each column of a table is."""
+    """The columns of a table, by their meaning."""
 
     names: tuple[str, ...]  # of all columns; empty without a header
     width: int
@@ -348,7 +348,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _is_truth(cell: str) -> bool:
-    """Whether a cell says of a label whether an image has it, or how much: from 0 to 1; or -1 for no."""
+    """Return whether a cell says if, or how much, an image has a label: from 0 to 1; or -1 for no."""
     return _is_number(cell) and (cell.casefold() in _TRUTHS or 0 <= float(cell) <= 1 or float(cell) == -1)
 
 

@@ -535,7 +535,7 @@ class _Source:
 
 
 def _are_classes(archives: Sequence[SourceFile]) -> bool:
-    """Whether archives some of whose names sound like splits (``train.tar``, ``train_station.tar``) are classes.
+    """Return whether archives some of whose names sound like splits (``train.tar``, ``train_station.tar``) are classes.
 
     They are if other names do not sound so, and each holds images in one folder, without labels.
     """

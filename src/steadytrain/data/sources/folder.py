@@ -73,7 +73,7 @@ class Folder:
         return folder
 
     def is_flat(self, files: FileList) -> bool:
-        """Whether images lie in one folder without classes: at the top, or in the only folder that has any."""
+        """Return whether images lie in one folder without classes: at the top, or in the only folder that has any."""
         holding = [folder for folder in self.walk() if folder.images]
         return len(holding) == 1 and len(self.folders) <= 1 and not class_splits(self.look(files), "")
 

@@ -50,7 +50,7 @@ _MOST_META_BYTES = 256 << 10  # the real one has under 100 KB; deflated bytes in
 
 
 def find_parts(folder: Path) -> dict[str, Path]:
-    """What a folder holds of ImageNet, by split: the archives, or Kaggle's folders; nothing for another folder."""
+    """Find the parts of ImageNet in a folder, by split: the archives, or Kaggle's folders; nothing elsewhere."""
     for place in (folder / _KAGGLE, folder / _KAGGLE.partition("/")[2], folder):
         train, val = place / "train", place / "val"
         if train.is_dir() and val.is_dir() and _is_validation(path.name for path in val.iterdir()):
@@ -79,7 +79,7 @@ def truth_beside(root: Path, names: Iterable[str] | None = None) -> Path | None:
 
 
 def _is_validation(names: Iterable[str]) -> bool:
-    """Whether these are images of the validation set, by the names that they are handed out under."""
+    """Return whether these are images of the validation set, by the names that they are handed out under."""
     return any(_VAL_NAME.fullmatch(name) for name in names)
 
 

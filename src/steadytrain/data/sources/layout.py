@@ -35,7 +35,7 @@ _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2
 
 
 class Entries(NamedTuple):
-    """What lies in a folder: names of the folders, of the images and of the other files in it."""
+    """The contents of a folder: names of the folders, of the images and of the other files in it."""
 
     folders: Sequence[str]
     images: Sequence[str]

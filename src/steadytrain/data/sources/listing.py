@@ -105,7 +105,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Where N images lie inside files.
+    """Places of N images inside files.
 
     Args:
         paths: of the files that hold them.
@@ -212,7 +212,7 @@ class Listing:
                 start, size = end, 0
 
     def places(self, start: int, stop: int) -> list[str | Piece]:
-        """Where the bytes of the images ``start`` to ``stop - 1`` lie: paths of files, or pieces of files."""
+        """List the places of the images ``start`` to ``stop - 1``: paths of files, or pieces of files."""
         if self.pieces is not None:
             return [self.pieces[number] for number in range(start, stop)]
         root = os.path.join(self.root, "")  # noqa: PTH118 - a million names

@@ -204,7 +204,7 @@ class ImagesInFolder:
         return path + (folded.get(base.casefold()) or base)
 
     def holds_any(self, names: Sequence[str]) -> bool:
-        """Whether some of these names lead to a file, as they are or without a beginning."""
+        """Return whether some of these names lead to a file, as they are or without a beginning."""
         return any(map(self.find, names)) or bool(_foreign_lead(names, self.find, self._folder))
 
 
@@ -396,7 +396,7 @@ class ImagesInArchives:
 
 
 def _ends_with(entry: str, path: str) -> bool:
-    """Whether a member's name ends with a path, which may lack its suffix."""
+    """Return whether a member's name ends with a path, which may lack its suffix."""
     return f"/{entry}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(entry)}".endswith(f"/{path}"))
 
 

@@ -54,7 +54,7 @@ _CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
 @dataclass(frozen=True)
 class Selection:
-    """What is taken of a source, and how it is split.
+    """The part of a source that is taken, and its split.
 
     Args:
         only, exclude: classes to keep, and to leave out; empty keeps all.

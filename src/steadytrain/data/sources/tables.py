@@ -51,7 +51,7 @@ _NO_CLASSES = "has label vectors or labels that are not class numbers: --classes
 
 
 def is_of_paths(path: Path) -> bool:
-    """Whether a ``.lst`` is no more than paths, whose folders are classes."""
+    """Return whether a ``.lst`` is no more than paths, whose folders are classes."""
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
             first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
@@ -308,7 +308,7 @@ def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say
 
 @dataclass
 class _Body:
-    """What the rows of a table hold, in columns; an image that stands in it twice counts once.
+    """The rows of a table, in columns; an image that stands in it twice counts once.
 
     Args:
         texts: the label of each image, where one column has it; else empty.
@@ -423,12 +423,12 @@ def _fill_vectors(where: str, vectors: NDArray[np.float32], say: Say) -> NDArray
 
 
 def _is_one_hot(vectors: Labels) -> bool:
-    """Whether each image has exactly one of the labels, so that a class list can take these for its classes."""
+    """Return whether each image has exactly one of the labels, so that a class list can take these for its classes."""
     return bool(((vectors == 0) | (vectors == 1)).all() and (vectors.sum(1) == 1).all())
 
 
 def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:
-    """Whether labels are numbers to be kept as they are: with decimals, an exponent or a sign, and seldom the same."""
+    """Return whether labels are numbers to be kept: with decimals, an exponent or a sign, and seldom the same."""
     different = set(texts)
     if not all(map(is_number, different)) or None not in map(whole_number, different):
         return False

@@ -116,7 +116,7 @@ class Unpacked:
         return upright(data) if place.pixels is None else to_ppm(place.pixels.of(data))
 
     def name(self, number: int) -> str:
-        """What an image is called in its source."""
+        """Return an image's name in its source."""
         return printable(self.listing.names[number])
 
     def describe(self, number: int) -> str:
@@ -124,7 +124,7 @@ class Unpacked:
         return f"image {number} of {self.listing.root} ({self.name(number)})"
 
     def extents(self, numbers: Ints) -> Extents:
-        """Where the images ``numbers``, int64[n], lie on disk."""
+        """Return the places of the images ``numbers``, int64[n], on disk."""
         pieces = self.listing.pieces
         if pieces is not None:
             return Extents(

@@ -46,7 +46,7 @@ class _Sample:
 
 
 def is_webdataset(files: FileList) -> bool:
-    """Whether archives hold samples: images with labels of the same key beside them, and not in folders of classes."""
+    """Return whether archives hold samples: images in no folders of classes, with labels of their key beside them."""
     folders = {name.rpartition("/")[0] for name in files.names if is_image(name)}
     if folders and any(name[-4:].lower() == ".cls" for name in files.names):
         return True

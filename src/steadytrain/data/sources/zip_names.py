@@ -102,21 +102,21 @@ def _are_amid_letters(texts: Sequence[str]) -> bool:
 
 
 def _is_chinese(texts: Sequence[str]) -> bool:
-    """Whether most signs are of the first level of GB 2312, the 3,755 common ones, and all are of both levels."""
+    """Return whether all signs are of GB 2312, and most of them of its first level, the 3,755 common ones."""
     codes = _ideographs(texts, "gbk")
     common = sum(0xB0 <= code[0] <= 0xD7 for code in codes)
     return bool(codes) and common >= 0.7 * len(codes) and all(code[0] >= 0xB0 and code[-1] >= 0xA1 for code in codes)
 
 
 def _is_traditional_chinese(texts: Sequence[str]) -> bool:
-    """Whether all signs are of Big5's first level, and some of a kind that GB 2312 has not."""
+    """Return whether all signs are of Big5's first level, and some of a kind that GB 2312 has not."""
     codes = _ideographs(texts, "big5")
     is_usual = any(code[-1] < 0xA1 for code in codes) and all(0xA4 <= code[0] <= 0xC6 for code in codes)
     return len(codes) > 1 and is_usual and not _are_amid_letters(texts)
 
 
 def _is_japanese(texts: Sequence[str]) -> bool:
-    """Whether all signs are kana or common ideographs (the first level of JIS X 0208), and not amid Latin letters."""
+    """Return whether all signs are kana or common ideographs (JIS X 0208's first level), not amid Latin letters."""
     codes = _ideographs(texts, "cp932")
     usual = [len(code) == 2 and (0x82 <= code[0] <= 0x83 or 0x88 <= code[0] <= 0x98) for code in codes]
     return len(codes) > 1 and all(usual) and not _are_amid_letters(texts)
@@ -129,7 +129,7 @@ def _is_korean(texts: Sequence[str]) -> bool:
 
 
 def _is_thai(texts: Sequence[str]) -> bool:
-    """Whether all signs are Thai, in syllables, some with a vowel, and not amid Latin letters."""
+    """Return whether all signs are Thai, in syllables, some with a vowel, and not amid Latin letters."""
     words = [_strange(text) for text in texts]
     has_vowel = any("\u0e2f" < sign < "\u0e46" for word in words for sign in word)
     return has_vowel and all(map(_THAI.fullmatch, words)) and not _are_amid_letters(texts)

@@ -43,7 +43,7 @@ class Uploaded:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder in a store holds, by name; ``etag`` is of the manifest itself, empty where there is none."""
+    """The files of a folder in a store, by name; ``etag`` is of the manifest itself, empty where there is none."""
 
     files: dict[str, Uploaded] = field(default_factory=dict)
     etag: str = ""

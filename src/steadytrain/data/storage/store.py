@@ -199,7 +199,7 @@ class TakenError(StorageError):
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What a store says of an object: bytes, and what changes when its content does."""
+    """A store's account of an object: bytes, and what changes when its content does."""
 
     size: int
     etag: str

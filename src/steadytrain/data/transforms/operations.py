@@ -1,4 +1,4 @@
-"""What is done to the pixels of many images at once, each with numbers of its own: uint8 [n, H, W, C] to the same.
+"""Operations on the pixels of many images at once, each with numbers of its own: uint8 [n, H, W, C] to the same.
 
 Four kinds of operations, each one pass over the images: a map of places (``warp``), a linear map of colours
 (``recolor``), a table of 256 values for each image and channel (``look_up``), and sharpening (``sharpen``). They are

@@ -54,7 +54,7 @@ _MIXED = np.array([Op.AUTOCONTRAST, Op.EQUALIZE, Op.POSTERIZE, Op.ROTATE, Op.SOL
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the highest level (1) of each operation is.
+    """The highest level (1) of each operation.
 
     Args:
         shear: share of the other side.

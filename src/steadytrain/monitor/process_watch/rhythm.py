@@ -188,7 +188,7 @@ def _top(correlation: Sequence[float], lag: int) -> float:
 
 
 def _is_seen(values: Sequence[float], period: float, low: float, high: float) -> bool:
-    """Whether the values, smoothed over a tenth of the period, rise from low to high once a period, nearly evenly.
+    """Return whether the values, smoothed over a tenth of the period, rise nearly evenly, once a period.
 
     A rise is where they come above two thirds of the way up, having been below one third.
     """
