@@ -1,6 +1,6 @@
-"""Look at images: whether all of each can be decoded, what is odd about it, which are the same, how full classes are.
+"""Collect looks at images: what is odd about them, which are alike, how full classes are.
 
-Both kinds of check, of record files and of sources, look at their images by way of this.
+Both kinds of check, of record files and of sources, go by this.
 """
 
 from __future__ import annotations

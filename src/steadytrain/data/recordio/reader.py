@@ -59,13 +59,7 @@ from steadytrain.data.recordio.index import (
     require_records,
     scan,
 )
-from steadytrain.data.recordio.lst import (
-    RecordList,
-    describe_record,
-    list_path,
-    name_by_folders,
-    read_list_columns,
-)
+from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, name_by_folders, read_list_columns
 from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
