@@ -29,8 +29,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 import machine
-from steadytrain.data.packing.encode import MIN_CHROMA_PSNR, Settings, encode_jpeg, pack_bytes, subsampled_chroma_psnr
-from steadytrain.data.recordio.framing import from_ppm
+from steadytrain.data.images.decode import from_ppm
+from steadytrain.data.images.encode import (
+    MIN_CHROMA_PSNR,
+    PackSettings,
+    encode_jpeg,
+    pack_bytes,
+    subsampled_chroma_psnr,
+)
 
 Pixels = NDArray[np.uint8]
 QUALITY, LIMITS = 95, (32, 34, 36, 38, 40)
@@ -45,7 +51,7 @@ def photographs(archive: Path) -> Iterator[Pixels]:
             if member.isfile() and member.name.lower().endswith((".jpg", ".jpeg")):
                 file = tar.extractfile(member)
                 assert file is not None
-                pixels = from_ppm(pack_bytes(file.read(), Settings(shorter_side=256, encoding="raw")).data)
+                pixels = from_ppm(pack_bytes(file.read(), PackSettings(shorter_side=256, encoding="raw")).data)
                 if pixels is not None and pixels.ndim == 3:
                     yield pixels
 

@@ -43,7 +43,7 @@ from peers.environments import UnavailableError
 from peers.feed_contenders import Contender, ContenderError, together
 from peers.feed_peers import NOT_BUILT, OURS, OURS_ALONE, OURS_MARKED, PEERS, Peer, Setting
 from peers.feed_works import Work
-from steadytrain.data.loader import jpeg
+from steadytrain.data.images import jpeg
 
 EPOCHS = (1, 10, 50)
 FEW = 200  # images of an epoch whose memory is looked at

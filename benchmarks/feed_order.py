@@ -32,8 +32,9 @@ import numpy as np
 import psutil
 
 import machine
+from steadytrain.data.images.encode import to_ppm
 from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader
-from steadytrain.data.recordio.framing import pack_header, to_ppm
+from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.unpacked import Unpacked

@@ -48,9 +48,9 @@ import psutil
 import machine
 from compression import NETWORK
 from slow_link import far_cable
+from steadytrain.data.images.encode import to_ppm
 from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Records
 
 SHARD_MIB = 8

@@ -37,7 +37,8 @@ def waiting_decoder(seconds: float) -> None:
 
 def slow_augmentation(seconds: float) -> None:
     """Each image that is cut after decoding costs so much more CPU time."""
-    from steadytrain.data.loader import decode, jpeg
+    from steadytrain.data.images import jpeg
+    from steadytrain.data.loader import decode
 
     jpeg.parts = None  # all squares are cut in Python's sight
     _after(decode, "_place", lambda _: counted.burn(seconds))
@@ -91,7 +92,8 @@ def epoch_gap(seconds: float) -> None:
 
 def slowed(settings: Mapping[str, Any]) -> None:
     """A function (``of``) takes ``seconds`` more by ``how``, in the updates from the share ``begin`` to ``end``."""
-    from steadytrain.data.loader import batch_worker, decode, jpeg
+    from steadytrain.data.images import jpeg
+    from steadytrain.data.loader import batch_worker, decode
     from steadytrain.data.recordio.reader import Records
     from steadytrain.training.compute.precision import Policy
 

@@ -15,8 +15,8 @@ from faults.catalogue import BASES
 from faults.fault import Base, Fault
 from faults.run import Done, command, run
 from faults.score import Trial
-from steadytrain.monitor.diagnose import Diagnosis, diagnose
 from steadytrain.monitor.rules import Cause
+from steadytrain.monitor.rules.diagnose import Diagnosis, diagnose
 from steadytrain.run import Run
 
 FRESH_SECONDS = 30.0

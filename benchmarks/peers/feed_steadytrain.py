@@ -2,7 +2,8 @@
 
 from feed_turns import serve
 
-from steadytrain.data.loader import Crop, ImageLoader, jpeg
+from steadytrain.data.images import jpeg
+from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.recordio.reader import Records
 
 KEEP = {"crop": 0, "pad": None}  # photographs are decoded anew, as in a set that does not fit; CIFAR-10 always fits

@@ -25,7 +25,7 @@ import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.packing import encode
+from steadytrain.data.images import encode
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 

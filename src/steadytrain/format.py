@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 NONE = "\N{EN DASH}"
+
+Say = Callable[[str], None]
+"""Takes a remark for the user, one line."""
+OnProgress = Callable[[int, int], object]
+"""Takes the amount of work done so far, and the total."""
 
 
 def percent(fraction: float | None, digits: int | None = None) -> str:
@@ -174,6 +180,11 @@ def clean(text: str) -> str:
     'a?[2Jb c'
     """
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def print_note(text: str) -> None:
+    """Print one line on standard error."""
+    print(clean(text), file=sys.stderr, flush=True)
 
 
 def printable(name: str) -> str:

@@ -250,13 +250,13 @@ def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.
     # A decoder that crashes on one image, put in place of the real one in the children alone.
     (torn.parent / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'packing.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
-        "    from steadytrain.data.checking import images\n"
-        "    whole = images.decode_file\n"
+        "if 'machine.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
+        "    from steadytrain.data.images import look\n"
+        "    whole = look.decode_file\n"
         f"    bad = {PNGS[7]!r}\n"
         "    def decode_file(image, data):\n"
         "        return os.kill(os.getpid(), 11) if data == bad else whole(image, data)\n"
-        "    images.decode_file = decode_file\n"
+        "    look.decode_file = decode_file\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(torn.parent))
     command = [sys.executable, "-m", "steadytrain", "check", "torn.rec", "--json"]

@@ -36,7 +36,7 @@ def test_warnings_of_pillow_about_strangers_files_are_not_printed(tmp_path: Path
 import sys
 from pathlib import Path
 from steadytrain.cli import main
-from steadytrain.data.packing.images import BadImageError, read_header
+from steadytrain.data.images.decode import BadImageError, read_header
 sys.argv = ["steady", "--version"]
 main()
 try:

@@ -17,7 +17,7 @@ import pytest
 from tests.data.packing.pictures import write_folder
 
 from steadytrain.cli import main
-from steadytrain.data.packing import estimate as trial
+from steadytrain.data.loader import estimate as trial
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import features
 
-from steadytrain.data.packing import resize
+from steadytrain.data.images import resize
 from steadytrain.doctor.facts import Torch
 from steadytrain.doctor.probes import DECODERS, TORCH, Answer, decoders, started, torch_build
 from steadytrain.machine.gpus import covers

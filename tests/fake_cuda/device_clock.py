@@ -28,10 +28,10 @@ from steadytrain.config import Budget, Data, Model, Parallel, Recipe
 from steadytrain.data.loader import Batch
 from steadytrain.distributed.world import World
 from steadytrain.events import Event, Started
-from steadytrain.monitor.diagnose import Diagnosis, diagnose
 from steadytrain.monitor.evidence import gather_evidence
 from steadytrain.monitor.history import RunHistory
 from steadytrain.monitor.ledger import INPUT
+from steadytrain.monitor.rules.diagnose import Diagnosis, diagnose
 from steadytrain.training import build, data
 from steadytrain.training.compute import compile as compiling
 from steadytrain.training.data import DeviceBatch

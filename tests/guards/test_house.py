@@ -6,6 +6,7 @@ Imports are read from the syntax tree, so a lazy import inside a function counts
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -29,6 +30,34 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
+# The same for the rooms inside a package ("": the package's own modules). Those of one row do not know each other.
+FLOORS = {
+    "data": (
+        {""},
+        {"images"},
+        {"storage"},
+        {"recordio"},
+        {"sources", "results"},
+        {"packing"},
+        {"checking", "loader", "fetching"},
+        {"transforms"},
+    ),
+    "monitor": ({""}, {"rules"}, {"process_watch"}),
+}
+# Rooms of other packages that still import each other. Strike out what is mended; nothing may be added.
+MUTUAL = {
+    ("training", "training.compute"),
+    ("training", "training.finetuning"),
+    ("training", "training.profile"),
+    ("training.compute", "training.profile"),
+}
+# Public names of types that have several homes, none of them but one in data or monitor. The list may only shrink.
+SEVERAL_HOMES = set(
+    "Answer Array Backend Cluster Comparison Counts Device Engine EngineSpeed Entry Evidence Exported Facts "  # noqa: SIM905
+    "Finding Fit Host Kind Labels Link Measured Meters Moment Network Numbers Origin Outcome Part Place Plan "
+    "Point Prediction Probe Rates Reading Result Row Run Settings Severity Snapshot Source Span Speed Stage State "
+    "Trained Translated Values Views Weights What Which".split()
+)
 # What has no need of torch must not import what has.
 TORCH = (
     "data.loader",
@@ -45,7 +74,7 @@ TORCH_FREE = {"monitor", "cost", "reports", "launch", "doctor"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
 DYNAMIC = {
     "steadytrain",
-    "steadytrain.data.packing.worker_pool",
+    "steadytrain.machine.worker_pool",
     "steadytrain.config.factories",
 }
 
@@ -86,6 +115,11 @@ class Module:
                 names.add(name)
         return names
 
+    @cached_property
+    def room(self) -> str:
+        """The folder that it lies in: ``data.loader`` of ``data.loader.crop``, ``data`` of ``data.names``."""
+        return self.short if self.path.name == "__init__.py" else self.short.rpartition(".")[0]
+
     @property
     def packages(self) -> set[str]:
         """The other packages of steadytrain that are imported."""
@@ -95,6 +129,7 @@ class Module:
 
 MODULES = [Module(path) for path in sorted(SOURCE.rglob("*.py"))]
 INSIDE = [module for module in MODULES if module.package]
+NAMED = {module.name: module for module in MODULES}
 
 
 def test_every_package_has_its_row() -> None:
@@ -106,6 +141,59 @@ def test_packages_import_only_from_the_rows_above(row: int) -> None:
     allowed = set().union(*LAYERS[:row]) | (LAYERS[0] if row == 0 else set())
     wrong = {m.short: sorted(m.packages - allowed) for m in INSIDE if m.package in LAYERS[row] and m.packages - allowed}
     assert not wrong
+
+
+def _arrows() -> dict[tuple[str, str], set[str]]:
+    """Rooms of one package, the importing one first, with the modules that import.
+
+    A package's own ``__init__.py`` is left out: it names what others hold.
+    """
+    facades = {f"steadytrain.{package}" for package in set().union(*LAYERS)}
+    arrows: dict[tuple[str, str], set[str]] = {}
+    for module in INSIDE:
+        for name in module.imports:
+            imported = NAMED.get(name) or NAMED.get(name.rpartition(".")[0], module)
+            if imported.package == module.package and not {imported.name, module.name} & facades:
+                arrows.setdefault((module.room, imported.room), set()).add(module.short)
+    return arrows
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_rooms_import_only_from_the_floors_above(package: str) -> None:
+    floors = FLOORS[package]
+    level = {f"{package}.{room}".rstrip("."): row for row, rooms in enumerate(floors) for room in rooms}
+    assert set(level) == {module.room for module in INSIDE if module.package == package}
+    assert not {
+        (importing, imported): modules
+        for (importing, imported), modules in _arrows().items()
+        if importing != imported and importing in level and level[imported] >= level[importing]
+    }
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    arrows = set(_arrows())
+    assert {(a, b) for a, b in arrows if a < b and (b, a) in arrows} == MUTUAL
+
+
+def _types(tree: ast.Module) -> Iterator[str]:
+    """Yield the public classes and type names that a module defines."""
+    for node in tree.body:
+        targets = (
+            [node] if isinstance(node, ast.ClassDef) else getattr(node, "targets", [getattr(node, "target", None)])
+        )
+        for name in (getattr(target, "name", getattr(target, "id", "_")) for target in targets):
+            if name[0].isupper() and not name.isupper():
+                yield name
+
+
+def test_a_public_type_name_has_one_home() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for name in _types(module.tree):
+            homes.setdefault(name, []).append(module.package)
+    several = {name: packages for name, packages in homes.items() if len(packages) > 1}
+    assert set(several) == SEVERAL_HOMES
+    assert not [name for name, packages in several.items() if packages.count("data") + packages.count("monitor") > 1]
 
 
 def test_torch_appears_only_where_it_may() -> None:

@@ -10,7 +10,7 @@ from steadytrain.monitor.samples import (
     MAX_SLOWEST,
     MAX_STEPS,
     Mean,
-    Samples,
+    RunSamples,
     StepTimes,
     feed_difference,
     feed_sum,
@@ -95,7 +95,7 @@ def test_a_gpu_keeps_its_name_and_every_reason_of_its_throttling() -> None:
 
 
 def test_a_run_that_goes_on_elsewhere_is_not_judged_by_the_gpu_that_it_left() -> None:
-    samples = Samples()
+    samples = RunSamples()
     samples.take(DeviceStats(seconds=1.0, index=0, name="H100", processes=1), LATER)
     samples.begin_attempt()
     assert [device.index for device in samples.gpus(LATER)] == [0], "no newer one is known yet"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli import main
-from steadytrain.data.predictions import HEAD
+from steadytrain.data.results.predictions import HEAD
 from steadytrain.errors import InputError
 from steadytrain.reports.comparison import compare, mcnemar
 

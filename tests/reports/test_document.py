@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from steadytrain.data.predictions import ImageResult
+from steadytrain.data.results.predictions import ImageResult
 from steadytrain.monitor.ledger import Ledger, empty
 from steadytrain.reports.summary import Epoch, Summary
 from steadytrain.reports.time_spent import to_dict

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.reports.runs import Clock, course, evaluated, finished, recipe, started, write
 
-from steadytrain.data.predictions import LABELS_HEAD, read_label_predictions
+from steadytrain.data.results.predictions import LABELS_HEAD, read_label_predictions
 from steadytrain.errors import DataError, InputError
 from steadytrain.events import Ended, Evaluated
 from steadytrain.format import NONE

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from tests.reports.runs import Clock, course, finished, recipe, started, write
 
-from steadytrain.data.predictions import HEAD, ImageResult
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.results.predictions import HEAD, ImageResult
 from steadytrain.reports.mistakes import mistakes_section, read_mistakes, sections
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account

@@ -18,9 +18,9 @@ from steadytrain.cli import main
 from steadytrain.config import Model, Precision, Recipe
 from steadytrain.data.loader import Batch
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.predictions import read_predictions
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.scores import average_precisions
+from steadytrain.data.results.predictions import read_predictions
+from steadytrain.data.results.scores import average_precisions
 from steadytrain.errors import DataError, FeedError, ModelError, RecipeError, RunError, SteadyError
 from steadytrain.events import Evaluated, Step
 from steadytrain.models import Input

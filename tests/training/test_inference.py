@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 import steadytrain as st
 from steadytrain.config import Recipe
-from steadytrain.data.packing.images import decode
-from steadytrain.data.predictions import read_predictions
+from steadytrain.data.images.decode import decode
+from steadytrain.data.results.predictions import read_predictions
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.events import Evaluated
 from steadytrain.models.class_names import imagenet_synsets

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.config import Recipe
-from steadytrain.monitor import diagnose
-from steadytrain.monitor.rules import Cause
+from steadytrain.monitor import Cause, diagnose
 from steadytrain.run import Run
 from steadytrain.training import train
 

@@ -24,7 +24,7 @@ from tests.distributed.ranks import as_group
 from steadytrain import events, training
 from steadytrain.cli import main
 from steadytrain.config import Recipe
-from steadytrain.data.predictions import read_predictions
+from steadytrain.data.results.predictions import read_predictions
 from steadytrain.distributed.process_group import Group
 from steadytrain.launch.supervise import free_port, rank_variables
 from steadytrain.run import Run

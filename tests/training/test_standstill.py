@@ -15,7 +15,7 @@ from steadytrain.cli import main
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import StalledError
 from steadytrain.events import Ended, Failed, Noticed, Stalled, Step
-from steadytrain.monitor.watchdog import Patience
+from steadytrain.monitor.watchdog import StallLimits
 from steadytrain.run import Run
 from steadytrain.training import loop, session
 from steadytrain.training.data import open_data
@@ -41,13 +41,13 @@ def _steady(where: str, pipe: Path, words: list[str]) -> int:
             pipe.read_bytes()
         return open_data(*arguments, **options)
 
-    def patience(end: float, slow: float = 60) -> Patience:
-        return Patience(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
+    def patience(end: float, slow: float = 60) -> StallLimits:
+        return StallLimits(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
 
     patch = pytest.MonkeyPatch()  # of a process of its own
     patch.setattr(Records, "image", image_of_a_disk_that_hangs)
     patch.setattr(session, "open_data", open_on_a_disk_that_hangs)
-    patch.setattr(loop, "Patience", patience)
+    patch.setattr(loop, "StallLimits", patience)
     patch.setattr(loop, "START_SECONDS", 3 if where == "start" else 60)
     return main(words)
 

@@ -179,11 +179,11 @@ def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, An
 
 def _list_plain_folder(data: str) -> Path | None:
     """List the images of a folder without folders of classes, as a ``.lst``: outputs need no labels; None: another."""
-    from steadytrain.data.packing.prepare import default_cache
+    from steadytrain.data.filenames import is_image
     from steadytrain.data.recordio.lst import format_line
-    from steadytrain.data.sources.filenames import is_image
     from steadytrain.data.sources.folder import read_entries
     from steadytrain.data.storage.store import is_uri, local_name
+    from steadytrain.machine.facts import require_cache_folder
 
     if is_uri(data) or not (folder := Path(local_name(data)).resolve()).is_dir():
         return None
@@ -192,7 +192,7 @@ def _list_plain_folder(data: str) -> Path | None:
     if folders or not images:
         return None
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    path = default_cache() / "lists" / f"{folder.name}-{digest}.lst"
+    path = require_cache_folder() / "lists" / f"{folder.name}-{digest}.lst"
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(format_line(number, number % 2, name) for number, name in enumerate(images)))

@@ -110,8 +110,8 @@ def _reports(
     """Examine record files one by one; anything else as one set, of which nothing can be written."""
     from steadytrain.data.checking.records import examine_records
     from steadytrain.data.checking.sources import examine_source
+    from steadytrain.data.filenames import split_of
     from steadytrain.data.recordio.card import record_files
-    from steadytrain.data.sources.filenames import split_of
 
     names: list[str] = []
     for pattern in paths:  # one may stand for several record files

@@ -129,7 +129,7 @@ def evaluate(
         steady evaluate runs/a --calibrate
         steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
-    from steadytrain.data.predictions import require_writable
+    from steadytrain.data.results.predictions import require_writable
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training.inference import open_evaluation_data
     from steadytrain.training.trained import read_class_file

@@ -70,7 +70,7 @@ def fetch(
                 raise InputError(
                     "imagenet is packed from your own archives: --from FOLDER, without --mirror or --clutter"
                 )
-            advance = prepare.Advance(packed=packed)
+            advance = prepare.FetchProgress(packed=packed)
             files = prepare.fetch_imagenet(
                 output or "imagenet", from_, shorter_side=shorter_side, advance=advance, **options
             )
@@ -79,7 +79,7 @@ def fetch(
                 raise InputError(
                     f"--from goes with imagenet alone; {name} is fetched (--mirror URL takes it elsewhere)"
                 )
-            advance = prepare.Advance(fetched=_Fetched(stack), packed=packed)
+            advance = prepare.FetchProgress(fetched=_Fetched(stack), packed=packed)
             files = prepare.fetch(
                 name,
                 output or name.lower(),

@@ -300,9 +300,9 @@ def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop
     """Return the crop that training would use on these images, at ``size`` or at their own where they are small."""
     from statistics import median_low
 
+    from steadytrain.data.images.decode import BadImageError
     from steadytrain.data.loader import SMALL, crop_for
     from steadytrain.data.loader.decode import probe
-    from steadytrain.data.packing.images import BadImageError
 
     card = records.card
     if card is not None and card.height[2]:

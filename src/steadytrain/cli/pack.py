@@ -28,7 +28,7 @@ from steadytrain.launch.supervise import keep_ranks, take_signals
 from steadytrain.machine.cgroups import cores as usable_cores
 
 if TYPE_CHECKING:
-    from steadytrain.data.packing.estimate import Estimate, Sample
+    from steadytrain.data.loader.estimate import Estimate, Sample
     from steadytrain.data.packing.pack import PackedFile
     from steadytrain.data.packing.shard_plan import ShardPlan
 
@@ -180,7 +180,7 @@ def pack(
             code = keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note, on_killed=killed.append)
             if code or 0 not in killed:
                 return code
-        from steadytrain.data.packing.encode import Settings as PackSettings
+        from steadytrain.data.images.encode import PackSettings
         from steadytrain.data.packing.pack import PackRequest
         from steadytrain.data.recordio.card import read_classes
         from steadytrain.data.sources.select import Selection
@@ -208,10 +208,10 @@ def pack(
     options = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
     with progress_once_known(f"packing {subject}", resumes=True) as advance:
         from steadytrain.data.packing.pack import pack as pack_records
-        from steadytrain.data.storage.store import Place, is_uri
+        from steadytrain.data.storage.store import ObjectPlace, is_uri
 
         packed = pack_records(sources, out, **lookup, **selection, **settings, **options, progress=advance, say=note)
-    store = Place.parse(out) if is_uri(out) else None
+    store = ObjectPlace.parse(out) if is_uri(out) else None
     names = [str(file.path if store is None else store.sibling(file.path.name)) for file in packed]
     if json:
         cards = [{"path": name, **json_module.loads(f.card.to_json())} for f, name in zip(packed, names, strict=True)]
@@ -305,9 +305,9 @@ def _print_estimate(
     """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written."""
     require_range("--workers", workers, MAX_WORKERS)
     from steadytrain.config import Data
+    from steadytrain.data.images.encode import PackSettings
     from steadytrain.data.loader import SMALL, crop_for
-    from steadytrain.data.packing import estimate as trial
-    from steadytrain.data.packing.encode import Settings as PackSettings
+    from steadytrain.data.loader import estimate as trial
     from steadytrain.data.recordio.card import read_classes
     from steadytrain.data.sources.columns import ColumnNames
     from steadytrain.data.sources.find import find_all
@@ -352,7 +352,7 @@ def _print_estimate(
 
 def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, columns: int) -> list[str]:
     """Lay out a line for each way; two where ``columns`` are few."""
-    from steadytrain.data.packing.encode import Settings as PackSettings
+    from steadytrain.data.images.encode import PackSettings
 
     default = PackSettings().to_dict()
     flags, figures = [], []

@@ -507,7 +507,7 @@ def draft_run(
     Raises:
         InputError: nothing to train on, or an invalid value.
     """
-    from steadytrain.data.sources.filenames import is_pattern
+    from steadytrain.data.filenames import is_pattern
     from steadytrain.data.sources.find import require_there
     from steadytrain.data.storage.store import is_uri, local_name
 
@@ -719,7 +719,7 @@ def _print_verdict(run: Run) -> None:
 
 def _held_back(run: Run) -> Path | None:
     """The folder of test images that no choice has seen yet; None where there is none, or where it validates."""
-    from steadytrain.data.sources.filenames import folder_splits
+    from steadytrain.data.filenames import folder_splits
 
     data, val = run.locate(str(run.recipe.data.train)), run.recipe.data.val
     folder = data / "test"

@@ -30,13 +30,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from steadytrain.data.arrays import Pixels
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.crop import Crop, packed_side
 from steadytrain.data.loader.decode import Scratch, cut_all, cut_into, probe
-from steadytrain.data.loader.jpeg import Pixels
-from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.packing.prepare import print_note
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.errors import FailedError, first_line
+from steadytrain.format import print_note
 from steadytrain.training import Trained
 from steadytrain.training.build import evaluation_crop
 from steadytrain.training.evaluation import logits_of

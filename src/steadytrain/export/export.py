@@ -28,11 +28,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
-from steadytrain.data.packing.prepare import Say, print_note
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export import formats
 from steadytrain.export.hub import model_card, timm_config
+from steadytrain.format import Say, print_note
 from steadytrain.models.exported import KEY, SUFFIXES, Description, Numbers, open_exported, open_module
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
@@ -42,7 +43,6 @@ from steadytrain.training.inference import EvaluationData, Files, open_evaluatio
 from steadytrain.training.state import describe_nonfinite
 from steadytrain.training.trained import Trained, Which, restore
 
-Ints = NDArray[np.int64]
 Kind = Literal["onnx", "xml", "pt2", "engine", "safetensors", "folder"]
 
 CHECKED = 64

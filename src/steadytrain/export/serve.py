@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.errors import InputError
 from steadytrain.export.batching import Answer, Batcher, BusyError, PassError, TooManyPixelsError
 from steadytrain.export.fetch import FetchError, fetch, parse_prefix

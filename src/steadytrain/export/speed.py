@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.engines import ENGINES, Parity, Worker, WorkerError, missing, usual_numbers
 from steadytrain.export.networks import NETWORKS

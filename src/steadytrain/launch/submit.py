@@ -11,7 +11,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -20,7 +20,7 @@ from typing import Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, storage_errors
-from steadytrain.format import count
+from steadytrain.format import Say, count
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, Stage
 from steadytrain.launch.ssh import Answer, copy, judge, require_same_torch
@@ -37,8 +37,6 @@ from steadytrain.launch.supervise import (
 )
 
 _AFTER_GRACE_SECONDS = 15.0  # for the other side to end what did not end by itself, and to say so
-
-Say = Callable[[str], None]
 
 
 def write_files(plan: Plan, folder: Path) -> list[Path]:

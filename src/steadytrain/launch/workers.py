@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.distributed.ray_cluster import (
     LOOPBACK_ONLY,
     MEET_SECONDS,

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from steadytrain.errors import StorageError
 from steadytrain.machine.cgroups import cores as cores
 from steadytrain.machine.cgroups import memory_limit
 from steadytrain.machine.cgroups import quota as quota
@@ -147,3 +148,11 @@ def cache_folder(variables: Mapping[str, str] = os.environ) -> Path | None:
     """
     folder, user = variables.get("STEADYTRAIN_CACHE"), user_cache(variables)
     return Path(folder) if folder else user and user / "steadytrain"
+
+
+def require_cache_folder() -> Path:
+    """Return :func:`cache_folder`. Raises StorageError: this user has no home."""
+    folder = cache_folder()
+    if folder is None:
+        raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
+    return folder

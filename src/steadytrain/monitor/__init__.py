@@ -1,10 +1,7 @@
-"""Where a run's time goes: its history folded from events, the ledger of seconds, the verdict. Needs no torch."""
+"""A run's time: its history folded from events, the ledger of seconds, the verdict. Needs no torch."""
 
 from __future__ import annotations
 
-from steadytrain.monitor.diagnose import Ceiling as Ceiling
-from steadytrain.monitor.diagnose import Diagnosis as Diagnosis
-from steadytrain.monitor.diagnose import diagnose as diagnose
 from steadytrain.monitor.evidence import Evidence as Evidence
 from steadytrain.monitor.evidence import evidence as evidence
 from steadytrain.monitor.history import RunHistory as RunHistory
@@ -13,3 +10,6 @@ from steadytrain.monitor.history import read_history as read_history
 from steadytrain.monitor.ledger import Ledger as Ledger
 from steadytrain.monitor.ledger import Slice as Slice
 from steadytrain.monitor.rules import Cause as Cause
+from steadytrain.monitor.rules.diagnose import Ceiling as Ceiling
+from steadytrain.monitor.rules.diagnose import Diagnosis as Diagnosis
+from steadytrain.monitor.rules.diagnose import diagnose as diagnose

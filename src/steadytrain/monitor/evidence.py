@@ -95,7 +95,7 @@ class Evidence:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the processors compute the updates."""
+        """Return whether the processors compute the updates."""
         return str(self.started.machine.get("device", "cpu")) == "cpu"
 
     @property
@@ -110,7 +110,7 @@ class Evidence:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether more threads compute than there are cores, so that they wait for each other."""
+        """Return whether more threads compute than there are cores, so that they wait for each other."""
         return self.on_cpu and self.compute_threads > self.cores
 
     @property

@@ -42,7 +42,7 @@ from steadytrain.events import (
 )
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, empty, merge_slices, slices
-from steadytrain.monitor.samples import FIRST, LATER, START, Samples, StepTimes
+from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
 from steadytrain.run import Run
 
 # What must be numbers for an event to be believed: a log that was edited by hand must end no report.
@@ -97,7 +97,7 @@ class RunHistory:
         self.last_time = 0.0
         self.num_facts = 0
         self.unreadable = 0
-        self.samples = Samples()
+        self.samples = RunSamples()
         self.step_times = StepTimes()
         self.ranks: dict[int, RunHistory] = {rank: self}
 
@@ -196,7 +196,7 @@ class RunHistory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run was trained to its end."""
+        """Return whether the run was trained to its end."""
         return any(isinstance(event, Ended) and event.status == "finished" for event in self.endings)
 
     @property
@@ -216,12 +216,12 @@ class RunHistory:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another program trained: what its log leaves out is not a number here."""
+        """Return whether another program trained: what its log leaves out is not a number here."""
         return self.started is not None and not self.started.digest
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several labels: evaluations are then ranked by mAP."""
+        """Return whether an image may have several labels: evaluations are then ranked by mAP."""
         return self.started is not None and self.started.data.get("multi_label") is True
 
     def epoch(self, step: float) -> float:

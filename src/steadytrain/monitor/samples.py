@@ -196,7 +196,7 @@ class StepTimes:
 
     @property
     def waits(self) -> Percentiles:
-        """The same percentiles of the wait."""
+        """Return the percentiles of the wait."""
         return percentiles([wait for _, wait in self._kept])
 
     @property
@@ -224,7 +224,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 @dataclass
-class Samples:
+class RunSamples:
     """The samples of a run by phase, and the newest of what is measured once."""
 
     feeds: dict[int, FeedStats] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from steadytrain.errors import SteadyError
 from steadytrain.events import UPDATING, EventLog, Noticed, ThreadStats
 from steadytrain.machine.process_tree import CALLS_ON_FILES, ThreadFiles, read_schedstat, thread_ids, waits_in
 from steadytrain.monitor import stacks
-from steadytrain.monitor.watchdog import Progress
+from steadytrain.monitor.watchdog import LoopProgress
 
 COST = 0.003  # of one core, that looking may take
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.03, 0.2
@@ -44,7 +44,7 @@ HELD_SECONDS = 0.0005  # a look that waits longer for Python's lock found a thre
 
 
 @contextmanager
-def looking(log: EventLog, progress: Progress) -> Iterator[LoopWatch]:
+def looking(log: EventLog, progress: LoopProgress) -> Iterator[LoopWatch]:
     """Sample this process's threads while the body runs in the loop's thread; write ``ThreadStats``.
 
     ``progress``: of the start. None is written until a loop is attached to what is given; then one after a second,
@@ -95,7 +95,7 @@ class LoopWatch:
         due: when to write the next event, by ``seconds``.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: LoopProgress) -> None:
         self.progress = progress
         self.seconds = 0.0
         self.is_attached, self.due = False, 0.0
@@ -119,7 +119,7 @@ class LoopWatch:
         cost = self._cost / self._looks if self._looks else 0.0
         return max(min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self.seconds / 1000)), cost / COST)
 
-    def attach(self, progress: Progress) -> None:
+    def attach(self, progress: LoopProgress) -> None:
         """Follow the loop itself from here on."""
         self.progress, self.due = progress, self.seconds + 1.0
         self.is_attached = True

@@ -52,12 +52,12 @@ _RENEWED = 3  # so often within a bucket: then its pauses are known
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
 
 
-class Progress(Protocol):
+class LoopProgress(Protocol):
     """Progress of the loop, readable from another thread at any time."""
 
     @property
     def bucket(self) -> str:
-        """What the loop does, one of :data:`steadytrain.events.BUCKETS`."""
+        """The loop's activity, one of :data:`steadytrain.events.BUCKETS`."""
 
     @property
     def since(self) -> float:
@@ -69,8 +69,8 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long the loop may stall before it is reported or ended, in seconds."""
+class StallLimits:
+    """Seconds that the loop may stall before it is reported or ended."""
 
     update: float = 60.0  # in an update, at least
     updates: float = 20.0  # the same, in medians of the recent updates
@@ -102,11 +102,11 @@ class Watchdog:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: LoopProgress,
         *,
         log: EventLog,
         folder: Path,
-        patience: Patience | None = None,
+        patience: StallLimits | None = None,
         package: str = "steadytrain.training",
     ) -> None:
         self.feed: Callable[[], Mapping[str, str]] = lambda: stacks.busy("feed-")
@@ -114,7 +114,7 @@ class Watchdog:
         self.stop_signal: Callable[[], str | None] = lambda: None
         self.abandon: Callable[[StalledError], None] | None = None
         self._progress, self._log, self._folder = progress, log, folder
-        self._patience = patience or Patience()
+        self._patience = patience or StallLimits()
         self._package = package
         self._loop = 0
         self._left = threading.Event()
@@ -198,7 +198,7 @@ class Watchdog:
         )
 
     def _is_held(self) -> bool:
-        """Whether the loop is suspended: by its caller, between two events, or by a debugger."""
+        """Return whether the loop is suspended: by its caller, between two events, or by a debugger."""
         inside = any(stacks.package(frame).startswith(self._package) for frame in stacks.frames(self._loop))
         return not inside or stacks.is_debugged(self._loop)
 
@@ -284,7 +284,7 @@ class Watchdog:
 class _Pace:
     """Seconds since the loop last moved, and how long its updates usually take."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: StallLimits) -> None:
         self.standing = 0.0
         self._patience = patience
         self._seen: tuple[str, float, int] | None = None
@@ -296,7 +296,7 @@ class _Pace:
         self._renewed = 0
         self._bucket = ""
 
-    def look(self, progress: Progress) -> None:
+    def look(self, progress: LoopProgress) -> None:
         """Record the loop's progress."""
         now = time.perf_counter()
         passed, self._looked = now - self._looked, now

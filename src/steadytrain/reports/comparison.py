@@ -115,7 +115,7 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
 
 def _right_of(place: Path) -> dict[tuple[str, int, str], bool]:
     """Read whether each image, named by record file, record and true class, was predicted right."""
-    from steadytrain.data.predictions import read_predictions
+    from steadytrain.data.results.predictions import read_predictions
 
     file = place / "predictions.csv" if place.is_dir() else place
     if not file.exists():

@@ -22,8 +22,8 @@ from steadytrain.format import count, number, percent
 from steadytrain.reports.summary import Account, wilson
 
 if TYPE_CHECKING:
-    from steadytrain.data.predictions import ImageResult
     from steadytrain.data.recordio.reader import Records
+    from steadytrain.data.results.predictions import ImageResult
 
 MATRIX_CLASSES = 20
 LISTED_CLASSES = 12
@@ -64,7 +64,7 @@ def read_mistakes(account: Account) -> Mistakes:
     Raises:
         DataError: there is no such file, or it is damaged.
     """
-    from steadytrain.data.predictions import read_predictions
+    from steadytrain.data.results.predictions import read_predictions
 
     path = account.run.predictions
     counts: Counter[tuple[str, str]] = Counter()
@@ -185,8 +185,8 @@ def class_figures(account: Account) -> list[dict[str, Any]]:
 
 
 def _label_figures(account: Account) -> list[dict[str, Any]]:
-    from steadytrain.data.predictions import read_label_predictions
-    from steadytrain.data.scores import label_scores
+    from steadytrain.data.results.predictions import read_label_predictions
+    from steadytrain.data.results.scores import label_scores
 
     names, has_label, probabilities = read_label_predictions(account.run.predictions)
     scores = label_scores(probabilities, probabilities > THRESHOLD, has_label)
@@ -318,7 +318,7 @@ def _thumbnail(row: ImageResult, records: Records) -> str:
     """Return a small JPEG as a data URI; nothing where the record is not the one that was evaluated, or unreadable."""
     from PIL import Image
 
-    from steadytrain.data.packing.images import BadImageError, decode
+    from steadytrain.data.images.decode import BadImageError, decode
 
     try:
         at = records.number(row.shard, row.record)

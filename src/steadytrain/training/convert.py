@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import FailedError, ModelError, storage_errors
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint, require_arrays, swap_colours
 from steadytrain.interop.mxnet.graph import build_network

@@ -27,19 +27,18 @@ from steadytrain.config.defaults import (
 from steadytrain.config.factories import is_own_model
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
+from steadytrain.data.filenames import find_validation_records
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import find_validation_records
 from steadytrain.data.sources.find import require_there
 from steadytrain.data.storage.object_cache import find_validation_object
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import RecipeError
+from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import Facts, look
 from steadytrain.training.loop import Outcome, train
 from steadytrain.training.progress import wants_progress
-
-Say = Callable[[str], None]
 
 
 class RecipeByRanks(Protocol):

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from steadytrain.data.loader import Batch, ImageLoader
-from steadytrain.data.predictions import write_label_predictions, write_predictions
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.scores import average_precisions
+from steadytrain.data.results.predictions import write_label_predictions, write_predictions
+from steadytrain.data.results.scores import average_precisions
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
@@ -44,7 +44,7 @@ class Evaluation:
     binary cross-entropy, the mean over images and labels; ``top1`` the images of which every label is right (exact
     match), and ``top5`` None; ``right`` and ``total``: of the images that have a label, those for which it is
     predicted; ``mean_ap``: the mean over the labels that any image has of their average precisions
-    (:mod:`steadytrain.data.scores`).
+    (:mod:`steadytrain.data.results.scores`).
 
     ``logits`` float32[n, K], and ``labels`` int64[n] or float32[n, K], by position: of several labels, or if they were
     asked for.
@@ -212,7 +212,7 @@ def write_per_image(
     threshold: float = 0.5,
     temperature: float = 1.0,
 ) -> None:
-    """Write what was predicted for each image, as :mod:`steadytrain.data.predictions` does.
+    """Write what was predicted for each image, as :mod:`steadytrain.data.results.predictions` does.
 
     Args:
         path, records, ids, classes, labels, threshold: as of it.

@@ -15,17 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
-from steadytrain.data.packing.pack import Progress
-from steadytrain.data.packing.prepare import Prepared, Say, prepare, print_note
+from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.filenames import expand, is_ignored, is_image, is_pattern
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RunError
-from steadytrain.format import few
+from steadytrain.format import OnProgress, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build
@@ -100,7 +99,7 @@ def evaluate(
             on it.
         threads: of the loader; None chooses.
         progress: called with the images done so far, and all there are, after each batch.
-        per_image: a CSV file to write, with a line for each image (see :mod:`steadytrain.data.predictions`).
+        per_image: a CSV file to write, with a line for each image (see :mod:`steadytrain.data.results.predictions`).
         threshold: in that file, of several labels those with a probability above it are predicted.
         keep_logits: return the logits of each image, too.
         say: takes a line where memory runs out, and fewer images go through the network at a time from there on.
@@ -202,7 +201,7 @@ def open_evaluation_data(
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
     say: Say = print_note,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> EvaluationData:
     """Open the images to evaluate a model on, packed first if need be, and match their classes with the model's.
 

@@ -42,7 +42,7 @@ from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
 from steadytrain.monitor.samples import memory_words
 from steadytrain.monitor.threads import looking
-from steadytrain.monitor.watchdog import Patience, Watchdog
+from steadytrain.monitor.watchdog import StallLimits, Watchdog
 from steadytrain.run import Progress, Run
 from steadytrain.training import checkpoints
 from steadytrain.training.consensus import Wish
@@ -475,7 +475,7 @@ def _uploading(run: Run, log: EventLog, *, is_first: bool) -> Iterator[Callable[
 def _watch_start(run: Run, log: EventLog, clock: Clock) -> ExitStack:
     """Watch this thread until what this returns is closed; of the progress of a start nothing is known."""
     watch = ExitStack()
-    patience = Patience(slow=START_SECONDS, end=None)
+    patience = StallLimits(slow=START_SECONDS, end=None)
     watch.enter_context(Watchdog(clock, log=log, folder=run.directory, patience=patience))
     return watch
 
@@ -489,7 +489,7 @@ def _start_monitors(
     ``relatives``: processes on this machine that train the same run.
     """
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
-    patience = Patience(end=60 * minutes if minutes else None)
+    patience = StallLimits(end=60 * minutes if minutes else None)
     dog = Watchdog(clock, log=session.log, folder=session.run.directory, patience=patience)
     feeds = [session.feed] if session.val_feed is None else [session.feed, session.val_feed]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.scores import LabelScore, Score, label_scores, score_of
-from steadytrain.data.scores import macro as macro
+from steadytrain.data.results.scores import ClassScore, LabelScore, label_scores, score_of
+from steadytrain.data.results.scores import macro as macro
 from steadytrain.training.evaluation import Evaluation
 
 BINS = 15
@@ -44,7 +44,7 @@ class Calibration:
     bins: tuple[Bin, ...]
 
 
-def class_scores(evaluation: Evaluation) -> tuple[Score, ...]:
+def class_scores(evaluation: Evaluation) -> tuple[ClassScore, ...]:
     """Compute precision, recall and F1 of each class, in the order of the outputs.
 
     A class that has no images has neither recall nor F1; one that is never predicted has no precision, and an F1 of 0.
@@ -73,8 +73,8 @@ class LabelMetrics:
 
     threshold: float
     labels: tuple[LabelScore, ...]
-    micro: Score
-    macro: Score
+    micro: ClassScore
+    macro: ClassScore
     mean_ap: float
     exact_match: float
     hamming_loss: float

@@ -18,9 +18,9 @@ import torch
 
 from steadytrain import __version__
 from steadytrain.config import Recipe
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader import ImageLoader, default_threads
 from steadytrain.data.loader.decode import probe as read_size
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.recordio.reader import Records
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.checking.images import Fingerprints, duplicates, fingerprint, look_at, shared
-from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.checking.images import shared
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import PackSettings, pack_bytes
+from steadytrain.data.images.look import Fingerprints, duplicates, fingerprint, look_at
 
 
 def _bytes(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -100,7 +101,7 @@ def test_the_same_pixels_have_one_fingerprint_in_every_file() -> None:
 
 def _packing_says(data: bytes) -> str:
     try:
-        pack_bytes(data, Settings())
+        pack_bytes(data, PackSettings())
     except BadImageError as error:
         return str(error)
     return ""

@@ -13,9 +13,10 @@ import pytest
 from tests.data.packing.odd import GROUPS, KEPT, PAGE, REAL, TOO_LONG, Odd, outcome, page
 from tests.data.packing.pictures import write_folder
 
-from steadytrain.data.checking.images import look_at
-from steadytrain.data.packing.encode import Packed, Settings, pack_file
-from steadytrain.data.packing.images import decode
+from steadytrain.data.images.decode import decode
+from steadytrain.data.images.encode import PackedImage, PackSettings
+from steadytrain.data.images.look import look_at
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.data.recordio.reader import Records
 
 ROWS = [(group, odd) for group, rows in GROUPS.items() for odd in rows]
@@ -32,9 +33,9 @@ def test_the_page_is_what_the_tests_say() -> None:
 def test_each_becomes_what_the_page_says(tmp_path: Path, group: str, odd: Odd) -> None:
     path = tmp_path / "a.jpg"
     odd.make(path)
-    result = pack_file(str(path), Settings())
+    result = pack_file(str(path), PackSettings())
     assert outcome(result) == odd.becomes
-    if isinstance(result, Packed):
+    if isinstance(result, PackedImage):
         stored = decode(result.data)
         assert stored.mode == ("RGB" if result.channels == 3 else "L")
         assert odd.becomes == KEPT or stored.size == (result.width, result.height)
@@ -69,7 +70,7 @@ def test_a_folder_of_all_of_them_is_packed_and_every_reason_given(tmp_path: Path
 @pytest.mark.parametrize("name", REAL)
 def test_other_projects_test_files_become_what_the_page_says(data_folder: Path, name: str) -> None:
     counts = Counter(
-        re.sub(r" of \d+ x \d+$", "", outcome(pack_file(str(path), Settings())))
+        re.sub(r" of \d+ x \d+$", "", outcome(pack_file(str(path), PackSettings())))
         for path in (data_folder / "odd-images" / name).iterdir()
         if path.is_file()
     )

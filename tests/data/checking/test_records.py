@@ -17,9 +17,9 @@ from tests.data.packing.pictures import picture, write_folder
 from tests.data.recordio.damage import Original, labelled, made_of, read_original
 
 from steadytrain.config import Data
-from steadytrain.data.checking.file_types import PACK_IMAGES
 from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.records import Examined, examine_records
+from steadytrain.data.images.file_types import PACK_IMAGES
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.framing import pack_header

@@ -14,7 +14,7 @@ import pytest
 from tests.data.fetching.server import Fault, Server, serve
 
 from steadytrain.data.fetching import download as module
-from steadytrain.data.fetching.download import Patience, RemoteFile, download, mirror_urls
+from steadytrain.data.fetching.download import Patience, WebFile, download, mirror_urls
 from steadytrain.errors import FailedError, InputError, StorageError
 
 DATA = random.Random(0).randbytes(300_000)
@@ -28,12 +28,12 @@ def server() -> Iterator[Server]:
         yield served
 
 
-def remote(data: bytes = DATA, **values: object) -> RemoteFile:
+def remote(data: bytes = DATA, **values: object) -> WebFile:
     fields: dict[str, object] = {"name": "a.bin", "urls": (), "md5": hashlib.md5(data).hexdigest(), "bytes": len(data)}
-    return RemoteFile(**fields | values)  # type: ignore[arg-type]
+    return WebFile(**fields | values)  # type: ignore[arg-type]
 
 
-def fetch(server: Server, folder: Path, file: RemoteFile | None = None, *more: str) -> tuple[bytes, list[str]]:
+def fetch(server: Server, folder: Path, file: WebFile | None = None, *more: str) -> tuple[bytes, list[str]]:
     """The bytes that came, and what was said."""
     messages: list[str] = []
     mirrors = [server.address, *more]

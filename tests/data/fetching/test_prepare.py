@@ -26,7 +26,7 @@ from tests.data.fetching.server import serve
 
 from steadytrain.cli import main
 from steadytrain.data.fetching.catalogue import DataSet, catalogue, find_data_set
-from steadytrain.data.fetching.download import RemoteFile
+from steadytrain.data.fetching.download import WebFile
 from steadytrain.data.fetching.prepare import fetch
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, FailedError, InputError
@@ -206,7 +206,7 @@ def small(name: str, files: Files) -> DataSet:
     """A data set of the catalogue whose files are these: same layout, other checksums."""
     known = find_data_set(name)
     assert [file.name for file in known.files] == list(files)
-    remote = tuple(RemoteFile(name=n, urls=(), md5=hashlib.md5(d).hexdigest(), bytes=len(d)) for n, d in files.items())
+    remote = tuple(WebFile(name=n, urls=(), md5=hashlib.md5(d).hexdigest(), bytes=len(d)) for n, d in files.items())
     return replace(known, files=remote)
 
 

@@ -13,7 +13,7 @@ from timm.data.transforms_factory import create_transform
 
 from steadytrain.config import Data
 from steadytrain.data.loader import ImageLoader
-from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop, Plan, crop_for
+from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop, CropPlan, crop_for
 from steadytrain.data.loader.decode import cut_from
 from steadytrain.data.loader.sampler import uniforms
 from steadytrain.errors import InputError
@@ -21,17 +21,17 @@ from steadytrain.errors import InputError
 sizes = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=8).map(np.array)
 
 
-def plan_of(cut: Crop, sizes: np.ndarray, seed: int = 0) -> Plan:
+def plan_of(cut: Crop, sizes: np.ndarray, seed: int = 0) -> CropPlan:
     return cut.plan(sizes, uniforms(seed, np.arange(len(sizes)), cut.num_draws))
 
 
-def lies_within(plan: Plan, sizes: np.ndarray) -> bool:
+def lies_within(plan: CropPlan, sizes: np.ndarray) -> bool:
     left, top, right, bottom = plan.boxes.T
     inside = (left >= 0) & (left < right) & (right <= sizes[:, 1]) & (top >= 0) & (top < bottom)
     return bool((inside & (bottom <= sizes[:, 0])).all())
 
 
-def has_no_gap(plan: Plan, size: int) -> bool:
+def has_no_gap(plan: CropPlan, size: int) -> bool:
     """Whether every square lies within its resized box."""
     return bool((plan.corners >= 0).all() and (plan.corners + size <= plan.resized).all())
 
@@ -136,7 +136,7 @@ def test_a_square_may_fall_into_the_padding_altogether() -> None:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Crop, Plan, tuple[int, int]]:
+def plans(draw: st.DrawFn) -> tuple[Crop, CropPlan, tuple[int, int]]:
     """A cut of any kind, and a plan for an image that is not shrunk, of this height and width."""
     kinds: list[Literal["none", "pad-crop", "resized-crop"]] = ["none", "pad-crop", "resized-crop"]
     interpolations: list[Literal["bilinear", "bicubic"]] = ["bilinear", "bicubic"]
@@ -157,7 +157,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @given(case=plans())
-def test_no_pixel_counts_but_those_that_are_needed(way: str, case: tuple[Crop, Plan, tuple[int, int]]) -> None:
+def test_no_pixel_counts_but_those_that_are_needed(way: str, case: tuple[Crop, CropPlan, tuple[int, int]]) -> None:
     cut, plan, shape = case
     left, top, right, bottom = cut.needed(plan)[0].tolist()
     image = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)

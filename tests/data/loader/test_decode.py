@@ -17,13 +17,13 @@ from PIL import Image
 from tests.data.loader.pictures import Pictures, Run, encode, everything, same, scene
 from torchvision.transforms import InterpolationMode, v2
 
-from steadytrain.data.loader import ImageLoader, jpeg
-from steadytrain.data.loader.crop import Crop, Plan
+from steadytrain.data.images import jpeg
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import add_restart_markers, to_ppm
+from steadytrain.data.loader import ImageLoader
+from steadytrain.data.loader.crop import Crop, CropPlan
 from steadytrain.data.loader.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.data.loader.sampler import uniforms
-from steadytrain.data.packing.encode import add_restart_markers
-from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.recordio.framing import to_ppm
 
 Pixels = NDArray[np.uint8]
 
@@ -46,7 +46,7 @@ def cut_of(data: bytes, cut: Crop, box: Box, *, flip: bool = False, shrink: int 
     """The square that a box is resized to."""
     out = np.full((cut.size, cut.size, cut.channels), 99, np.uint8)
     size = np.array([[cut.size, cut.size]])
-    plan = Plan(np.array([box]), size, size * 0, np.array([flip]), np.array([shrink]))
+    plan = CropPlan(np.array([box]), size, size * 0, np.array([flip]), np.array([shrink]))
     cut_into(out, probe(np.frombuffer(data, np.uint8).copy()), cut, plan, 0, Scratch())
     return out
 
@@ -162,7 +162,7 @@ def test_padding_is_zero_and_mirrors_with_the_image() -> None:
     source = np.full((8, 8, 3), 200, np.uint8)
     cut = Crop(kind="pad-crop", size=8, pad=4)
     pair = np.ones(2, np.int64)
-    plan = Plan(
+    plan = CropPlan(
         np.array([[0, 0, 8, 8]] * 2), np.full((2, 2), 8), np.array([[-2, -3]] * 2), np.array([False, True]), pair
     )
     for row, columns in enumerate([slice(3, 8), slice(0, 5)]):

@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from tests.data.loader.pictures import Pictures, encode, everything, mixed_jpegs, same, scene, small_pngs, write_records
 
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader import BadImage, Batch, Crop, ImageLoader, ResidentBatch
 from steadytrain.data.loader.dataset import ImageLoaderDataset, tensors
 from steadytrain.data.loader.image_cache import DeviceCache, ImageCache, shifts_of
-from steadytrain.data.packing.images import BadImageError
 
 CUTS = [
     Crop(kind="pad-crop", size=16, pad=3, flip=True),

@@ -271,7 +271,7 @@ next(batches)
 DROPPED = """
 import numpy as np
 from steadytrain.data.loader import Crop, ImageLoader
-from steadytrain.data.recordio.framing import to_ppm
+from steadytrain.data.images.encode import to_ppm
 
 class Large:
     labels = np.arange(50)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.pipeline import BatchJob, BatchStream, RequestCounts, StageTimes
 from steadytrain.errors import FeedError
 
 
@@ -28,22 +28,22 @@ class Bench:
     closed: threading.Event = field(default_factory=threading.Event)
 
 
-def several(number: int, count: int, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
-    return Job([lambda bench: work(number)] * 3, lambda: list(range(number, number + count)), count=count)
+def several(number: int, count: int, work: Callable[[int], None] = lambda number: None) -> BatchJob[Bench, int]:
+    return BatchJob([lambda bench: work(number)] * 3, lambda: list(range(number, number + count)), count=count)
 
 
-def job(number: int, room: int, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
+def job(number: int, room: int, work: Callable[[int], None] = lambda number: None) -> BatchJob[Bench, int]:
     return several(number, 1, work)
 
 
-def napping(number: int, room: int) -> Job[Bench, None]:
-    return Job([lambda bench: time.sleep(0.05)], lambda: [None])
+def napping(number: int, room: int) -> BatchJob[Bench, None]:
+    return BatchJob([lambda bench: time.sleep(0.05)], lambda: [None])
 
 
 def stream(
-    begin: Callable[[int, int], Job[Bench, int]], *, total: int | None = None, threads: int = 3, depth: int = 4
-) -> Stream[Bench, int]:
-    return Stream(begin, Bench, total=total, threads=threads, depth=depth, times=StageTimes())
+    begin: Callable[[int, int], BatchJob[Bench, int]], *, total: int | None = None, threads: int = 3, depth: int = 4
+) -> BatchStream[Bench, int]:
+    return BatchStream(begin, Bench, total=total, threads=threads, depth=depth, times=StageTimes())
 
 
 def feed_threads() -> int:
@@ -70,7 +70,7 @@ def test_no_job_has_no_result_and_one_thread_is_enough() -> None:
 def test_no_more_than_depth_jobs_are_begun_ahead() -> None:
     begun: list[int] = []
 
-    def begin(number: int, room: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> BatchJob[Bench, int]:
         begun.append(number)
         return job(number, room)
 
@@ -88,7 +88,7 @@ def test_a_thread_that_cannot_begin_is_told_and_nobody_waits_for_it() -> None:
     def no_room() -> Bench:
         raise MemoryError("no room to work in")
 
-    failing = Stream(job, no_room, total=None, threads=2, depth=4, times=StageTimes())
+    failing = BatchStream(job, no_room, total=None, threads=2, depth=4, times=StageTimes())
     with pytest.raises(MemoryError, match="no room to work in"):
         next(failing)
 
@@ -124,7 +124,7 @@ def test_a_stream_that_failed_is_freed_at_once() -> None:
 
 
 def test_a_job_that_cannot_begin_or_finish_fails_as_well() -> None:
-    def begin(number: int, room: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> BatchJob[Bench, int]:
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError):
@@ -134,7 +134,7 @@ def test_a_job_that_cannot_begin_or_finish_fails_as_well() -> None:
         raise ValueError("no end")
 
     with pytest.raises(ValueError, match="no end"):
-        next(stream(lambda number, room: Job([lambda bench: None], finish)))
+        next(stream(lambda number, room: BatchJob([lambda bench: None], finish)))
 
 
 def test_close_ends_the_threads_and_tells_a_reader() -> None:
@@ -202,10 +202,10 @@ def test_what_nobody_took_is_freed() -> None:
         def __del__(self) -> None:
             Thing.alive -= 1
 
-    def begin(number: int, room: int) -> Job[Bench, Thing]:
-        return Job([lambda bench: None], lambda: [Thing()])
+    def begin(number: int, room: int) -> BatchJob[Bench, Thing]:
+        return BatchJob([lambda bench: None], lambda: [Thing()])
 
-    things = Stream(begin, Bench, total=None, threads=2, depth=4, times=StageTimes())
+    things = BatchStream(begin, Bench, total=None, threads=2, depth=4, times=StageTimes())
     next(things)
     assert eventually(lambda: Thing.alive >= 3)
     things.close()
@@ -219,10 +219,10 @@ def test_times_of_all_threads_add_up() -> None:
 
     times, each = StageTimes(), [StageTimes() for _ in range(3)]
 
-    def begin(number: int, room: int) -> Job[Bench, None]:
-        return Job([work] * 3, lambda: [None])
+    def begin(number: int, room: int) -> BatchJob[Bench, None]:
+        return BatchJob([work] * 3, lambda: [None])
 
-    list(Stream(begin, Bench, total=10, threads=3, depth=2, times=times, each=each))
+    list(BatchStream(begin, Bench, total=10, threads=3, depth=2, times=times, each=each))
     assert (times.images, times.decode_seconds) == (60, 15.0)
     assert asdict(sum(each, start=StageTimes())) == pytest.approx(asdict(times))  # added in another order
 
@@ -234,16 +234,20 @@ def test_time_on_a_processor_is_told_from_time_slept() -> None:
             pass
 
     burning, sleeping = StageTimes(), StageTimes()
-    list(Stream(lambda number, room: Job([burn], lambda: [None]), Bench, total=3, threads=1, depth=2, times=burning))
-    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=sleeping))
+    list(
+        BatchStream(
+            lambda number, room: BatchJob([burn], lambda: [None]), Bench, total=3, threads=1, depth=2, times=burning
+        )
+    )
+    list(BatchStream(napping, Bench, total=1, threads=1, depth=2, times=sleeping))
     assert burning.cpu_seconds >= 0.06 and sleeping.cpu_seconds < 0.05
 
 
 def test_whoever_takes_results_is_seen_to_starve_or_to_find_them_ready() -> None:
     asked = RequestCounts()
-    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=StageTimes(), requests=asked))
+    list(BatchStream(napping, Bench, total=1, threads=1, depth=2, times=StageTimes(), requests=asked))
     assert (asked.requests, asked.starved, asked.ready) == (1, 1, 0)
-    full = Stream(job, Bench, total=8, threads=1, depth=4, times=StageTimes(), requests=asked)
+    full = BatchStream(job, Bench, total=8, threads=1, depth=4, times=StageTimes(), requests=asked)
     assert eventually(lambda: len(full._done) == 4)
     next(full)
     assert (asked.requests, asked.starved, asked.ready) == (2, 1, 4)
@@ -257,8 +261,8 @@ def test_what_a_thread_is_at_can_be_asked() -> None:
         at.set()
         may_end.wait(10)
 
-    stream = Stream(
-        lambda number, room: Job([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=StageTimes()
+    stream = BatchStream(
+        lambda number, room: BatchJob([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=StageTimes()
     )
     at.wait(10)
     [(name, bench, since)] = stream.doing()
@@ -271,7 +275,7 @@ def test_what_a_thread_is_at_can_be_asked() -> None:
 
 def test_waiting_for_room_counts_as_blocked() -> None:
     times = StageTimes()
-    ahead = Stream(job, Bench, total=None, threads=1, depth=1, times=times)
+    ahead = BatchStream(job, Bench, total=None, threads=1, depth=1, times=times)
     for _ in range(3):
         next(ahead)
         time.sleep(0.02)
@@ -283,8 +287,8 @@ def test_a_piece_can_find_out_that_nobody_wants_it_any_more() -> None:
     def wait(bench: Bench) -> None:
         assert bench.closed.wait(60)
 
-    stream = Stream(
-        lambda number, room: Job([wait], lambda: [None]), Bench, total=None, threads=3, depth=4, times=StageTimes()
+    stream = BatchStream(
+        lambda number, room: BatchJob([wait], lambda: [None]), Bench, total=None, threads=3, depth=4, times=StageTimes()
     )
     stream.close()
     with pytest.raises(FeedError, match="closed"):
@@ -297,8 +301,8 @@ def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None
     def hang(bench: Bench) -> None:
         may_end.wait(30)
 
-    hanging = Stream(
-        lambda number, room: Job([hang], lambda: [None]), Bench, total=None, threads=2, depth=2, times=StageTimes()
+    hanging = BatchStream(
+        lambda number, room: BatchJob([hang], lambda: [None]), Bench, total=None, threads=2, depth=2, times=StageTimes()
     )
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
     threading.Timer(0.05, hanging.abandon, [error]).start()
@@ -315,7 +319,7 @@ def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None
 def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
     together, at = [1], list[tuple[int, int, str]]()
 
-    def begin(number: int, room: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> BatchJob[Bench, int]:
         count = min(together[0], room, 50 - number)
 
         def work(number: int) -> None:
@@ -323,7 +327,7 @@ def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
 
         return several(number, count, work)
 
-    ahead = Stream(begin, Bench, total=50, threads=2, depth=4, times=StageTimes())
+    ahead = BatchStream(begin, Bench, total=50, threads=2, depth=4, times=StageTimes())
     first = [next(ahead) for _ in range(20)]
     together[0] = 8
     assert first + list(ahead) == list(range(50))
@@ -338,7 +342,7 @@ def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
 
 
 def test_a_held_stream_makes_room_only_when_it_is_released() -> None:
-    held = Stream(job, Bench, total=None, threads=2, depth=4, times=StageTimes(), holds=True)
+    held = BatchStream(job, Bench, total=None, threads=2, depth=4, times=StageTimes(), holds=True)
     assert [next(held) for _ in range(4)] == [0, 1, 2, 3]
     time.sleep(0.02)
     assert held._begun == 4
@@ -350,11 +354,11 @@ def test_a_held_stream_makes_room_only_when_it_is_released() -> None:
 def test_a_held_stream_has_no_more_made_by_whoever_takes_than_there_is_room_for() -> None:
     rooms: list[int] = []
 
-    def begin(number: int, room: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> BatchJob[Bench, int]:
         rooms.append(room)
         return several(number, min(room, 8))
 
-    held = Stream(begin, Bench, total=None, threads=1, depth=4, times=StageTimes(), holds=True)
+    held = BatchStream(begin, Bench, total=None, threads=1, depth=4, times=StageTimes(), holds=True)
     assert [next(held) for _ in range(4)] == [0, 1, 2, 3]
     threading.Timer(0.05, held.release, [3]).start()
     assert next(held) == 4
@@ -363,12 +367,12 @@ def test_a_held_stream_has_no_more_made_by_whoever_takes_than_there_is_room_for(
 
 
 def test_what_fails_where_results_are_made_by_whoever_takes_them_raises_there() -> None:
-    def begin(number: int, room: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> BatchJob[Bench, int]:
         if number >= 8:
             raise FeedError("the third job fails")
         return several(number, min(room, 4))
 
-    failing = Stream(begin, Bench, total=None, threads=1, depth=4, times=StageTimes())
+    failing = BatchStream(begin, Bench, total=None, threads=1, depth=4, times=StageTimes())
     assert [next(failing) for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(FeedError, match="the third job fails"):
         for _ in range(100):

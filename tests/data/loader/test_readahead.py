@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from tests.data.loader.pictures import everything, mixed_jpegs, same, write_records
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader, readahead
 from steadytrain.data.loader.readahead import Readahead
-from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints
+from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder
 from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.machine import facts
 

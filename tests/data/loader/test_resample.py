@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import scene
 
+from steadytrain.data.images import jpeg
 from steadytrain.data.loader import decode as module
-from steadytrain.data.loader import jpeg
 from steadytrain.data.loader.decode import Window, _by_native, resample
 
 Pixels = NDArray[np.uint8]

@@ -18,7 +18,8 @@ import pytest
 import torch
 from tests.data.loader.pictures import Pictures, everything, mixed_jpegs, same, small_pngs, write_records
 
-from steadytrain.data.loader import BadImage, Crop, ImageLoader, jpeg
+from steadytrain.data.images import jpeg
+from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.loader.batch import Batch
 from steadytrain.data.loader.subprocess_loader import SharedBatches
 from steadytrain.data.recordio.framing import pack_header

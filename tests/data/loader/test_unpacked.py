@@ -11,11 +11,12 @@ from tests.data.loader.pictures import everything, same, scene
 from tests.data.packing.odd import GROUPS, Odd
 from tests.data.packing.pictures import write_folder
 
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import PackedImage, PackSettings
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.loader.decode import Scratch, pixels, probe
-from steadytrain.data.packing.encode import Packed, Settings, pack_file
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.unpacked import Unpacked
 from steadytrain.errors import FeedError
@@ -42,13 +43,13 @@ def test_an_odd_image_is_what_packing_without_loss_makes_of_it(tmp_path: Path, g
     path = photos / "cat" / "0000.png"
     path.unlink()
     odd.make(path)
-    packed = pack_file(str(path), Settings(encoding="raw"))
+    packed = pack_file(str(path), PackSettings(encoding="raw"))
     if path.is_dir():
         return
-    channels = packed.channels if isinstance(packed, Packed) else 3
+    channels = packed.channels if isinstance(packed, PackedImage) else 3
     with Unpacked.open(photos) as unpacked:
         image = decoded(unpacked, 0, channels)
-    if isinstance(packed, Packed):
+    if isinstance(packed, PackedImage):
         assert image is not None
         assert np.array_equal(image, pixels(probe(packed.data), 3 if channels == 3 else 1, Scratch()))
     else:

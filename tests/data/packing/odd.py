@@ -38,7 +38,7 @@ from tests.data.packing.odd_files import (
 )
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.packing.encode import Packed
+from steadytrain.data.images.encode import PackedImage
 
 PAGE = Path(__file__).parents[3] / "docs" / "odd-images.md"
 
@@ -379,7 +379,7 @@ is decompressed to the disk, up to 256 MiB or 200 times its bytes. A line of a C
 """
 
 
-def outcome(result: Packed | str) -> str:
+def outcome(result: PackedImage | str) -> str:
     """What became of a file, as the table says it."""
     if isinstance(result, str):
         return f"left out: {result}"

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.packing.encode import Packed, Settings, pack_bytes, pack_file
-from steadytrain.data.packing.images import BadImageError, PixelCount
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.encode import PackedImage, PackSettings, pack_bytes
+from steadytrain.data.images.statistics import PixelCount
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.errors import DataError
 
 
@@ -27,9 +29,9 @@ def _pixels(data: bytes) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(data)))
 
 
-def _pack(image: Image.Image, name: str, **settings: object) -> tuple[bytes, Packed]:
+def _pack(image: Image.Image, name: str, **settings: object) -> tuple[bytes, PackedImage]:
     data = _encode(image, name)
-    return data, pack_bytes(data, Settings(**settings))  # type: ignore[arg-type]
+    return data, pack_bytes(data, PackSettings(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +100,8 @@ def test_small_images_lose_nothing(mode: str, encoding: str) -> None:
 
 def test_sixteen_bit_files_are_never_stored_as_they_are(data_folder: Path) -> None:
     path = data_folder / "odd-images/jpeg_decoder/tests/reftest/images/grayscale_16x24_sampling2x2.png"
-    packed = pack_file(str(path), Settings(encoding="png"))
-    assert isinstance(packed, Packed)
+    packed = pack_file(str(path), PackSettings(encoding="png"))
+    assert isinstance(packed, PackedImage)
     assert not packed.kept
     assert packed.data[24] == 8
     assert packed.channels == 1
@@ -117,7 +119,7 @@ def test_the_shorter_side_is_scaled_down_and_never_up(
 @pytest.mark.parametrize(("side", "name"), [(256, "JPEG"), (120, "JPEG"), (120, "PNG"), (50, "TIFF")])
 def test_a_photograph_made_smaller_is_as_good_as_by_pillow(data_folder: Path, side: int, name: str) -> None:
     image = Image.open(data_folder / "odd-images" / "exif_orientation" / "Landscape_1.jpg")
-    packed = pack_bytes(_encode(image, name, quality=95), Settings(shorter_side=side, encoding="png"))
+    packed = pack_bytes(_encode(image, name, quality=95), PackSettings(shorter_side=side, encoding="png"))
     ours = _pixels(packed.data).astype(float)
     theirs = np.asarray(image.resize((packed.width, packed.height), Image.Resampling.BICUBIC), float)
     psnr = 10 * np.log10(255**2 / np.mean((ours - theirs) ** 2))
@@ -127,8 +129,8 @@ def test_a_photograph_made_smaller_is_as_good_as_by_pillow(data_folder: Path, si
 def test_turned_photographs_are_stored_upright_and_without_exif(data_folder: Path) -> None:
     for number in (3, 6):
         path = data_folder / "odd-images" / "exif_orientation" / f"Portrait_{number}.jpg"
-        packed = pack_file(str(path), Settings())
-        assert isinstance(packed, Packed)
+        packed = pack_file(str(path), PackSettings())
+        assert isinstance(packed, PackedImage)
         stored = Image.open(io.BytesIO(packed.data))
         assert stored.size == (packed.width, packed.height) == (1200, 1800)
         assert not stored.getexif()
@@ -136,8 +138,8 @@ def test_turned_photographs_are_stored_upright_and_without_exif(data_folder: Pat
 
 def test_photographs_that_stay_turned_are_measured_upright(data_folder: Path) -> None:
     path = data_folder / "odd-images" / "exif_orientation" / "Portrait_6.jpg"
-    packed = pack_file(str(path), Settings(encoding="pass"))
-    assert isinstance(packed, Packed)
+    packed = pack_file(str(path), PackSettings(encoding="pass"))
+    assert isinstance(packed, PackedImage)
     assert packed.data == path.read_bytes()
     assert (packed.width, packed.height) == (1200, 1800)
 
@@ -145,35 +147,35 @@ def test_photographs_that_stay_turned_are_measured_upright(data_folder: Path) ->
 @pytest.mark.parametrize("name", ["extraneous-bytes-after-sos", "subtract-with-overflow"])
 def test_readable_files_with_something_amiss_are_stored_sound(data_folder: Path, name: str) -> None:
     path = data_folder / "odd-images/jpeg_decoder/tests/crashtest/images" / f"{name}.jpg"
-    packed = pack_file(str(path), Settings())
-    assert isinstance(packed, Packed)
+    packed = pack_file(str(path), PackSettings())
+    assert isinstance(packed, PackedImage)
     assert not packed.kept
-    assert pack_bytes(packed.data, Settings()).kept
+    assert pack_bytes(packed.data, PackSettings()).kept
 
 
 def test_a_lossless_jpeg_is_stored_as_a_common_one(data_folder: Path) -> None:
     path = data_folder / "odd-images/jpeg_decoder/tests/reftest/images/lossless/1/jpeg_lossless_sel1-8bit.jpg"
-    for settings in (Settings(), Settings(shorter_side=100)):
+    for settings in (PackSettings(), PackSettings(shorter_side=100)):
         packed = pack_file(str(path), settings)
-        assert isinstance(packed, Packed)
+        assert isinstance(packed, PackedImage)
         assert (packed.format, packed.kept, packed.channels) == ("jpg", False, 1)
 
 
 def test_profiles_and_comments_are_not_stored_anew() -> None:
     data = _encode(picture(1, (20, 20), "P"), "PNG", icc_profile=bytes(5000))
-    assert len(pack_bytes(data, Settings()).data) < 3000
+    assert len(pack_bytes(data, PackSettings()).data) < 3000
 
 
 def test_a_photograph_cut_anywhere_is_refused() -> None:
     data = _encode(picture(1, (160, 120)), "JPEG")
     for size in (len(data) - 3, len(data) * 3 // 4, len(data) // 2, 400):
         with pytest.raises(BadImageError, match=r"cut short|damaged"):
-            pack_bytes(data[:size], Settings())
+            pack_bytes(data[:size], PackSettings())
 
 
 def test_an_animation_is_stored_as_its_first_frame() -> None:
     data = _encode(picture(1), "WEBP", save_all=True, append_images=[picture(2)], lossless=True)
-    packed = pack_bytes(data, Settings(encoding="webp"))
+    packed = pack_bytes(data, PackSettings(encoding="webp"))
     assert not packed.kept
     assert len(packed.data) < len(data)
 
@@ -189,10 +191,10 @@ def test_bare_pixels_are_a_ppm_that_any_program_reads(mode: str, header: bytes) 
 def test_what_a_format_cannot_hold_is_refused_and_a_smaller_one_stored(encoding: str, width: int) -> None:
     data = _encode(Image.new("RGB", (width, 1)), "PNG")
     with pytest.raises(BadImageError, match=f"at most {width - 1:,} a side: give --encoding png"):
-        pack_bytes(data, Settings(encoding=encoding))  # type: ignore[arg-type]
+        pack_bytes(data, PackSettings(encoding=encoding))  # type: ignore[arg-type]
     data = _encode(Image.new("RGB", (width - 1, 1)), "PNG")
-    assert pack_bytes(data, Settings(encoding=encoding)).width == width - 1  # type: ignore[arg-type]
-    assert pack_bytes(data, Settings(encoding="png")).kept
+    assert pack_bytes(data, PackSettings(encoding=encoding)).width == width - 1  # type: ignore[arg-type]
+    assert pack_bytes(data, PackSettings(encoding="png")).kept
 
 
 def test_webp_costs_fewer_bytes_at_less_quality() -> None:
@@ -202,7 +204,7 @@ def test_webp_costs_fewer_bytes_at_less_quality() -> None:
 
 def test_statistics_are_of_the_pixels_stored() -> None:
     count = PixelCount()
-    packed = pack_bytes(_encode(picture(1, (200, 100)), "JPEG"), Settings(shorter_side=20, grey=True), count)
+    packed = pack_bytes(_encode(picture(1, (200, 100)), "JPEG"), PackSettings(shorter_side=20, grey=True), count)
     assert packed.channels == 1
     assert count.totals()[3, 0] == 40 * 20
     assert not count.totals()[:3].any()
@@ -219,7 +221,7 @@ def test_statistics_are_of_the_pixels_stored() -> None:
 )
 def test_reasons_are_short_and_in_words(tmp_path: Path, prepare: Callable[[Path], object], reason: str) -> None:
     prepare(tmp_path / "a.jpg")
-    assert pack_file(str(tmp_path / "a.jpg"), Settings()) == reason
+    assert pack_file(str(tmp_path / "a.jpg"), PackSettings()) == reason
 
 
 @pytest.mark.parametrize(
@@ -234,4 +236,4 @@ def test_reasons_are_short_and_in_words(tmp_path: Path, prepare: Callable[[Path]
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Settings(**settings)  # type: ignore[arg-type]
+        PackSettings(**settings)  # type: ignore[arg-type]

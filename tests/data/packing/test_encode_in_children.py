@@ -12,7 +12,8 @@ import psutil
 import pytest
 from tests.data.packing.pictures import write_folder
 
-from steadytrain.data.packing.encode import EncodedPortion, Packed, Portion, Settings, encode_all
+from steadytrain.data.images.encode import PackedImage, PackSettings
+from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.errors import FailedError
 
 Children = Callable[[], list[psutil.Process]]
@@ -30,13 +31,13 @@ def _tasks(files: list[str], each: int = 3) -> list[Portion]:
     return [[(file, True) for file in files[at : at + each]] for at in range(0, len(files), each)]
 
 
-def _all(done: Iterator[EncodedPortion]) -> tuple[list[Packed | str], int]:
+def _all(done: Iterator[EncodedPortion]) -> tuple[list[PackedImage | str], int]:
     parts = list(done)
     return [result for part in parts for result in part.results], int(sum(part.counts.sum() for part in parts))
 
 
 def test_children_give_what_one_process_gives_in_the_same_order(files: list[str]) -> None:
-    settings = Settings(shorter_side=20)
+    settings = PackSettings(shorter_side=20)
     alone = _all(encode_all(_tasks(files), settings, workers=0))
     together = _all(encode_all(_tasks(files), settings, workers=3))
     assert alone == together
@@ -45,7 +46,7 @@ def test_children_give_what_one_process_gives_in_the_same_order(files: list[str]
 
 
 def test_ending_early_ends_the_children(files: list[str], children: Children) -> None:
-    done = encode_all(_tasks(files), Settings(), workers=2)
+    done = encode_all(_tasks(files), PackSettings(), workers=2)
     next(done)
     assert len(children()) == 2
     done.close()
@@ -53,30 +54,30 @@ def test_ending_early_ends_the_children(files: list[str], children: Children) ->
 
 
 def test_a_child_that_dies_is_replaced_and_nothing_is_lost(files: list[str], children: Children) -> None:
-    done = encode_all(_tasks(files, 1), Settings(), workers=2)
+    done = encode_all(_tasks(files, 1), PackSettings(), workers=2)
     first, _ = next(done), next(done)  # both children are up
     for child in children():
         child.kill()
     rest = [result for part in done for result in part.results]
     assert len(rest) == 38
     assert not [result for result in rest if isinstance(result, str) and "died" in result]
-    assert isinstance(first.results[0], Packed)
+    assert isinstance(first.results[0], PackedImage)
 
 
 def test_only_the_file_that_kills_its_decoder_is_given_up(files: list[str], tmp_path: Path) -> None:
     # A decoder that crashes on one file, put in place of the real one in the children alone.
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'packing.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
-        "    from steadytrain.data.packing import encode\n"
-        "    whole = encode.pack_file\n"
+        "if 'machine.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
+        "    from steadytrain.data.packing import portions\n"
+        "    whole = portions.pack_file\n"
         "    def pack_file(path, *rest):\n"
         "        return os.kill(os.getpid(), 11) if path.endswith('0007.png') else whole(path, *rest)\n"
-        "    encode.pack_file = pack_file\n"
+        "    portions.pack_file = pack_file\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        results, _ = _all(encode_all(_tasks(files, 8), Settings(), workers=2))
+        results, _ = _all(encode_all(_tasks(files, 8), PackSettings(), workers=2))
     assert results[7] == "the decoder crashed (SIGSEGV)"
     assert sum(isinstance(result, str) for result in results) == 2
     assert len(results) == 40
@@ -87,16 +88,16 @@ def test_children_that_cannot_start_are_an_error_not_forty_bad_images(files: lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(tmp_path), *sys.path])
         with pytest.raises(FailedError, match=r"ended before it began.*--workers 1"):
-            _all(encode_all(_tasks(files), Settings(), workers=2))
+            _all(encode_all(_tasks(files), PackSettings(), workers=2))
 
 
 SCRIPT = """
 import sys
-from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.encode import encode_all
+from steadytrain.data.images.encode import PackSettings
+from steadytrain.data.packing.portions import encode_all
 print("main", flush=True)
 files = sys.argv[1:]
-done = encode_all(([(path, False)] for path in files * 1000), Settings(), workers=2)
+done = encode_all(([(path, False)] for path in files * 1000), PackSettings(), workers=2)
 for part in done:
     print(len(part.results), flush=True)
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from steadytrain.data.packing.images import BadImageError, read_header
+from steadytrain.data.images.decode import BadImageError, read_header
 
 SIDE = 5000
 BYTES_A_PIXEL = 10
@@ -24,9 +24,9 @@ CHILD = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from steadytrain.data.checking.images import look_at
+from steadytrain.data.images.look import look_at
 from steadytrain.data.loader.decode import Scratch, pixels, probe
-from steadytrain.data.packing.encode import Settings, pack_bytes
+from steadytrain.data.images.encode import PackSettings, pack_bytes
 
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
@@ -34,7 +34,7 @@ def peak():
 data, work = Path(sys.argv[1]).read_bytes(), sys.argv[2]
 before = peak()
 if work == "pack":
-    size = pack_bytes(data, Settings()).width
+    size = pack_bytes(data, PackSettings()).width
 elif work == "check":
     size = look_at(data).width
 else:

@@ -13,12 +13,8 @@ from PIL import Image, ImageOps
 from tests.data.packing.odd_files import SIZE, Tags, of_bits, png, tiff, turned_by
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.checking.images import look_at
 from steadytrain.data.checking.sources import examine_source
-from steadytrain.data.loader.decode import Scratch, probe
-from steadytrain.data.loader.decode import pixels as pixels_of
-from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.images import (
+from steadytrain.data.images.decode import (
     BadImageError,
     complete_jpeg,
     decode,
@@ -29,6 +25,10 @@ from steadytrain.data.packing.images import (
     to_pixels,
     turn,
 )
+from steadytrain.data.images.encode import PackSettings, pack_bytes
+from steadytrain.data.images.look import look_at
+from steadytrain.data.loader.decode import Scratch, probe
+from steadytrain.data.loader.decode import pixels as pixels_of
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.sources.unpacked import upright
 
@@ -201,13 +201,13 @@ def test_strips_of_a_large_image_have_the_pixels_of_the_whole(
     flat = flatten(image)
     expected = np.asarray(flat.reduce(factor) if factor > 1 else flat)
     for strip in (1, 31 * 8, 31 * 20, 31 * 45, 10**6):
-        monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", strip)
+        monkeypatch.setattr("steadytrain.data.images.decode.STRIP_PIXELS", strip)
         pixels = to_pixels(image, factor=factor)
         assert pixels.shape == expected.shape and np.array_equal(pixels, expected)
 
 
 def test_the_range_of_a_large_image_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", 1)
+    monkeypatch.setattr("steadytrain.data.images.decode.STRIP_PIXELS", 1)
     with pytest.raises(BadImageError, match="grey values from -3 to 70000: only 0 to 65535"):
         to_pixels(Image.fromarray(np.array([[5], [70_000], [-3]], np.int32)))
 
@@ -226,7 +226,7 @@ def test_orientation_counts_in_every_format(name: str) -> None:
 def test_orientation_counts_wherever_pillow_finds_it(mark: str, number: int) -> None:
     data = turned_by(mark, number)
     wanted = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    for pixels in (pack_bytes(data, Settings(encoding="png")).data, upright(data)):
+    for pixels in (pack_bytes(data, PackSettings(encoding="png")).data, upright(data)):
         assert np.abs(np.asarray(decode(pixels)).astype(int) - np.asarray(wanted)).max() <= 1
 
 
@@ -238,14 +238,14 @@ def test_a_jpeg_that_lacks_its_end_alone_is_used(missing: int, mode: str, option
     assert whole.endswith(b"\xff\xd9")
     wanted = np.asarray(Image.open(io.BytesIO(whole)))
     data = whole[:-missing]
-    packed = pack_bytes(data, Settings(encoding="png"))
+    packed = pack_bytes(data, PackSettings(encoding="png"))
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(packed.data))), wanted)
     read = pixels_of(probe(data), 1 if mode == "L" else 3, Scratch())
     assert np.array_equal(read.squeeze(), wanted)
     assert look_at(data).odd == (("odd-jpeg", "its last two bytes are missing"),)
     for cut in (3, 4, 11, len(data) // 2):
         with pytest.raises(BadImageError, match=r"cut short|missing"):
-            pack_bytes(whole[:-cut], Settings())
+            pack_bytes(whole[:-cut], PackSettings())
         with pytest.raises(BadImageError):
             pixels_of(probe(whole[:-cut]), 3, Scratch())
 
@@ -255,7 +255,7 @@ def test_a_progressive_jpeg_that_lacks_a_scan_is_no_whole_one() -> None:
     last = data.rindex(b"\xff\xda")
     assert complete_jpeg(data[:-2]) == data and complete_jpeg(data[:last]) is None
     with pytest.raises(BadImageError, match="cut short"):
-        pack_bytes(data[:last], Settings())
+        pack_bytes(data[:last], PackSettings())
 
 
 def test_damaged_exif_does_not_cost_the_image() -> None:

@@ -13,8 +13,8 @@ import pytest
 from tests.data.packing.odd import GROUPS
 from tests.data.packing.pictures import picture, write_folder
 
-from steadytrain.data.packing.encode import Encoding, Subsampling
-from steadytrain.data.packing.images import decode
+from steadytrain.data.images.decode import decode
+from steadytrain.data.images.encode import Encoding, Subsampling
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.data.packing.pictures import picture, write_folder
 
-from steadytrain.data.packing.encode import Settings
+from steadytrain.data.images.encode import PackSettings
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.reader import Records
@@ -57,7 +57,7 @@ def test_the_card_tells_what_is_in_it(photos: Path, tmp_path: Path) -> None:
     assert card.rejected == (("cat/bad.jpg", "empty: 0 bytes"),)
     assert card.bytes == path.stat().st_size
     assert card.digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert card.settings == Settings().to_dict()
+    assert card.settings == PackSettings().to_dict()
     assert (card.stats_images, card.by_class, card.source) == (71, True, str(photos))
     assert all(0.3 < mean < 0.7 for mean in card.mean)
 
@@ -283,7 +283,7 @@ def test_small_and_large_statistics_are_of_a_stated_sample(
     [(path, card)] = pack(photos, tmp_path / "a")
     assert card.stats_images == 24  # every third of seventy
     with Records.open(path) as records:
-        from steadytrain.data.packing.images import decode
+        from steadytrain.data.images.decode import decode
 
         pixels = [np.asarray(decode(records.image(i))).reshape(-1, 3) / 255 for i in range(0, 70, 3)]
     assert card.mean == pytest.approx(np.concatenate(pixels).mean(axis=0), rel=1e-9)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.packing.images import EVERY, SMALL, PixelCount, mean_and_std
+from steadytrain.data.images.statistics import EVERY, SMALL, PixelCount, mean_and_std
 
 
 def _sizes() -> list[tuple[int, int]]:

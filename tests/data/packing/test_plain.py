@@ -13,7 +13,7 @@ from PIL import Image
 from tests.data.packing.odd_files import encoded
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.packing.encode import plain_png
+from steadytrain.data.images.decode import plain_png
 
 PNG = encoded(picture(1, (12, 9)), "PNG")
 

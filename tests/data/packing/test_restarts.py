@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import scene
 
-from steadytrain.data.packing import encode
-from steadytrain.data.packing.encode import (
-    Settings,
+from steadytrain.data.images import encode
+from steadytrain.data.images.encode import (
+    PackSettings,
     add_restart_markers,
     encode_jpeg,
     pack_bytes,
@@ -60,16 +60,16 @@ def test_photographs_grow_by_little(extracted: Callable[[str], Path]) -> None:
     for path in sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::10]:
         data = path.read_bytes()
         for most in sizes:
-            sizes[most] += len(pack_bytes(data, Settings(shorter_side=256, restart=most)).data)
+            sizes[most] += len(pack_bytes(data, PackSettings(shorter_side=256, restart=most)).data)
     assert 1 < sizes[4] / sizes[0] < 1.02
 
 
 def test_packing_marks_what_it_encodes_and_nothing_else() -> None:
     small = np.asarray(scene(2, 200, 300))
-    assert markers(pack_pixels(small, Settings()).data) > 0
-    assert markers(pack_pixels(small, Settings(restart=0)).data) == 0
+    assert markers(pack_pixels(small, PackSettings()).data) > 0
+    assert markers(pack_pixels(small, PackSettings(restart=0)).data) == 0
     kept = encode_jpeg(small, 90, most=0)
-    packed = pack_bytes(kept, Settings())
+    packed = pack_bytes(kept, PackSettings())
     assert packed.kept and packed.data == kept
 
 
@@ -83,13 +83,13 @@ def test_packing_marks_what_it_encodes_and_nothing_else() -> None:
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Settings(**settings)  # type: ignore[arg-type]
+        PackSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_marking_without_the_native_decoder_is_refused_before_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "native", None)
     with pytest.raises(DataError, match="needs the native decoder"):
-        Settings(mark_kept=True)
+        PackSettings(mark_kept=True)
 
 
 @needs_native
@@ -101,7 +101,7 @@ def test_marking_is_without_loss(chroma: str) -> None:
     marked = add_restart_markers(plain, most=4)
     assert markers(marked) > markers(plain) == 0
     assert np.array_equal(pixels_of(marked), pixels_of(plain))
-    packed = pack_bytes(plain, Settings(mark_kept=True))
+    packed = pack_bytes(plain, PackSettings(mark_kept=True))
     assert packed.data == marked and not packed.kept and packed.format == "jpg"
 
 
@@ -109,5 +109,5 @@ def test_marking_is_without_loss(chroma: str) -> None:
 def test_what_cannot_be_marked_stays_as_it_is() -> None:
     file = io.BytesIO()
     scene(3, 200, 300).save(file, "JPEG", progressive=True)
-    packed = pack_bytes(file.getvalue(), Settings(mark_kept=True))
+    packed = pack_bytes(file.getvalue(), PackSettings(mark_kept=True))
     assert packed.kept and packed.data == file.getvalue()

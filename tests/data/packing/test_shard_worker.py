@@ -25,8 +25,8 @@ from tests.data.packing.pictures import write_folder
 from tests.store import Bucket
 
 from steadytrain.cli import main
+from steadytrain.data.images.encode import PackSettings
 from steadytrain.data.packing import shard_worker, shared_folder
-from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import PackRequest, pack
 from steadytrain.data.packing.shard_plan import ShardPlan
 from steadytrain.data.packing.shard_worker import pack_shards
@@ -255,7 +255,7 @@ def test_every_kind_of_source_can_be_shared(make: Callable[[Path, Path], Path], 
     folder = write_folder(tmp_path / "photos", {"cat": 40, "dog": 40}, suffix=".jpg")
     source = make(folder, tmp_path)
     pack(source, tmp_path / "one" / "x", shards=3, encoding="png")
-    request = PackRequest(sources=(str(source),), settings=Settings(encoding="png"))
+    request = PackRequest(sources=(str(source),), settings=PackSettings(encoding="png"))
     assert pack_shards(request, tmp_path / "two" / "x", shards=3).is_complete
     assert _files(tmp_path / "two") == _files(tmp_path / "one")
 
@@ -285,7 +285,7 @@ def _half_packed(source: str | Path, out: Path) -> PackRequest:
 
 def test_a_command_with_other_settings_is_refused(photos: Path, tmp_path: Path) -> None:
     request = _half_packed(photos, tmp_path / "x")
-    other = replace(request, settings=Settings(quality=80))
+    other = replace(request, settings=PackSettings(quality=80))
     text = r"x\.plan\.json is the plan of another packing \(--quality was 95 there, and is 80 here\)"
     with pytest.raises(DataError, match=text):
         pack_shards(other, tmp_path / "x", shards=5)

@@ -16,16 +16,17 @@ from PIL import Image, ImageDraw
 from tests.data.loader.pictures import Pictures, everything, scene
 
 from steadytrain.cli import main
-from steadytrain.data.loader import ImageLoader, jpeg
-from steadytrain.data.loader.crop import Crop
-from steadytrain.data.packing.encode import (
+from steadytrain.data.images import jpeg
+from steadytrain.data.images.encode import (
     MIN_CHROMA_PSNR,
-    Settings,
+    PackSettings,
     encode_jpeg,
     pack_bytes,
     pack_pixels,
     subsampled_chroma_psnr,
 )
+from steadytrain.data.loader import ImageLoader
+from steadytrain.data.loader.crop import Crop
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.errors import DataError
@@ -57,9 +58,9 @@ def psnr(data: bytes, pixels: Pixels) -> float:
 
 
 def test_the_default_stays_half_the_chroma_and_leaves_cards_and_caches_as_they_are() -> None:
-    assert chroma_of(pack_pixels(drawing(1), Settings()).data) == "420"
-    assert "subsampling" not in Settings().to_dict()
-    assert Settings(subsampling="auto").to_dict()["subsampling"] == "auto"
+    assert chroma_of(pack_pixels(drawing(1), PackSettings()).data) == "420"
+    assert "subsampling" not in PackSettings().to_dict()
+    assert PackSettings(subsampling="auto").to_dict()["subsampling"] == "auto"
 
 
 def test_full_chroma_keeps_the_edges_of_drawings() -> None:
@@ -71,7 +72,7 @@ def test_full_chroma_keeps_the_edges_of_drawings() -> None:
 
 
 def test_auto_takes_full_chroma_for_drawings_and_rarely_for_photographs(extracted: Callable[[str], Path]) -> None:
-    auto = Settings(subsampling="auto", shorter_side=256)
+    auto = PackSettings(subsampling="auto", shorter_side=256)
     assert [chroma_of(pack_pixels(drawing(seed), auto).data) for seed in range(5)] == ["444"] * 5
     paths = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::5]
     stored = [chroma_of(pack_bytes(path.read_bytes(), auto).data) for path in paths]
@@ -89,15 +90,15 @@ def test_auto_sees_colours_that_half_the_chroma_would_blur() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (7, 3), (33, 47)])
 @pytest.mark.parametrize("way", ["444", "auto"])
 def test_any_size_and_grey_are_stored(size: tuple[int, int], way: str) -> None:
-    settings = Settings(subsampling=way, encoding="jpg")  # type: ignore[arg-type]
+    settings = PackSettings(subsampling=way, encoding="jpg")  # type: ignore[arg-type]
     colour, grey = (np.asarray(scene(1, *size, mode=mode)) for mode in ("RGB", "L"))
     assert simplejpeg.decode_jpeg(pack_pixels(colour, settings).data).shape == colour.shape
-    assert pack_pixels(grey, settings).data == pack_pixels(grey, Settings(encoding="jpg")).data
+    assert pack_pixels(grey, settings).data == pack_pixels(grey, PackSettings(encoding="jpg")).data
 
 
 def test_jpegs_that_need_not_change_stay_as_they_are() -> None:
     data = encode_jpeg(drawing(1), 90, most=0)
-    assert pack_bytes(data, Settings(subsampling="444")).data == data
+    assert pack_bytes(data, PackSettings(subsampling="444")).data == data
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_jpegs_that_need_not_change_stay_as_they_are() -> None:
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Settings(**settings)  # type: ignore[arg-type]
+        PackSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_the_card_says_how(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_crops_have_the_bytes_of_a_whole_decode(decoder: str, way: str, mode: st
     pixels = [np.asarray(scene(n, *size, mode=mode)) for n, size in enumerate(sizes)]
     images = [encode_jpeg(image, 95, most=most, subsampling=way) for image in pixels]  # type: ignore[arg-type]
     # The same pixels, decoded whole and stored bare. Squares are too large for images to be shrunk while decoding.
-    whole = [pack_bytes(image, Settings(encoding="raw")).data for image in images]
+    whole = [pack_bytes(image, PackSettings(encoding="raw")).data for image in images]
     for crop in (
         Crop(kind="resized-crop", size=56, area=(0.3, 1.0), flip=True, channels=1 if mode == "L" else 3),
         Crop(kind="pad-crop", size=44, pad=4, flip=True),

@@ -15,9 +15,10 @@ import pytest
 from tests.data.packing.pictures import write_folder
 from tests.data.storage.faults import PASSING, Faults
 
+from steadytrain.data.images.encode import to_ppm
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
-from steadytrain.data.recordio.framing import MAGIC, pack_header, to_ppm
+from steadytrain.data.recordio.framing import MAGIC, pack_header
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.errors import DataError, StorageError

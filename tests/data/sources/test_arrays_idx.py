@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from tests.data.sources.samples import content, found
 
-from steadytrain.data.sources.listing import Pixels
+from steadytrain.data.sources.listing import PixelShape
 from steadytrain.errors import DataError
 
 
@@ -54,7 +54,7 @@ def test_a_folder_gives_training_and_validation_sets(
     ]
     assert [content(val, number) for number in range(20)] == [image.tobytes() for image in images[40:]]
     assert train.labels.tolist() == labels[:40].tolist()
-    assert train.pieces is not None and train.pieces.pixels == Pixels(8, 8, 1)
+    assert train.pieces is not None and train.pieces.pixels == PixelShape(8, 8, 1)
     assert np.all(train.sizes == 64)
 
 
@@ -78,7 +78,7 @@ def test_either_file_of_a_pair_will_do(
 def test_colour_has_four_dimensions(tmp_path: Path) -> None:
     images = np.random.default_rng(1).integers(0, 256, (4, 5, 6, 3), np.uint8)
     [listing] = found(write_idx(tmp_path, "train", images, np.array([0, 1, 2, 1], np.uint8)), tmp_path)
-    assert listing.pieces is not None and listing.pieces.pixels == Pixels(5, 6, 3)
+    assert listing.pieces is not None and listing.pieces.pixels == PixelShape(5, 6, 3)
     assert content(listing, 3) == images[3].tobytes()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.sources.listing import Piece, read_file, read_piece
 from steadytrain.errors import StorageError
 

@@ -11,15 +11,15 @@ import pytest
 from tests.data.sources.samples import encoded
 
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.sources.listing import Piece, Pieces, Pixels
+from steadytrain.data.sources.listing import Piece, Pieces, PixelShape
 
 
 def test_planes_and_pixels_are_put_in_order() -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     planes = pixels.transpose(2, 0, 1)
-    assert np.array_equal(Pixels(2, 4, 3).of(pixels.tobytes()), pixels)
-    assert np.array_equal(Pixels(2, 4, 3, planar=True).of(planes.tobytes()), pixels)
-    assert Pixels(4, 6, 1).of(pixels.tobytes()).shape == (4, 6)
+    assert np.array_equal(PixelShape(2, 4, 3).of(pixels.tobytes()), pixels)
+    assert np.array_equal(PixelShape(2, 4, 3, planar=True).of(planes.tobytes()), pixels)
+    assert PixelShape(4, 6, 1).of(pixels.tobytes()).shape == (4, 6)
 
 
 def test_some_pieces_in_another_order() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.recordio.lst import Line, parse_line
+from steadytrain.data.recordio.lst import ListLine, parse_line
 from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
 
@@ -27,7 +27,7 @@ def _list(folder: Path, text: str, name: str = "a.lst") -> Path:
 @given(st.integers(0, 2**63 - 1), LABELS, NAMES)
 def test_every_line_comes_back(number: int, labels: list[float], name: str) -> None:
     text = "\t".join([str(number), *(repr(label) for label in labels), name]) + "\n"
-    assert parse_line(text) == Line(number, tuple(labels), name.strip())
+    assert parse_line(text) == ListLine(number, tuple(labels), name.strip())
 
 
 def test_lists_of_mxnet_are_read_with_their_order_and_ids(data_folder: Path) -> None:

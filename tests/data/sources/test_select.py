@@ -18,7 +18,7 @@ from tests.data.sources.samples import content, encoded, found, told, write_tar
 
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.folder import list_folder
-from steadytrain.data.sources.listing import Listing, Pieces, Pixels
+from steadytrain.data.sources.listing import Listing, Pieces, PixelShape
 from steadytrain.data.sources.select import (
     Identical,
     Selection,
@@ -314,7 +314,9 @@ def test_what_cannot_be_merged_is_refused() -> None:
         merge([_listing([0, 1], "ab"), _listing([0, 1], "01")])
     with pytest.raises(DataError, match="split differently"):
         merge_sources([[_listing([0, 1])], [_listing([0]), _listing([1])]])
-    bare = Pieces(("x",), np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int64), pixels=Pixels(1, 1, 1))
+    bare = Pieces(
+        ("x",), np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int64), pixels=PixelShape(1, 1, 1)
+    )
     pixels = _listing([0], "ab")
     object.__setattr__(pixels, "pieces", bare)
     with pytest.raises(DataError, match="bare pixels of one shape cannot be merged"):

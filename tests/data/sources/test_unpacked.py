@@ -17,7 +17,7 @@ from tests.data.packing.odd_files import encoded
 from tests.data.packing.pictures import picture, write_folder
 from tests.data.sources.samples import write_tar
 
-from steadytrain.data.packing.images import BadImageError, decode
+from steadytrain.data.images.decode import BadImageError, decode
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.unpacked import MOST_OPEN, Unpacked

@@ -17,7 +17,7 @@ from tests.store import Bucket, FaultProxy
 
 from steadytrain.cli import main
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.storage.store import WRITE_BYTES, Place, Store
+from steadytrain.data.storage.store import WRITE_BYTES, ObjectPlace, Store
 from steadytrain.errors import DataError
 
 SUFFIXES = (".rec", ".idx", ".json", ".lst")
@@ -177,6 +177,6 @@ def test_a_part_that_fails_costs_no_other_part(bucket: Bucket, fault_proxy: Faul
     (tmp_path / "x.rec").write_bytes(content := os.urandom(3 * WRITE_BYTES + 5))
     fault_proxy.method = "PUT"
     fault_proxy.faults = ["", (503, "SlowDown")]
-    Store(place := Place.parse(bucket.uri("x.rec"))).write(place, tmp_path / "x.rec")
+    Store(place := ObjectPlace.parse(bucket.uri("x.rec"))).write(place, tmp_path / "x.rec")
     assert bucket.get("x.rec") == content
     assert [method for method, _ in fault_proxy.methods].count("PUT") == 5  # four parts, and one of them again

@@ -15,7 +15,7 @@ from tests.store import Bucket, FaultProxy
 
 from steadytrain.data.storage import store as store_module
 from steadytrain.data.storage.object_cache import open_object, open_objects
-from steadytrain.data.storage.store import Fault, Place, Store
+from steadytrain.data.storage.store import Fault, ObjectPlace, Store
 from steadytrain.errors import DataError, StorageError
 
 SECRETS = ("AKIAWHOREADSTHIS", "not-to-be-shown", "s3cr3t")
@@ -30,7 +30,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(uri: str) -> tuple[bytes, Counter[Fault]]:
     """All bytes of an object, and the faults that were survived for it."""
     faults: Counter[Fault] = Counter()
-    place = Place.parse(uri)
+    place = ObjectPlace.parse(uri)
     return bytes(Store(place, lambda fault: faults.update([fault])).read(place)[0]), faults
 
 
@@ -89,7 +89,7 @@ def test_a_store_that_does_not_come_back_is_told_with_the_number_of_attempts(
 
 
 def test_another_object_of_the_same_name_is_never_taken_for_the_first(bucket: Bucket) -> None:
-    place = Place.parse(bucket.put("train.rec", b"a" * 1000))
+    place = ObjectPlace.parse(bucket.put("train.rec", b"a" * 1000))
     store = Store(place)
     facts = store.stat(place)
     assert bytes(store.read(place, 10, 20, expected=facts)[0]) == b"a" * 10
@@ -144,7 +144,7 @@ def test_the_missing_extra_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPa
 )
 def test_credentials_in_a_uri_are_refused_and_not_repeated(uri: str) -> None:
     with pytest.raises(DataError) as caught:
-        Place.parse(uri)
+        ObjectPlace.parse(uri)
     assert not any(secret in str(caught.value) for secret in SECRETS)
     assert "environment" in str(caught.value)
 
@@ -195,7 +195,7 @@ def web() -> Iterator[_WebServer]:
 
 
 def test_a_web_server_is_read_by_ranges(web: _WebServer) -> None:
-    place = Place.parse(f"{web.address}/a%20file.rec")
+    place = ObjectPlace.parse(f"{web.address}/a%20file.rec")
     data, facts = Store(place).read(place, 256, 512)
     assert bytes(data) == bytes(range(256)) and facts.size == 102_400 and not facts.etag
     assert web.seen == [("/a%20file.rec", None)]

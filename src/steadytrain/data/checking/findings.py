@@ -1,4 +1,4 @@
-"""What can be wrong with data, each kind with a name, a severity and what becomes of it; findings, reports, remedies.
+"""Kinds of faults in data, each with a name, a severity and what becomes of it; findings, reports, remedies.
 
 An **error** is something that is lost or refused, a **warning** something that will spoil a result unless it is meant,
 a **note** something that a rule takes care of.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from steadytrain.data.checking.file_types import PACK_IMAGES
+from steadytrain.data.images.file_types import PACK_IMAGES
 
 Severity = Literal["error", "warning", "note"]
 
@@ -24,7 +24,7 @@ FEW_TO_MEASURE = 20
 """Validation images below which top-1 says little: its 95 % interval is up to 44 points wide (2 * 0.98 / sqrt(20))."""
 
 
-class Kind(NamedTuple):
+class FindingKind(NamedTuple):
     """A kind of finding; ``then`` says what becomes of it, ``packed`` the same where a folder is packed."""
 
     severity: Severity
@@ -39,116 +39,144 @@ _LOST = "these records are lost; a reader stops there"
 _REFUSED = "the file is refused"
 _UNNAMED = "messages name these records by number alone"
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, FindingKind] = {
     # what the whole is
-    "other-file": Kind("error", "not a record file", "training and packing refuse it"),
-    "not-images": Kind("error", "records that are no image records", "training refuses them"),
-    "detection": Kind(
+    "other-file": FindingKind("error", "not a record file", "training and packing refuse it"),
+    "not-images": FindingKind("error", "records that are no image records", "training refuses them"),
+    "detection": FindingKind(
         "error", "detection records: objects and boxes", "training refuses them; MXNet's ImageDetRecordIter reads them"
     ),
-    "label-vectors": Kind("warning", "label vectors", "training refuses them: each label must be 0 or 1"),
-    "refused": Kind("error", "packing refuses this", "nothing is packed"),
-    "changing": Kind(
+    "label-vectors": FindingKind("warning", "label vectors", "training refuses them: each label must be 0 or 1"),
+    "refused": FindingKind("error", "packing refuses this", "nothing is packed"),
+    "changing": FindingKind(
         "error", "the file is changing while it is read", "this report may be wrong: wait, then check again"
     ),
     # framing
-    "cut-short": Kind("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
-    "wrong-magic": Kind("error", "a record begins with a wrong magic number", _LOST),
-    "wrong-length": Kind("error", "a record has a wrong length", _LOST),
-    "stray-bytes": Kind("error", "bytes outside of any record", _LOST),
-    "broken-parts": Kind("error", "a record in several parts is broken", _LOST),
-    "padding": Kind("warning", "padding that is not zero", "readers skip it; something wrote over it"),
+    "cut-short": FindingKind(
+        "error", "the last record is cut short", "a reader refuses the file, or misses the record"
+    ),
+    "wrong-magic": FindingKind("error", "a record begins with a wrong magic number", _LOST),
+    "wrong-length": FindingKind("error", "a record has a wrong length", _LOST),
+    "stray-bytes": FindingKind("error", "bytes outside of any record", _LOST),
+    "broken-parts": FindingKind("error", "a record in several parts is broken", _LOST),
+    "padding": FindingKind("warning", "padding that is not zero", "readers skip it; something wrote over it"),
     # headers
-    "no-header": Kind("error", "records too short for an image header", _REFUSED),
-    "label-overrun": Kind("error", "label counts beyond the record", _REFUSED),
-    "label-not-finite": Kind("error", "labels that are not numbers", "they are read as label vectors and refused"),
-    "label-not-class": Kind("error", "labels that are not class numbers", "they are read as label vectors and refused"),
-    "label-unknown": Kind("error", "labels that the card's classes do not include", _REFUSED),
-    "label-width": Kind("error", "records with a different number of labels", _REFUSED),
-    "same-id": Kind("warning", "ids of several records", "readers by key find only one of them"),
+    "no-header": FindingKind("error", "records too short for an image header", _REFUSED),
+    "label-overrun": FindingKind("error", "label counts beyond the record", _REFUSED),
+    "label-not-finite": FindingKind(
+        "error", "labels that are not numbers", "they are read as label vectors and refused"
+    ),
+    "label-not-class": FindingKind(
+        "error", "labels that are not class numbers", "they are read as label vectors and refused"
+    ),
+    "label-unknown": FindingKind("error", "labels that the card's classes do not include", _REFUSED),
+    "label-width": FindingKind("error", "records with a different number of labels", _REFUSED),
+    "same-id": FindingKind("warning", "ids of several records", "readers by key find only one of them"),
     # images
-    "no-image": Kind("error", "not an image", _REPLACED, _LEFT_OUT),
-    "no-picture": Kind("note", "labels without a picture", "skipped; in sets of faces they are about identities"),
-    "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
-    "truncated-image": Kind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
-    "unusable-image": Kind("error", "images of an unsupported kind or size", _REPLACED, _LEFT_OUT),
-    "unreadable": Kind("error", "files that cannot be read", _LEFT_OUT),
-    "too-many-bad": Kind("error", "too many images cannot be used", "packing fails, unless --max-bad allows them"),
+    "no-image": FindingKind("error", "not an image", _REPLACED, _LEFT_OUT),
+    "no-picture": FindingKind(
+        "note", "labels without a picture", "skipped; in sets of faces they are about identities"
+    ),
+    "damaged-image": FindingKind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
+    "truncated-image": FindingKind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
+    "unusable-image": FindingKind("error", "images of an unsupported kind or size", _REPLACED, _LEFT_OUT),
+    "unreadable": FindingKind("error", "files that cannot be read", _LEFT_OUT),
+    "too-many-bad": FindingKind(
+        "error", "too many images cannot be used", "packing fails, unless --max-bad allows them"
+    ),
     # odd traits
-    "cmyk": Kind("note", "CMYK or YCCK", "becomes RGB, colour profiles ignored"),
-    "palette": Kind("note", "palette", "becomes RGB"),
-    "one-bit": Kind("note", "1 bit a pixel", "becomes grey, 0 or 255"),
-    "sixteen-bit": Kind("note", "more than 8 bits a channel", "the upper 8 bits, of 16 or of those stated"),
-    "few-levels": Kind("warning", "images of 16 bits that use few of them", "nearly black, in few levels"),
-    "transparency": Kind("note", "transparency", "composited over white"),
-    "other-colours": Kind("note", "Lab, HSV or YCbCr", "becomes RGB"),
-    "frames": Kind("note", "several frames", "the first frame is used"),
-    "rare-jpeg": Kind("note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"),
-    "odd-jpeg": Kind(
+    "cmyk": FindingKind("note", "CMYK or YCCK", "becomes RGB, colour profiles ignored"),
+    "palette": FindingKind("note", "palette", "becomes RGB"),
+    "one-bit": FindingKind("note", "1 bit a pixel", "becomes grey, 0 or 255"),
+    "sixteen-bit": FindingKind("note", "more than 8 bits a channel", "the upper 8 bits, of 16 or of those stated"),
+    "few-levels": FindingKind("warning", "images of 16 bits that use few of them", "nearly black, in few levels"),
+    "transparency": FindingKind("note", "transparency", "composited over white"),
+    "other-colours": FindingKind("note", "Lab, HSV or YCbCr", "becomes RGB"),
+    "frames": FindingKind("note", "several frames", "the first frame is used"),
+    "rare-jpeg": FindingKind(
+        "note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"
+    ),
+    "odd-jpeg": FindingKind(
         "note", "JPEG with odd markers, stray bytes or no end", "decoded completely; encoded again when packed"
     ),
-    "long": Kind("note", "more than 20 times as long as wide", "a square crop shows little of it"),
-    "orientation": Kind("note", "EXIF or XMP orientation not upright", "rotated upright when packed"),
-    "lies-on-its-side": Kind(
+    "long": FindingKind("note", "more than 20 times as long as wide", "a square crop shows little of it"),
+    "orientation": FindingKind("note", "EXIF or XMP orientation not upright", "rotated upright when packed"),
+    "lies-on-its-side": FindingKind(
         "warning", "EXIF or XMP orientation not upright", "readers of records do not rotate it: pack again"
     ),
-    "wrong-suffix": Kind("note", "named as another format", "read by its content"),
+    "wrong-suffix": FindingKind("note", "named as another format", "read by its content"),
     # the index
-    "index-missing": Kind("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
-    "index-empty": Kind("warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"),
-    "index-unreadable": Kind("error", "the index is unreadable", _REFUSED),
-    "index-other": Kind("error", "the index belongs to another file", _REFUSED),
-    "index-offset": Kind("error", "index entries that point to no record", _REFUSED),
-    "index-lacks": Kind("error", "records missing from the index", "training refuses the file; MXNet misses them"),
-    "index-repeats": Kind(
+    "index-missing": FindingKind("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
+    "index-empty": FindingKind(
+        "warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"
+    ),
+    "index-unreadable": FindingKind("error", "the index is unreadable", _REFUSED),
+    "index-other": FindingKind("error", "the index belongs to another file", _REFUSED),
+    "index-offset": FindingKind("error", "index entries that point to no record", _REFUSED),
+    "index-lacks": FindingKind(
+        "error", "records missing from the index", "training refuses the file; MXNet misses them"
+    ),
+    "index-repeats": FindingKind(
         "error", "duplicate index entries", "duplicate offsets are refused; a duplicate key finds one record"
     ),
-    "index-keys": Kind("note", "index keys that differ from the records' ids", "readers here use only the offsets"),
+    "index-keys": FindingKind(
+        "note", "index keys that differ from the records' ids", "readers here use only the offsets"
+    ),
     # the card
-    "card-missing": Kind("note", "no card", "classes are named by their numbers"),
-    "card-unreadable": Kind("error", "the card cannot be read", _REFUSED),
-    "card-size": Kind("error", "the card states another size", _REFUSED),
-    "card-digest": Kind("error", "the card states another digest", "the file has changed since it was packed"),
-    "card-count": Kind("error", "the card states another number of images", _REFUSED),
-    "card-classes": Kind("error", "the card states other classes", "the class names may be wrong"),
+    "card-missing": FindingKind("note", "no card", "classes are named by their numbers"),
+    "card-unreadable": FindingKind("error", "the card cannot be read", _REFUSED),
+    "card-size": FindingKind("error", "the card states another size", _REFUSED),
+    "card-digest": FindingKind("error", "the card states another digest", "the file has changed since it was packed"),
+    "card-count": FindingKind("error", "the card states another number of images", _REFUSED),
+    "card-classes": FindingKind("error", "the card states other classes", "the class names may be wrong"),
     # the list of files
-    "list-unreadable": Kind("warning", "the list cannot be read", _UNNAMED),
-    "list-other": Kind("warning", "the list belongs to another file", _UNNAMED),
-    "list-line": Kind("warning", "lines of the list that are not index, label and path", "MXNet skips them"),
-    "list-lacks": Kind("warning", "records missing from the list", _UNNAMED),
-    "list-extra": Kind("warning", "images of the list without a record", "they are not trained on"),
-    "list-repeats": Kind("warning", "duplicate indices in the list", "the file of a record is ambiguous"),
-    "list-label": Kind("warning", "labels that differ from the list's", "MXNet's path_imglist goes by the list"),
+    "list-unreadable": FindingKind("warning", "the list cannot be read", _UNNAMED),
+    "list-other": FindingKind("warning", "the list belongs to another file", _UNNAMED),
+    "list-line": FindingKind("warning", "lines of the list that are not index, label and path", "MXNet skips them"),
+    "list-lacks": FindingKind("warning", "records missing from the list", _UNNAMED),
+    "list-extra": FindingKind("warning", "images of the list without a record", "they are not trained on"),
+    "list-repeats": FindingKind("warning", "duplicate indices in the list", "the file of a record is ambiguous"),
+    "list-label": FindingKind("warning", "labels that differ from the list's", "MXNet's path_imglist goes by the list"),
     # the set
-    "conflicting-labels": Kind("warning", "the same image in several classes", "no model can be right on all of them"),
-    "leak": Kind("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
-    "duplicate": Kind("note", "duplicate images", "they weigh more than others"),
-    "near-conflict": Kind(
+    "conflicting-labels": FindingKind(
+        "warning", "the same image in several classes", "no model can be right on all of them"
+    ),
+    "leak": FindingKind(
+        "warning", "validation images that are also in the training set", "the measured accuracy is too high"
+    ),
+    "duplicate": FindingKind("note", "duplicate images", "they weigh more than others"),
+    "near-conflict": FindingKind(
         "warning", "images of several classes that look the same", "look at them: which class is right?"
     ),
-    "near-leak": Kind(
+    "near-leak": FindingKind(
         "warning", "validation images that look like training images", "the measured accuracy is too high"
     ),
-    "near-duplicate": Kind("note", "images that look like another", "they weigh more than others"),
-    "one-class": Kind("warning", "only one class", "training refuses it: a classifier needs two"),
-    "empty-class": Kind("error", "classes without images", "packing refuses the training set"),
-    "unused-class": Kind("warning", "classes without a record", "a model cannot learn them, or be measured on them"),
-    "single-image": Kind(
+    "near-duplicate": FindingKind("note", "images that look like another", "they weigh more than others"),
+    "one-class": FindingKind("warning", "only one class", "training refuses it: a classifier needs two"),
+    "empty-class": FindingKind("error", "classes without images", "packing refuses the training set"),
+    "unused-class": FindingKind(
+        "warning", "classes without a record", "a model cannot learn them, or be measured on them"
+    ),
+    "single-image": FindingKind(
         "warning", "classes with one image", "never held out, so not measured: add images, or give --val DATA"
     ),
-    "small-class": Kind("warning", "classes with fewer than 10 images", "too few to learn from, or to measure on"),
-    "imbalance": Kind("note", "classes of very different sizes", "training rarely sees the small ones"),
-    "class-only-val": Kind("error", "classes missing from the training set", "packing refuses them"),
-    "class-only-train": Kind("warning", "classes missing from the validation set", "their accuracy is not measured"),
-    "name-clash": Kind(
+    "small-class": FindingKind(
+        "warning", "classes with fewer than 10 images", "too few to learn from, or to measure on"
+    ),
+    "imbalance": FindingKind("note", "classes of very different sizes", "training rarely sees the small ones"),
+    "class-only-val": FindingKind("error", "classes missing from the training set", "packing refuses them"),
+    "class-only-train": FindingKind(
+        "warning", "classes missing from the validation set", "their accuracy is not measured"
+    ),
+    "name-clash": FindingKind(
         "warning",
         "names that differ only in case or Unicode form",
         "the same name on macOS and Windows; perhaps one was meant",
     ),
-    "unclassed": Kind("warning", "images outside of the class folders", "skipped when packed"),
-    "passed-over": Kind("note", "files without an image suffix", "skipped when packed"),
-    "beside": Kind("note", "folders beside those for training and validation", "not read"),
-    "hidden": Kind("note", "hidden files and files of file managers", "skipped when packed"),
+    "unclassed": FindingKind("warning", "images outside of the class folders", "skipped when packed"),
+    "passed-over": FindingKind("note", "files without an image suffix", "skipped when packed"),
+    "beside": FindingKind("note", "folders beside those for training and validation", "not read"),
+    "hidden": FindingKind("note", "hidden files and files of file managers", "skipped when packed"),
 }
 
 
@@ -230,15 +258,15 @@ class Findings:
         return self._kept[kind]
 
     def has(self, *kinds: str) -> bool:
-        """Whether there is any of these kinds."""
+        """Return whether there is a finding of any of these kinds."""
         return any(self.counts[kind] for kind in kinds)
 
     def num(self, severity: Severity) -> int:
-        """How many there are of a severity."""
+        """Count the findings of a severity."""
         return sum(count for kind, count in self.counts.items() if KINDS[kind].severity == severity)
 
     def num_kinds(self, severity: Severity) -> int:
-        """How many kinds there are of a severity, each in one place or in several."""
+        """Count the kinds of a severity that were found at least once."""
         return sum(count > 0 and KINDS[kind].severity == severity for kind, count in self.counts.items())
 
     def by_kind(self) -> list[tuple[str, int, list[Finding]]]:
@@ -249,7 +277,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an examination came to.
+    """The result of an examination.
 
     Args:
         what: it is, in a few words: "image records", "a folder of classes", "a tar archive".
@@ -286,12 +314,12 @@ class Report:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is no error."""
+        """Return whether there is no error."""
         return not self.findings.num("error")
 
     @property
     def is_fine(self) -> bool:
-        """Whether there is neither an error nor a warning."""
+        """Return whether there is neither an error nor a warning."""
         return self.is_usable and not self.findings.num("warning")
 
     def to_dict(self) -> dict[str, Any]:
@@ -374,7 +402,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
 
 
 def _remedies_for_copies(findings: Findings, then: str = "") -> list[tuple[bool, str, str]]:
-    """What to do about images that look alike; ``then``: what has to be done after that."""
+    """List remedies for images that look alike; ``then``: what has to be done afterwards."""
     advice = {
         "near-conflict": (
             "look at the pairs, and give all copies of an image one class",

@@ -28,19 +28,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.checking.findings import Findings, Report, remedies_for_records
-from steadytrain.data.checking.images import (
-    ImageTally,
-    Look,
-    alike,
-    check_classes,
-    duplicates,
-    look_at,
-    look_in_children,
-    shared,
-)
-from steadytrain.data.packing.pack import Progress
+from steadytrain.data.checking.images import ImageTally, alike, check_classes, shared
+from steadytrain.data.filenames import is_shard
+from steadytrain.data.images.file_types import LOOK_AT, recognise
+from steadytrain.data.images.look import Look, duplicates, look_at, look_in_children
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
@@ -52,11 +44,10 @@ from steadytrain.data.recordio.reader import (
     none_is_an_image,
     why_no_image,
 )
-from steadytrain.data.sources.filenames import is_shard
 from steadytrain.errors import DataError
-from steadytrain.format import printable
+from steadytrain.format import OnProgress, printable
 
-Span = tuple[int, int]  # where a record begins and ends
+Bounds = tuple[int, int]  # where a record begins and ends
 
 _HEADER = struct.Struct("<IfQQ")
 _ROW = struct.Struct("<qqQqf????")
@@ -117,7 +108,7 @@ class Headers:
 
 @dataclass(frozen=True)
 class RecordScan:
-    """What one pass over a record file saw.
+    """The results of one pass over a record file.
 
     Args:
         size: of the file, in bytes.
@@ -186,7 +177,7 @@ class Examined:
 
     @property
     def has_good_index(self) -> bool:
-        """Whether readers can go by its index."""
+        """Return whether readers can go by its index."""
         return not any(kind.startswith("index-") and kind != "index-keys" for kind in self.report.findings.counts)
 
 
@@ -199,7 +190,7 @@ def examine_records(
     near: bool = False,
     workers: int = 1,
     most: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Examined:
     """Examine a record file.
 
@@ -294,7 +285,7 @@ def scan_records(
     decode: bool = True,
     near: bool = False,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> RecordScan:
     """Read a record file from front to back: frames and headers here, images in child processes.
 
@@ -311,14 +302,14 @@ def scan_records(
     """
     images = ImageTally(findings)
     headers = bytearray()  # of whole records
-    gaps: list[Span] = []
+    gaps: list[Bounds] = []
     sound = bytearray()
     sent: deque[tuple[int, int, int, int]] = deque()  # number, start, end and id of records that are looked at
     with ByteSource(path, digested=True) as source:
 
-        def portions() -> Iterator[list[Span]]:
+        def portions() -> Iterator[list[Bounds]]:
             """Records to look at, a few megabytes at a time; gaps and headers are dealt with on the way."""
-            portion: list[Span] = []
+            portion: list[Bounds] = []
             for step in whole_records(source):
                 if isinstance(step, Gap):
                     gaps.append((step.start, step.end))
@@ -435,7 +426,7 @@ def is_detection(labels: NDArray[np.float32]) -> bool:
     return bool(len(objects) and np.all(classes == np.floor(classes)) and np.all((boxes >= -1) & (boxes <= 2)))
 
 
-def look_at_records(spans: Sequence[Span], path: str, *, near: bool) -> list[Look]:
+def look_at_records(spans: Sequence[Bounds], path: str, *, near: bool) -> list[Look]:
     """Look at the images of some records."""
     looks = []
     with ByteSource(Path(path)) as source:
@@ -451,7 +442,7 @@ def look_at_records(spans: Sequence[Span], path: str, *, near: bool) -> list[Loo
     return looks
 
 
-def payload_in(source: ByteSource, span: Span) -> bytes:
+def payload_in(source: ByteSource, span: Bounds) -> bytes:
     """The payload of a record. Raises DataError where the file has changed since its frames were read."""
     try:
         return bytes(read_payload(memoryview(source.read(span[0], span[1] - span[0])), 0))
@@ -459,14 +450,14 @@ def payload_in(source: ByteSource, span: Span) -> bytes:
         raise DataError(f"{source.path} is changing while it is read ({error}): wait until it is written") from error
 
 
-def image_in(source: ByteSource, span: Span) -> bytes:
+def image_in(source: ByteSource, span: Bounds) -> bytes:
     """The encoded image of a record; raises as :func:`payload_in`."""
     return bytes(unpack(payload_in(source, span)).image)
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """What the labels of a file are: "image records", "detection records", ..."""
+    """The labels of a file, by kind: "image records", "detection records", ..."""
 
     what: str
     fits: NDArray[np.bool_]  # records whose labels go with those of the others

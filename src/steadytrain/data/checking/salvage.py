@@ -13,18 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import KINDS
-from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
-from steadytrain.data.packing.encode import EncodedPortion, Packed
-from steadytrain.data.packing.images import BadImageError, PixelCount, flatten, format_of, load, read_header
-from steadytrain.data.packing.pack import Progress, Tally, keeps_list
-from steadytrain.data.packing.worker_pool import map_in_children
+from steadytrain.data.checking.records import Bounds, Examined, image_in, payload_in
+from steadytrain.data.images.decode import BadImageError, flatten, format_of, load, read_header
+from steadytrain.data.images.encode import PackedImage
+from steadytrain.data.images.statistics import PixelCount
+from steadytrain.data.names import Names
+from steadytrain.data.packing.pack import Tally, keeps_list
+from steadytrain.data.packing.portions import EncodedPortion
 from steadytrain.data.recordio.card import Card, Rejected
 from steadytrain.data.recordio.damaged import ByteSource
 from steadytrain.data.recordio.framing import index_path, unpack
 from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
-from steadytrain.data.sources.listing import Listing, Names
+from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
+from steadytrain.format import OnProgress
+from steadytrain.machine.worker_pool import map_in_children
 from steadytrain.run import replacing
 
 _PORTION = 32
@@ -32,7 +36,7 @@ _PORTION = 32
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What was written, and what was not.
+    """A salvaged record file, and the records that it lacks.
 
     Args:
         path: of the new record file.
@@ -79,7 +83,7 @@ def write_index(examined: Examined, *, force: bool = False) -> Path | None:
 
 
 def salvage(
-    examined: Examined, out: Path, *, force: bool = False, workers: int = 1, progress: Progress | None = None
+    examined: Examined, out: Path, *, force: bool = False, workers: int = 1, progress: OnProgress | None = None
 ) -> Salvaged:
     """Write the sound records into a file of their own, with keys, labels, ids and order as they were.
 
@@ -100,12 +104,12 @@ def salvage(
     if not len(rows):
         raise DataError(f"nothing of {examined.path} can be salvaged: it has no sound record")
     headers, keys = examined.headers, examined.index.key_of() if examined.index else {}
-    spans: list[Span] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
+    spans: list[Bounds] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
     tally = Tally(_list_records(examined, rows))
     tally.rejected += _lost(examined)
     keeps, lines = keeps_list(out, tally.listing), Names()
 
-    def portions() -> Iterator[list[tuple[Span, bool]]]:
+    def portions() -> Iterator[list[tuple[Bounds, bool]]]:
         for start in range(0, len(spans), _PORTION):
             part = spans[start : start + _PORTION]
             yield [(span, tally.is_counted(number)) for number, span in enumerate(part, start)]
@@ -151,10 +155,10 @@ def _list_records(examined: Examined, rows: NDArray[np.int64]) -> Listing:
     )
 
 
-def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> EncodedPortion:
+def measure_records(portion: Sequence[tuple[Bounds, bool]], path: str) -> EncodedPortion:
     """Measure the images of some records, which stay as they are; pixels are counted where that is asked for."""
     count = PixelCount()
-    results: list[Packed | str] = []
+    results: list[PackedImage | str] = []
     with ByteSource(Path(path)) as source:
         for span, is_counted in portion:
             try:
@@ -166,16 +170,16 @@ def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> EncodedP
             if is_counted:
                 count.add(pixels)
             channels = 1 if pixels.mode == "L" else 3
-            results.append(Packed(b"", image.height, image.width, channels, format_of(image), kept=True))
+            results.append(PackedImage(b"", image.height, image.width, channels, format_of(image), kept=True))
     return EncodedPortion(tuple(results), count.totals())
 
 
-def _unmeasured(_: tuple[Span, bool], ending: str) -> EncodedPortion:
+def _unmeasured(_: tuple[Bounds, bool], ending: str) -> EncodedPortion:
     return EncodedPortion((ending,), PixelCount().totals())
 
 
 def _lost(examined: Examined) -> list[Rejected]:
-    """Whatever is not salvaged, each with its reason: damaged places first, then records."""
+    """List everything that is not salvaged, with reasons: damaged places first, then records."""
     places: list[Rejected] = []
     records: dict[int, str] = {}
     for kind, _, findings in examined.report.findings.by_kind():

@@ -15,22 +15,14 @@ from typing import Any
 import numpy as np
 
 from steadytrain.config import Data
-from steadytrain.data.checking.file_types import LOOK_AT, FileType, recognise
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
-from steadytrain.data.checking.images import (
-    ImageTally,
-    Look,
-    alike,
-    check_classes,
-    duplicates,
-    look_at_files,
-    look_in_children,
-)
-from steadytrain.data.packing.pack import Progress, default_max_bad
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.checking.images import ImageTally, alike, check_classes
+from steadytrain.data.filenames import SPLITS, is_ignored, is_image, repeated
+from steadytrain.data.images.file_types import LOOK_AT, FileType, recognise
+from steadytrain.data.images.look import Look, duplicates, look_in_children
+from steadytrain.data.packing.pack import default_max_bad
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, repeated
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import (
     build_tree,
@@ -41,10 +33,11 @@ from steadytrain.data.sources.folder import (
     scan_folder,
 )
 from steadytrain.data.sources.layout import flat_splits
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say
+from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
 from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError
-from steadytrain.format import count, printable
+from steadytrain.format import OnProgress, Say, count, printable
 
 FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpg"),
@@ -67,7 +60,7 @@ def examine_source(
     near: bool = False,
     workers: int = 1,
     most: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     say: Say | None = None,
 ) -> Report:
     """Examine what would be packed.
@@ -172,7 +165,7 @@ def examine_source(
 
 
 def _describe(sources: Sequence[str]) -> tuple[str, FileType | None]:
-    """What sources are that are no folder, in a few words; and of one file, that is no list, what it begins as."""
+    """Describe sources that are no folder in a few words; return also the type of a single file that is no list."""
     path = Path(sources[0])
     if len(sources) > 1:
         return f"{len(sources):,} sources", None
@@ -316,7 +309,7 @@ def _look(
     look_at_portion: Callable[[Sequence[str | Piece]], list[Look]],
     workers: int,
     total: int,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> None:
     """Look at every image, in children."""
     portions = (listing.places(*portion) for listing in listings for portion in listing.portions())

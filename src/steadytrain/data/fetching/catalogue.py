@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from steadytrain.data.fetching.download import RemoteFile
+from steadytrain.data.fetching.download import WebFile
 from steadytrain.errors import InputError, did_you_mean
 
 
@@ -26,7 +26,7 @@ class DataSet:
     layout: str
     splits: str
     checked: str
-    files: tuple[RemoteFile, ...]
+    files: tuple[WebFile, ...]
     inner: str = ""
     clutter: str = ""
     clutter_images: int = 0
@@ -49,7 +49,7 @@ def catalogue() -> Mapping[str, DataSet]:
 
 def _data_set(name: str, entry: Mapping[str, Any]) -> DataSet:
     known = {field.name for field in fields(DataSet)}
-    files = tuple(RemoteFile(**{**file, "urls": tuple(file["urls"])}) for file in entry["files"])
+    files = tuple(WebFile(**{**file, "urls": tuple(file["urls"])}) for file in entry["files"])
     return DataSet(name=name, files=files, **{key: value for key, value in entry.items() if key in known - {"files"}})
 
 

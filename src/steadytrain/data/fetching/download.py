@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
-from steadytrain.format import count, duration, size
+from steadytrain.format import Say, count, duration, size
 
 CHUNK_BYTES = 1 << 18
 MAX_REDIRECTS = 5
@@ -45,14 +45,13 @@ SLOW_BYTES, SLOW_SECONDS = 1024.0, 60.0
 _MAX_DIGITS = 18
 """Of a number of bytes that a server states; Python refuses to read one of 4,300."""
 
-Say = Callable[[str], object]
-Progress = Callable[[int], object]
+OnBytes = Callable[[int], object]
 """Called with the bytes of the file that are there."""
 Origin = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteFile:
+class WebFile:
     """A file on the web: its ``name`` here, the ``urls`` that have it, and what it must be.
 
     ``md5``, ``sha256``: in hexadecimal, empty where they are not known. ``bytes``: about how many, 0 if not known.
@@ -233,12 +232,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def download(
-    file: RemoteFile,
+    file: WebFile,
     folder: Path,
     *,
     mirrors: Iterable[str] = (),
     patience: Patience | None = None,
-    progress: Progress = lambda _: None,
+    progress: OnBytes = lambda _: None,
     say: Say = lambda _: None,
     room_bytes: int = 0,
 ) -> Path:
@@ -288,7 +287,7 @@ def download(
     )
 
 
-def _require_room(file: RemoteFile, folder: Path, room_bytes: int) -> None:
+def _require_room(file: WebFile, folder: Path, room_bytes: int) -> None:
     """Refuse to begin what the disk has no room for."""
     part = folder / f"{file.name}.part"
     needed = file.bytes - (part.stat().st_size if part.exists() else 0) + room_bytes
@@ -302,11 +301,11 @@ def _require_room(file: RemoteFile, folder: Path, room_bytes: int) -> None:
 
 def _fetch_from(
     url: str,
-    file: RemoteFile,
+    file: WebFile,
     target: Path,
     trusted: frozenset[Origin],
     patience: Patience,
-    progress: Progress,
+    progress: OnBytes,
     say: Say,
 ) -> None:
     """Fetch a file from one place, in as many attempts as bring something; _GiveUpError where it cannot be had."""
@@ -351,11 +350,11 @@ def _fetch_from(
 def _receive(
     opener: urllib.request.OpenerDirector,
     url: str,
-    file: RemoteFile,
+    file: WebFile,
     part: Path,
     notes: Path,
     patience: Patience,
-    progress: Progress,
+    progress: OnBytes,
 ) -> None:
     """Receive the rest of a file, or all of it where the server gives no parts or has another file by now."""
     have = part.stat().st_size if part.exists() else 0
@@ -391,7 +390,7 @@ def _receive(
             raise _TryAgainError(f"the connection ended after {size(come)} of {size(total)}")
 
 
-def _write(response: http.client.HTTPResponse, part: Path, start: int, most: int | None, progress: Progress) -> int:
+def _write(response: http.client.HTTPResponse, part: Path, start: int, most: int | None, progress: OnBytes) -> int:
     """Write what comes behind the first ``start`` bytes, and return how many there are then."""
     come = start
     with part.open("r+b" if start else "wb") as out:
@@ -478,7 +477,7 @@ def _passing(error: BaseException) -> Exception:
     return _TryAgainError(f"the connection failed ({reason})")
 
 
-def _wrong(path: Path, file: RemoteFile) -> str:
+def _wrong(path: Path, file: WebFile) -> str:
     """Return the checksum by which a file differs; empty if it is right."""
     expected = {name: value for name in ("md5", "sha256") if (value := getattr(file, name))}
     digests: dict[str, Any] = {name: hashlib.new(name, usedforsecurity=False) for name in expected}

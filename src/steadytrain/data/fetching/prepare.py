@@ -24,11 +24,11 @@ from PIL import Image
 from steadytrain.data.fetching.catalogue import DataSet, find_data_set
 from steadytrain.data.fetching.download import Patience, download
 from steadytrain.data.packing.pack import PackedFile, mute, pack
-from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources import imagenet
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError, InputError, RunError, storage_error, storage_errors
-from steadytrain.format import size
+from steadytrain.format import Say, size
 
 MAX_LIST_BYTES = 64 << 20
 """Of a file that lists images."""
@@ -37,12 +37,11 @@ MAX_INNER_BYTES = 4 << 30
 MAX_MEMBERS = 2_000_000
 MAX_STREAM_BYTES = 64 << 30
 
-Say = Callable[[str], None]
-Row = tuple[str, str, str]
+ImageRow = tuple[str, str, str]
 """An image's path in its archive, its class, and its split."""
 
 
-class Advance(NamedTuple):
+class FetchProgress(NamedTuple):
     """Takes how far something is: bytes of a file so far and of all, images packed so far and of all.
 
     The name of the file is empty once all are there.
@@ -62,7 +61,7 @@ def fetch(
     workers: int | None = None,
     force: bool = False,
     patience: Patience | None = None,
-    advance: Advance | None = None,
+    advance: FetchProgress | None = None,
     say: Say = mute,
     data_set: DataSet | None = None,
 ) -> list[PackedFile]:
@@ -92,7 +91,7 @@ def fetch(
         DataError: a file is not what it should be.
         StorageError: no room, or the folder cannot be written.
     """
-    data_set, advance = data_set or find_data_set(name), advance or Advance()
+    data_set, advance = data_set or find_data_set(name), advance or FetchProgress()
     folder = Path(folder)
     out = folder / f"{data_set.name}.rec"
     if clutter and not data_set.clutter:
@@ -147,7 +146,7 @@ def fetch_imagenet(
     shorter_side: int | None = 256,
     workers: int | None = None,
     force: bool = False,
-    advance: Advance | None = None,
+    advance: FetchProgress | None = None,
     say: Say = mute,
 ) -> list[PackedFile]:
     """Pack ImageNet from the archives that its owners hand out, naming each step; none of it can be fetched for you.
@@ -177,7 +176,7 @@ def fetch_imagenet(
         )
     say("step 4 of 4: packing; the archives stay as they are")
     assert place is not None
-    advance = advance or Advance()
+    advance = advance or FetchProgress()
     out = Path(folder) / "imagenet.rec"
     return pack(place, out, shorter_side=shorter_side, workers=workers, force=force, progress=advance.packed, say=say)
 
@@ -301,7 +300,7 @@ def _lines(data: bytes) -> list[str]:
     return [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
-def _pets(paths: Mapping[str, Path]) -> Iterator[Row]:
+def _pets(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
     """``Abyssinian_100 1 1 1``: the breed is the name without its number."""
     lists = _read_members(paths["annotations.tar.gz"], ["trainval.txt", "test.txt"])
     for split, name in (("train", "trainval.txt"), ("val", "test.txt")):
@@ -311,7 +310,7 @@ def _pets(paths: Mapping[str, Path]) -> Iterator[Row]:
                 yield f"images/{image}.jpg", image.rpartition("_")[0], split
 
 
-def _food101(paths: Mapping[str, Path]) -> Iterator[Row]:
+def _food101(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
     """``apple_pie/1005649``."""
     lists = _read_members(paths["food-101.tar.gz"], ["meta/train.txt", "meta/test.txt"])
     for split, name in (("train", "meta/train.txt"), ("val", "meta/test.txt")):
@@ -319,7 +318,7 @@ def _food101(paths: Mapping[str, Path]) -> Iterator[Row]:
             yield f"food-101/images/{line.strip()}.jpg", line.partition("/")[0], split
 
 
-def _cub200(paths: Mapping[str, Path]) -> Iterator[Row]:
+def _cub200(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
     """``1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg``, and ``1 0``: is it to train with?"""
     lists = _read_members(paths["CUB_200_2011.tgz"], ["CUB_200_2011/images.txt", "CUB_200_2011/train_test_split.txt"])
     is_training = dict(line.split() for line in _lines(lists["CUB_200_2011/train_test_split.txt"]))
@@ -328,7 +327,7 @@ def _cub200(paths: Mapping[str, Path]) -> Iterator[Row]:
         yield f"CUB_200_2011/images/{image}", image.partition("/")[0], "train" if is_training[number] == "1" else "val"
 
 
-def _dtd(paths: Mapping[str, Path]) -> Iterator[Row]:
+def _dtd(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
     """``banded/banded_0002.jpg``."""
     names = {"train": "labels/train1.txt", "val": "labels/val1.txt", "test": "labels/test1.txt"}
     lists = _read_members(paths["dtd-r1.0.1.tar.gz"], names.values())
@@ -337,7 +336,7 @@ def _dtd(paths: Mapping[str, Path]) -> Iterator[Row]:
             yield f"dtd/images/{line.strip()}", line.partition("/")[0], split
 
 
-def _flowers102(paths: Mapping[str, Path]) -> Iterator[Row]:
+def _flowers102(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
     labels = np.atleast_1d(_matlab(paths["imagelabels.mat"])["labels"]).ravel()
     ids = _matlab(paths["setid.mat"])
     for split, key in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
@@ -345,7 +344,7 @@ def _flowers102(paths: Mapping[str, Path]) -> Iterator[Row]:
             yield f"jpg/image_{int(number):05d}.jpg", f"{int(labels[int(number) - 1]):03d}", split
 
 
-_LISTS: Mapping[str, Callable[[Mapping[str, Path]], Iterator[Row]]] = {
+_LISTS: Mapping[str, Callable[[Mapping[str, Path]], Iterator[ImageRow]]] = {
     "pets": _pets,
     "food101": _food101,
     "cub200": _cub200,
@@ -369,11 +368,11 @@ def _matlab(path: Path) -> Mapping[str, Any]:
     return read
 
 
-Arrays = tuple[str, Sequence[str], NDArray[np.uint8], NDArray[np.int64]]
+ImageArrays = tuple[str, Sequence[str], NDArray[np.uint8], NDArray[np.int64]]
 """A split, the names of the classes, its images [N, H, W, 3] and its labels [N]."""
 
 
-def _stl10(archive: Path) -> Iterator[Arrays]:
+def _stl10(archive: Path) -> Iterator[ImageArrays]:
     """Images as columns of planes: 3 x 96 x 96 bytes, each plane turned over; labels from 1."""
     names = ["class_names.txt", "train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin"]
     members = _read_members(archive, [f"stl10_binary/{name}" for name in names], MAX_ARRAY_BYTES)
@@ -388,7 +387,7 @@ def _stl10(archive: Path) -> Iterator[Arrays]:
         yield split, classes, data.reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1), labels.astype(np.int64) - 1
 
 
-def _svhn(paths: Mapping[str, Path]) -> Iterator[Arrays]:
+def _svhn(paths: Mapping[str, Path]) -> Iterator[ImageArrays]:
     """Images [32, 32, 3, N]; the label of the digit 0 is 10."""
     for split, name in (("train", "train_32x32.mat"), ("val", "test_32x32.mat")):
         document = _matlab(paths[name])
@@ -398,7 +397,7 @@ def _svhn(paths: Mapping[str, Path]) -> Iterator[Arrays]:
         yield split, [str(digit) for digit in range(10)], images.transpose(3, 0, 1, 2), labels.astype(np.int64) % 10
 
 
-def _write_pictures(parts: Iterable[Arrays], target: Path) -> None:
+def _write_pictures(parts: Iterable[ImageArrays], target: Path) -> None:
     """Write arrays as a tar of PNG files, ``train/CLASS/00001.png``: the same bytes each time."""
     with tarfile.open(target, "w") as tar:
         for split, classes, images, labels in parts:

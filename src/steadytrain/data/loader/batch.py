@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.arrays import Ints
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.errors import FeedError, TooManyBadError, first_line
 
 BAD_SHARE, BAD_COUNT = 0.01, 5  # more bad images than the larger of these is too many

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Floats, Ints, Pixels
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.batch import BadImage, Batch, LoadedBatch, Quarantine, batch_view
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, pixels, probe
@@ -38,8 +40,7 @@ from steadytrain.data.loader.image_cache import (
     gather_shifted,
     shifts_of,
 )
-from steadytrain.data.loader.jpeg import Pixels
-from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.pipeline import BatchJob, BatchStream, RequestCounts, StageTimes
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.readahead import Readahead
 from steadytrain.data.loader.sampler import (
@@ -47,13 +48,10 @@ from steadytrain.data.loader.sampler import (
     BlockOrder,
     BlockShuffle,
     Draws,
-    Floats,
     GlobalOrder,
-    Ints,
     RepeatedOrder,
     alternating_flips,
 )
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError, FeedError, SteadyError
 
@@ -63,7 +61,7 @@ MOST_BATCHES = 16  # made together, at most; with 8, a loop around a model that 
 MOST_BYTES = 2**20  # of the images of batches made together: more would not stay in a core's cache
 FINGERPRINTED = 64  # images that tell data from other data
 
-Span = tuple[int, int]
+BatchSpan = tuple[int, int]
 """The first position of a batch, and how many there are."""
 
 
@@ -82,7 +80,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoaderTask:
-    """What a loader is to do, as plain data that another process can be given: the same batches wherever it is done.
+    """The task of a loader, as plain data that another process can be given: the same batches wherever it is done.
 
     Args:
         source: encoded images and labels; pickled where another process is to open it for itself.
@@ -132,7 +130,7 @@ class LoaderTask:
         offset, stride = self.share
         return -(-max(0, self.stop - self.start - offset) // stride)
 
-    def span(self, number: int) -> Span:
+    def span(self, number: int) -> BatchSpan:
         """Return the first position of batch ``number``, and how many there are."""
         offset, stride = self.share
         first = self.start + number * stride + offset
@@ -266,22 +264,22 @@ class BatchWorker:
         requests: RequestCounts | None = None,
         holds: bool = False,
         numbers: list[int] | None = None,
-    ) -> Stream[WorkerScratch, LoadedBatch]:
+    ) -> BatchStream[WorkerScratch, LoadedBatch]:
         """Start threads that make the batches of the task, in order.
 
         Args:
             numbers: of the batches to make instead, at least one, without end: where one is appended the caller makes
-                room for it by :meth:`Stream.release`.
+                room for it by :meth:`BatchStream.release`.
         """
         task, total = self.task, self.task.total if numbers is None else None
 
-        def begin(number: int, room: int) -> Job[WorkerScratch, LoadedBatch]:
+        def begin(number: int, room: int) -> BatchJob[WorkerScratch, LoadedBatch]:
             if numbers is not None:
                 return self.job([task.span(numbers[number])])
             count = min(self.batches_per_job(task.batch_size), room if total is None else min(room, total - number))
             return self.job([task.span(number + k) for k in range(count)])
 
-        return Stream(
+        return BatchStream(
             begin,
             WorkerScratch,
             total=total,
@@ -301,7 +299,7 @@ class BatchWorker:
             return MOST_BATCHES
         return max(1, min(MOST_BATCHES, MOST_BYTES // (n * self.crop.size**2 * self.crop.channels)))
 
-    def job(self, spans: Sequence[Span]) -> Job[WorkerScratch, LoadedBatch]:
+    def job(self, spans: Sequence[BatchSpan]) -> BatchJob[WorkerScratch, LoadedBatch]:
         """Plan the batches at some spans of positions: one, or as many as :meth:`batches_per_job` allows."""
         [(first, n), *more] = spans
         # Whether all samples have been had: a stream has come so far, or an evaluation begins again.
@@ -314,7 +312,7 @@ class BatchWorker:
             images = None if self._is_on_device else [self.take_buffer()[:count] for _, count in spans]
             loaded: list[LoadedBatch] = []
             piece = partial(self._gather_batches, spans, cached, images, loaded)
-            return Job([_naming_the_record(piece)], lambda: loaded, count=len(spans))
+            return BatchJob([_naming_the_record(piece)], lambda: loaded, count=len(spans))
         labels = np.empty((n, *self.labels.shape[1:]), dtype=self.labels.dtype)
         ids, positions = np.empty(n, dtype=np.int64), np.arange(first, first + n)
         memory = batch_view(self.take_buffer(), n, self.task.side(first))
@@ -328,7 +326,7 @@ class BatchWorker:
             pieces.insert(0, partial(self._read_ahead, self.readahead, first, first + n))
         if self.device_cache is not None and not self.device_cache.is_settled and self.cache.full:
             pieces.insert(0, partial(self._load_device, self.device_cache))
-        return Job(pieces, lambda: [batch])
+        return BatchJob(pieces, lambda: [batch])
 
     def _read_ahead(self, readahead: Readahead, first: int, end: int, scratch: WorkerScratch) -> None:
         since = time.perf_counter()
@@ -358,7 +356,7 @@ class BatchWorker:
 
     def _gather_batches(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[BatchSpan],
         cached: CachedImages,
         images: list[Pixels] | None,
         loaded: list[LoadedBatch],

@@ -1,7 +1,7 @@
 """From an image of any size to the square that a model sees: what to take, and where to put it.
 
 Only geometry stands here, for many images at once in numpy; the pixels are moved in ``decode`` (any image) and in
-``image_cache`` (images kept in memory), which both follow the same :class:`Plan` and so give the same bytes.
+``image_cache`` (images kept in memory), which both follow the same :class:`CropPlan` and so give the same bytes.
 
 ``resized-crop``
     A box of random area and ratio, resized to the square ("Inception" crop: Szegedy et al., "Going deeper with
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from steadytrain.config import Data
 from steadytrain.config.defaults import SMALL as SMALL
 from steadytrain.config.plain import check_types
-from steadytrain.data.loader.sampler import Floats, Ints
+from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
 
 SHRINK_MARGIN = 1.5  # times the target's resolution are left when a JPEG is shrunk while it is decoded
@@ -44,7 +44,7 @@ _FLIP, _X, _Y, _FIRST_TRY = 0, 1, 2, 4  # columns of the draws
 
 
 class Square(NamedTuple):
-    """One row of a :class:`Plan`, as plain numbers."""
+    """One row of a :class:`CropPlan`, as plain numbers."""
 
     box: list[int]
     resized: list[int]
@@ -54,8 +54,8 @@ class Square(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to take from each of ``n`` images, and where to put it.
+class CropPlan:
+    """The part of each of ``n`` images to take, and its place in the square.
 
     Args:
         boxes: int64[n, 4], left, top, right, bottom in the image's pixels: this part is resized ...
@@ -83,7 +83,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """How a square is cropped from an image, in training and in evaluation.
+    """The rule by which a square is cropped from an image, in training and in evaluation.
 
     Args:
         kind: ``resized-crop``, ``pad-crop`` or ``none``; see the module.
@@ -145,7 +145,7 @@ class Crop:
     def _evaluated_side(self) -> int:
         return math.floor(self.size / self.crop)
 
-    def plan(self, sizes: Ints, draws: Floats) -> Plan:
+    def plan(self, sizes: Ints, draws: Floats) -> CropPlan:
         """Plan the squares of images of these sizes.
 
         Args:
@@ -158,12 +158,12 @@ class Crop:
             boxes = self._random_boxes(sizes, draws)
             resized, corners = np.full((n, 2), self.size), np.zeros((n, 2), dtype=np.int64)
             shrinks = _shrinks(boxes, resized, sizes)
-            return Plan(_snapped(boxes, shrinks, sizes), resized, corners, flips, shrinks)
+            return CropPlan(_snapped(boxes, shrinks, sizes), resized, corners, flips, shrinks)
         boxes = np.concatenate((np.zeros_like(sizes), sizes[:, ::-1]), axis=1)
         resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
-        return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
+        return CropPlan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
 
-    def needed(self, plan: Plan) -> Ints:
+    def needed(self, plan: CropPlan) -> Ints:
         """Return left, top, right, bottom of all pixels that count in making the squares, int64[n, 4].
 
         Less than the box, where only a window of what it is resized to is seen: resizing looks no further than that.

@@ -32,12 +32,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.loader import jpeg
-from steadytrain.data.loader.crop import Crop, Plan, Square
-from steadytrain.data.loader.jpeg import Channels, Pixels
-from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, complete_jpeg, load, read_header, to_pixels
-from steadytrain.data.recordio.framing import from_ppm
+from steadytrain.data.arrays import Ints, Pixels
+from steadytrain.data.images import jpeg
+from steadytrain.data.images.decode import (
+    MAX_PIXELS,
+    BadImageError,
+    complete_jpeg,
+    from_ppm,
+    load,
+    read_header,
+    to_pixels,
+)
+from steadytrain.data.images.jpeg import Channels
+from steadytrain.data.loader.crop import Crop, CropPlan, Square
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
 WASTE = 4  # times the wanted pixels: beyond that, only the window is resized
@@ -77,7 +84,7 @@ class Encoded:
         return self.height, self.width
 
 
-class Part(NamedTuple):
+class ImagePart(NamedTuple):
     """Decoded pixels, uint8[H, W, C].
 
     Args:
@@ -185,7 +192,7 @@ def cut_all(
     memory: Pixels,
     at: Ints,
     crop: Crop,
-    plan: Plan,
+    plan: CropPlan,
     scratch: Scratch,
 ) -> NDArray[np.bool_]:
     """Make the squares of those images that the native decoder can decode, all in one call; which they are, bool[n].
@@ -233,7 +240,7 @@ def cut_all(
 
 
 def cut_into(
-    out: Pixels, encoded: Encoded, crop: Crop, plan: Plan, row: int, scratch: Scratch, needed: Box | None = None
+    out: Pixels, encoded: Encoded, crop: Crop, plan: CropPlan, row: int, scratch: Scratch, needed: Box | None = None
 ) -> None:
     """Decode an image and write the square that row ``row`` of the plan tells of into ``out``, uint8[S, S, C].
 
@@ -255,18 +262,18 @@ def cut_into(
     if part is None and head is not None:
         with suppress(Exception):  # whatever it raises: the image's failure, if it is one of Pillow's too
             part = _decode_jpeg(encoded, head, crop.channels, square, scratch)
-    part = part or Part(pixels(encoded, crop.channels, scratch))
+    part = part or ImagePart(pixels(encoded, crop.channels, scratch))
     since = time.perf_counter()
     _place(out, part, crop, square, scratch)
     scratch.augment_seconds += time.perf_counter() - since
 
 
-def cut_from(out: Pixels, source: Pixels, crop: Crop, plan: Plan, row: int) -> None:
-    """Do the same from an image that is decoded already, uint8[H, W, C]."""
-    _place(out, Part(source), crop, plan.squares[row], Scratch())
+def cut_from(out: Pixels, source: Pixels, crop: Crop, plan: CropPlan, row: int) -> None:
+    """Cut a square from an image that is decoded already, uint8[H, W, C]."""
+    _place(out, ImagePart(source), crop, plan.squares[row], Scratch())
 
 
-def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, scratch: Scratch) -> Part | None:
+def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, scratch: Scratch) -> ImagePart | None:
     """Decode what a square needs of a JPEG by the native decoder; None where that cannot be had by itself."""
     left, top, right, bottom = box
     x0, y0, x1, y1 = square.box
@@ -276,10 +283,12 @@ def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, 
     shape = y1 - y0, x1 - x0, channels
     decoded = scratch.take(math.prod(shape))[: math.prod(shape)].reshape(shape)
     is_made = jpeg.decode_part(encoded.data, box, decoded[top - y0 : bottom - y0, left - x0 : right - x0])
-    return Part(decoded, y0, x0) if is_made else None
+    return ImagePart(decoded, y0, x0) if is_made else None
 
 
-def _decode_jpeg(encoded: Encoded, head: jpeg.JpegHeader, channels: Channels, square: Square, scratch: Scratch) -> Part:
+def _decode_jpeg(
+    encoded: Encoded, head: jpeg.JpegHeader, channels: Channels, square: Square, scratch: Scratch
+) -> ImagePart:
     """Decode what a square needs of a JPEG. Raises ValueError where that is damaged."""
     shrink, shape = square.shrink, (head.height, head.width, channels)
     memory, decoded = scratch.take(-(-shape[0] // shrink) * -(-shape[1] // shrink) * channels), None
@@ -287,10 +296,10 @@ def _decode_jpeg(encoded: Encoded, head: jpeg.JpegHeader, channels: Channels, sq
         decoded = jpeg.decode_top(encoded.data, head, channels, memory, rows=square.box[3], shrink=shrink)
     if decoded is None:
         decoded = jpeg.decode(encoded.data, shape, memory, shrink=shrink)
-    return Part(decoded, shrunk=shrink)
+    return ImagePart(decoded, shrunk=shrink)
 
 
-def _place(out: Pixels, part: Part, crop: Crop, square: Square, scratch: Scratch) -> None:
+def _place(out: Pixels, part: ImagePart, crop: Crop, square: Square, scratch: Scratch) -> None:
     (height, width), (top, left), (x, y, right, bottom) = square.resized, square.corner, square.box
     # What of the square lies in the image; the rest is padding.
     y0, x0 = min(max(0, -top), crop.size), min(max(0, -left), crop.size)
@@ -353,7 +362,7 @@ def resample(out: Pixels, source: Pixels, window: Window, interpolation: Interpo
 
 
 def _by_native(out: Pixels, source: Pixels, window: Window, interpolation: Interpolation) -> bool:
-    """Do it by the native decoder, and tell whether it can; else ``out`` is left undefined."""
+    """Cut a square by the native decoder; return whether it could (else ``out`` is left undefined)."""
     if jpeg.parts is None or source.shape[2] != 3:
         return False
     left, top, right, bottom = window.box

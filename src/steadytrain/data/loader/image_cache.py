@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Floats, Ints, Pixels
+from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.batch import Batch
 from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop
 from steadytrain.data.loader.decode import cut_from
-from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.loader.rank_cache import RankMemory
-from steadytrain.data.loader.sampler import Floats, Ints
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.machine import facts
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class ImageCache:
 
     @property
     def full(self) -> bool:
-        """Whether every sample is in memory."""
+        """Return whether every sample is in memory."""
         images = self.images
         if not self._full and images is not None:
             self._full = bool(images.filled.all())
@@ -121,7 +120,7 @@ class ImageCache:
 
     @property
     def bytes(self) -> int:
-        """What is kept."""
+        """Return the bytes of the images that are kept."""
         images = self.images
         if images is None:
             return 0
@@ -131,7 +130,7 @@ class ImageCache:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it lies in memory that other ranks have, too."""
+        """Return whether it lies in memory that other ranks have, too."""
         return self.images is not None and self.images.shared is not None
 
     def keep_any_size(self) -> None:
@@ -278,7 +277,7 @@ class ImageCache:
 
 @dataclass(frozen=True, eq=False)
 class Shifts:
-    """Where squares lie that are only shifted: ``samples``, ``rows`` and ``columns`` int64[b], ``flips`` bool[b].
+    """Places of squares that are only shifted: ``samples``, ``rows`` and ``columns`` int64[b], ``flips`` bool[b].
 
     Rows and columns are those of the image with its padding around; a mirrored square is cut first.
     """
@@ -421,7 +420,7 @@ class DeviceCache:
 
     @property
     def bytes(self) -> int:
-        """What lies on the device."""
+        """Return the bytes that lie on the device."""
         images = self._images
         return 0 if images is None else images.numel()
 

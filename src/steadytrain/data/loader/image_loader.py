@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 import numpy as np
 from PIL import Image
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.loader.batch import BadImage, Batch, BufferPool, LoadedBatch
 from steadytrain.data.loader.batch_worker import MOST_BATCHES, BatchWorker, LoaderTask, Source, WorkerScratch
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.image_cache import DeviceCache
-from steadytrain.data.loader.pipeline import RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.pipeline import BatchStream, RequestCounts, StageTimes
 from steadytrain.data.loader.rank_cache import find_local_ranks, remove_left_files
-from steadytrain.data.loader.sampler import BlockShuffle, Ints
+from steadytrain.data.loader.sampler import BlockShuffle
 from steadytrain.data.loader.subprocess_loader import IS_SUPPORTED, LoaderProcess
 from steadytrain.errors import DataError, InputError, SteadyError, did_you_mean
 from steadytrain.format import percent
@@ -29,7 +30,7 @@ from steadytrain.machine import facts
 if TYPE_CHECKING:
     import torch
 
-Place = Literal["threads", "process", "auto"]
+LoaderPlace = Literal["threads", "process", "auto"]
 
 MOST_KEPT_BYTES = 2 * 2**30
 MOST_THREADS = 10
@@ -82,7 +83,7 @@ class LoaderStats:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ``place="auto"`` runs the threads, and why."""
+    """The process in which ``place="auto"`` runs the threads, and the reason."""
 
     place: Literal["threads", "process"]
     reason: str
@@ -193,15 +194,17 @@ class ImageLoader:
         shard: tuple[int, int] = (0, 1),
         share: tuple[int, int] | None = None,
         read_ahead: bool = True,
-        place: Place = "threads",
+        place: LoaderPlace = "threads",
         on_placed: Callable[[Placement], None] | None = None,
         queue: BatchQueue | None = None,
     ) -> None:
         used = _check_ids(source, ids)
         _check_labels(source)
-        if place not in get_args(Place):
-            near = did_you_mean(str(place), get_args(Place))
-            raise InputError(f"place is {place!r}; it must be one of {', '.join(get_args(Place))}{near and '.' + near}")
+        if place not in get_args(LoaderPlace):
+            near = did_you_mean(str(place), get_args(LoaderPlace))
+            raise InputError(
+                f"place is {place!r}; it must be one of {', '.join(get_args(LoaderPlace))}{near and '.' + near}"
+            )
         if at_least(0, "seed", seed) >= 2**63:
             raise InputError(f"seed={seed}; it must be at most 2**63 - 1")
         if balance and (blocks is not None or source.labels.ndim > 1):
@@ -222,7 +225,7 @@ class ImageLoader:
         self.depth = at_least(1, "depth", depth)
         self.on_bad = on_bad or _warn
         self.num_samples = len(used)
-        self.place: Place = place if queue is None else "threads"
+        self.place: LoaderPlace = place if queue is None else "threads"
         self._queue = queue
         if self.stop is not None and train:
             self._check_stop(self.stop)
@@ -267,7 +270,7 @@ class ImageLoader:
         self._times = StageTimes()
         self._each = [StageTimes() for _ in range(self.threads)]
         self._requests = RequestCounts()
-        self._streams: weakref.WeakSet[Stream[WorkerScratch, LoadedBatch]] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[BatchStream[WorkerScratch, LoadedBatch]] = weakref.WeakSet()
         self._process = os.getpid()
         Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
 
@@ -301,7 +304,7 @@ class ImageLoader:
     def _queued(self, queue: BatchQueue) -> Iterator[LoadedBatch]:
         """Make the batches that the queue names, each when it is known; the end is when there are no more."""
         numbers: list[int] = []
-        stream: Stream[WorkerScratch, LoadedBatch] | None = None
+        stream: BatchStream[WorkerScratch, LoadedBatch] | None = None
         num_taken = 0
         try:
             while True:
@@ -420,7 +423,7 @@ class ImageLoader:
 
     @property
     def keeps(self) -> bool:
-        """Whether decoded images are cached; known after the first image."""
+        """Return whether decoded images are cached; known after the first image."""
         return self._kept_bytes > 0
 
     def is_steady(self) -> bool:

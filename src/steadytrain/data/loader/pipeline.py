@@ -5,8 +5,8 @@ What holds, whatever happens:
 - results come out in the order of their numbers; at most ``depth`` of them are begun and not yet taken (back-pressure),
   or not yet released, where the consumer takes them for somebody else (``holds``);
 - a job that fails raises in the consumer when its turn comes, after every result before it;
-- :meth:`Stream.close`, its end, and dropping its owner (:meth:`Stream.end_with`) all stop the threads: each of them
-  finishes its piece, or leaves it where it looks at ``closed``, and ends;
+- :meth:`BatchStream.close`, its end, and dropping its owner (:meth:`BatchStream.end_with`) all stop the threads: each
+  of them finishes its piece, or leaves it where it looks at ``closed``, and ends;
 - as soon as a job has several results, the threads end and the consumer does the jobs: work so short takes turns with
   the consumer anyway, by the interpreter's lock, and handing the lock over costs more than the work;
 - a process forked from this one has none of the threads: reading the stream there raises, and its end there is silent.
@@ -96,7 +96,7 @@ W = TypeVar("W", bound=Workspace)
 
 
 @dataclass(slots=True, eq=False)
-class Job(Generic[W, R]):
+class BatchJob(Generic[W, R]):
     """Work in pieces, each done by one thread, in any order; ``finish`` runs once after the last of them.
 
     It gives ``count`` results, numbered one after the other.
@@ -115,13 +115,13 @@ class Job(Generic[W, R]):
 
 @dataclass(frozen=True, eq=False)
 class _Failure:
-    """What a job raised, for the consumer."""
+    """The error that a job raised, for the consumer."""
 
     error: BaseException
 
 
 class _Worker(Generic[W]):
-    """What is known of one thread: its times, its workspace while it is at a piece, and since when."""
+    """One thread: its times, its workspace while it is at a piece, and since when."""
 
     def __init__(self, times: StageTimes) -> None:
         self.times = times
@@ -129,7 +129,7 @@ class _Worker(Generic[W]):
         self.since = time.perf_counter()
 
 
-class Stream(Generic[W, R]):
+class BatchStream(Generic[W, R]):
     """An iterator over results 0, 1, 2, ...; the threads start at once, and end by :meth:`close` or its owner's end.
 
     Args:
@@ -147,7 +147,7 @@ class Stream(Generic[W, R]):
 
     def __init__(
         self,
-        begin: Callable[[int, int], Job[W, R]],
+        begin: Callable[[int, int], BatchJob[W, R]],
         workspace: Callable[[], W],
         *,
         total: int | None,
@@ -173,8 +173,8 @@ class Stream(Generic[W, R]):
         self._room = threading.Condition(self._lock)  # something to do, or the end
         self._begun = self._taken = 0
         self._released = 0  # of those taken, as many as make room for others
-        self._job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
-        self._for_consumer: Job[W, R] | None = None  # the first of several results; it does not count as begun
+        self._job: tuple[int, BatchJob[W, R]] | None = None  # the newest, while pieces of it are left
+        self._for_consumer: BatchJob[W, R] | None = None  # the first of several results; it does not count as begun
         self._done: dict[int, R | _Failure] = {}
         self._closed = threading.Event()
         self._process = os.getpid()
@@ -250,7 +250,7 @@ class Stream(Generic[W, R]):
 
     @property
     def _is_foreign(self) -> bool:
-        """Whether this is a forked process: the threads stayed behind, and one of them may have held the lock."""
+        """Return whether this is a forked process: the threads stayed behind, one of them perhaps with the lock."""
         return os.getpid() != self._process
 
     def _stop(self) -> None:
@@ -330,7 +330,7 @@ class Stream(Generic[W, R]):
             self._do_piece(worker, workspace, *task)
             del task  # nothing of a batch stays with a waiting thread
 
-    def _next_piece(self, worker: _Worker[W]) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
+    def _next_piece(self, worker: _Worker[W]) -> tuple[int, BatchJob[W, R], Callable[[W], None]] | None:
         """Wait for the next piece to do; None when there is nothing more for this thread."""
         with self._lock:
             while not self._closed.is_set():
@@ -369,7 +369,7 @@ class Stream(Generic[W, R]):
         worker.times.blocked_seconds += blocked
 
     def _do_piece(
-        self, worker: _Worker[W], workspace: W, number: int, job: Job[W, R], piece: Callable[[W], None]
+        self, worker: _Worker[W], workspace: W, number: int, job: BatchJob[W, R], piece: Callable[[W], None]
     ) -> None:
         """Do a piece of a job; after its last one make the results."""
         worker.workspace, worker.since, cpu_seconds = workspace, time.perf_counter(), time.thread_time()

@@ -27,7 +27,8 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints, RepeatedOrder
+from steadytrain.data.arrays import Ints
+from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, RepeatedOrder
 from steadytrain.data.recordio.reader import Extents
 from steadytrain.machine import facts
 
@@ -60,7 +61,7 @@ class FetchedSource(LocatedSource, Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether what was read once is on the disk from then on."""
+        """Return whether data that were read once are on the disk from then on."""
 
     def ask(self, stretches: Sequence[Extent], /) -> None:
         """Begin to fetch what is not on the disk, and return."""

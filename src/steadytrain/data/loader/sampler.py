@@ -22,10 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # The lowest byte of the counter's last word: what the numbers are for.
 _DRAWS, _SHUFFLE, _BLOCKS, _WINDOW, _FLIPS, _BALANCE = range(6)

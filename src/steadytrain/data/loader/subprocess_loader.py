@@ -46,10 +46,9 @@ from PIL import Image
 
 from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, batch_view
 from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
-from steadytrain.data.loader.pipeline import CLOSED, FORKED, RequestCounts, StageTimes, Stream
-from steadytrain.data.packing import worker_pool
+from steadytrain.data.loader.pipeline import CLOSED, FORKED, BatchStream, RequestCounts, StageTimes
 from steadytrain.errors import FailedError, FeedError, SteadyError
-from steadytrain.machine import facts
+from steadytrain.machine import facts, worker_pool
 
 # Whether a slot's memory is free is seen by the references to its arrays, which are exact with the interpreter's lock.
 IS_SUPPORTED = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -120,7 +119,7 @@ class SharedBatches:
 
     @property
     def address(self) -> int:
-        """Where the first slot begins."""
+        """Return the address of the first slot."""
         return self._memory.ctypes.data
 
     def pin(self) -> None:
@@ -242,17 +241,17 @@ class LoaderProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not been ended; one that has died by itself is found out when it is heard."""
+        """Return whether it has not been ended; one that has died by itself is found out when it is heard."""
         return self._end.alive
 
     @property
     def is_shared(self) -> bool:
-        """Whether kept images lie in memory that other ranks have, too."""
+        """Return whether kept images lie in memory that other ranks have, too."""
         return bool(self.slots.done[1])
 
     @property
     def kept_bytes(self) -> int:
-        """What it keeps of decoded images."""
+        """Return the bytes of decoded images that it keeps."""
         return int(self.slots.done[2])
 
     def wait(self) -> None:
@@ -420,7 +419,7 @@ class Server:
         self._answers = answers
         self._made = 0
         self._begins = SimpleQueue[None]()
-        self._stream: Stream[WorkerScratch, LoadedBatch] | None = None
+        self._stream: BatchStream[WorkerScratch, LoadedBatch] | None = None
 
     def run(self) -> None:
         """Serve until the process is ended."""

@@ -29,30 +29,24 @@ import PIL
 import simplejpeg
 from numpy.typing import NDArray
 
-from steadytrain.data.packing.encode import (
-    EncodedPortion,
-    Encoding,
-    Packed,
-    Portion,
-    Settings,
-    Subsampling,
-    encode_all,
-)
-from steadytrain.data.packing.images import DeepImages, PixelCount, mean_and_std
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.images.encode import Encoding, PackedImage, PackSettings, Subsampling
+from steadytrain.data.images.statistics import DeepImages, PixelCount, mean_and_std
+from steadytrain.data.names import Names
+from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.lst import RecordList, format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
+from steadytrain.data.sources.listing import PORTION_FILES, Listing
 from steadytrain.data.sources.select import Identical, Selection, shard
 from steadytrain.data.storage.outgoing import Outgoing
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, TooManyBadError
-from steadytrain.format import printable
+from steadytrain.format import OnProgress, printable
 from steadytrain.machine.cgroups import cores
 
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
@@ -60,10 +54,6 @@ MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, an
 COUNTED_IMAGES = 50_000  # up to so many, the pixels of every image are counted
 LAYOUT = 6  # raised when the same source and settings would be packed into other bytes
 _FEW_FILES = 64  # done here before children have started
-
-
-Progress = Callable[[int, int], object]
-"""Called with what is done so far, and all there is."""
 
 
 class PackedFile(NamedTuple):
@@ -79,7 +69,7 @@ def mute(*_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PackRequest:
-    """What is to be packed, and how its images are stored; arguments as for :func:`pack`."""
+    """A source to be packed, and the form of its images; arguments as for :func:`pack`."""
 
     sources: tuple[str, ...]
     root: str | Path | None = None
@@ -90,7 +80,7 @@ class PackRequest:
     label_column: tuple[str, ...] = ()
     split_column: str | None = None
     selection: Selection = field(default_factory=Selection)
-    settings: Settings = field(default_factory=Settings)
+    settings: PackSettings = field(default_factory=PackSettings)
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -102,7 +92,7 @@ class PackRequest:
 
     @property
     def source(self) -> str:
-        """What a card calls the source."""
+        """Return the source's name for a card."""
         return " ".join(self.sources)
 
     def listings(self, places: Sequence[str], scratch: Path, say: Callable[[str], None]) -> list[Listing]:
@@ -141,7 +131,7 @@ def pack(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``.idx``, ``.json`` and ``.lst``; for a source that is split ``OUT-train.rec`` and so on.
@@ -166,7 +156,7 @@ def pack(
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
-        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``Settings``.
+        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``PackSettings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
@@ -182,7 +172,7 @@ def pack(
         TooManyBadError: more files than ``max_bad`` cannot be used; nothing is left behind.
         StorageError: the disk is full or not writable; what was marked until then stays hidden, to go on from.
     """
-    settings = Settings(
+    settings = PackSettings(
         shorter_side=shorter_side,
         quality=quality,
         encoding=encoding,
@@ -278,14 +268,14 @@ def assign_files(listings: Sequence[Listing], path: Path, shards: int | None = N
 
 def pack_listings(
     files: Sequence[tuple[Path, Listing]],
-    settings: Settings,
+    settings: PackSettings,
     *,
     source: str,
     scratch: Path,
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress,
+    progress: OnProgress,
     say: Callable[[str], None],
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
@@ -494,7 +484,7 @@ class Tally:
     """Goes through a listing file by file: :meth:`next_record`, then :meth:`keep` or :meth:`reject`.
 
     Its state can be noted, and restored in another process. ``counts`` are those of
-    :class:`~steadytrain.data.packing.images.PixelCount`.
+    :class:`~steadytrain.data.images.statistics.PixelCount`.
     """
 
     def __init__(self, listing: Listing) -> None:
@@ -515,7 +505,7 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every file has been gone through."""
+        """Return whether every file has been gone through."""
         return self.num_seen == len(self.listing)
 
     @property
@@ -524,7 +514,7 @@ class Tally:
         return len(self._numbers)
 
     def portions(self) -> Iterator[Portion]:
-        """Yield the files that are left, as they go to :func:`~steadytrain.data.packing.encode.encode_all`."""
+        """Yield the files that are left, as they go to :func:`~steadytrain.data.packing.portions.encode_all`."""
         for start, stop in self.listing.portions(self.num_seen):
             yield [(place, self.is_counted(n)) for n, place in enumerate(self.listing.places(start, stop), start)]
 
@@ -537,10 +527,10 @@ class Tally:
         return id_, label[0] if isinstance(label, list) and len(label) == 1 else label
 
     def is_counted(self, number: int) -> bool:
-        """Whether the pixels of a file are to be counted."""
+        """Return whether the pixels of a file are to be counted."""
         return number % self._every == 0
 
-    def keep(self, image: Packed | str) -> None:
+    def keep(self, image: PackedImage | str) -> None:
         """Count in an image that was written; of one that cannot be measured, a reason instead, no more than that."""
         self._numbers.append(self.num_seen - 1)
         if isinstance(image, str):
@@ -667,7 +657,7 @@ def min_median_max(values: array[int]) -> tuple[int, int, int]:
     return int(ordered[0]), int(ordered[(len(ordered) - 1) // 2]), int(ordered[-1])
 
 
-def digest(settings: Settings, parts: Iterable[bytes | bytearray]) -> str:
+def digest(settings: PackSettings, parts: Iterable[bytes | bytearray]) -> str:
     """Return the sha256 (hex) of settings and whatever else the packed bytes depend on."""
     sha256 = hashlib.sha256(json.dumps([LAYOUT, settings.to_dict()], sort_keys=True).encode())
     for part in parts:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,10 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, Literal
 
-from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.pack import Progress, assign_files, digest, identity, mute, pack_listings
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data import filenames
+from steadytrain.data.filenames import group_by_split
+from steadytrain.data.images.encode import PackSettings
+from steadytrain.data.packing.pack import assign_files, digest, identity, mute, pack_listings
 from steadytrain.data.recordio.card import (
     LabelNames,
     card_for,
@@ -34,26 +34,24 @@ from steadytrain.data.recordio.card import (
     record_files,
     refuse_other_classes,
 )
-from steadytrain.data.sources import filenames
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import group_by_split
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.labels import require_zero_or_one
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
 from steadytrain.data.storage.object_cache import open_objects
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
-from steadytrain.format import clean
-from steadytrain.machine.facts import cache_folder
+from steadytrain.format import OnProgress, Say, print_note
+from steadytrain.machine.facts import require_cache_folder
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-Say = Callable[[str], None]
 
 UNUSED_SECONDS = 3600.0  # that a copy of an earlier state stays after somebody asked for it
 
@@ -76,11 +74,6 @@ class Prepared:
         return self.val if split == "val" and self.val is not None else self.train
 
 
-def print_note(text: str) -> None:
-    """Print one line on standard error."""
-    print(clean(text), file=sys.stderr, flush=True)
-
-
 def prepare(
     source: str | Path,
     *,
@@ -97,7 +90,7 @@ def prepare(
     shorter_side: int | None = 256,
     workers: int | None = None,
     say: Say = print_note,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     say_reused: bool = True,
     check: Callable[[Listing], None] | None = None,
 ) -> Prepared:
@@ -143,8 +136,8 @@ def prepare(
                 columns=columns,
                 trainable=trainable,
                 only=only,
-                settings=Settings(shorter_side=shorter_side),
-                place=(Path(cache) if cache is not None else default_cache()) / "packed",
+                settings=PackSettings(shorter_side=shorter_side),
+                place=(Path(cache) if cache is not None else require_cache_folder()) / "packed",
                 workers=workers,
                 say=say,
                 progress=progress or mute,
@@ -155,18 +148,6 @@ def prepare(
     if class_list and card is not None:
         refuse_other_classes(card.class_list, class_list, of=prepared.train, card=card_name)
     return prepared
-
-
-def default_cache() -> Path:
-    """Return ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
-
-    Raises:
-        StorageError: this user has no home.
-    """
-    folder = cache_folder()
-    if folder is None:
-        raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
-    return folder
 
 
 def _as_records(source: str, options: Mapping[str, object], say: Say) -> Prepared | None:
@@ -189,7 +170,7 @@ def _as_records(source: str, options: Mapping[str, object], say: Say) -> Prepare
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What is to be packed and how, and the cache that keeps the copy."""
+    """A source to be packed, and the cache that keeps the copy."""
 
     source: str
     root: Path | None
@@ -198,11 +179,11 @@ class _Request:
     columns: ColumnNames
     trainable: bool
     only: str | None
-    settings: Settings
+    settings: PackSettings
     place: Path
     workers: int | None
     say: Say
-    progress: Progress
+    progress: OnProgress
     say_reused: bool
     check: Callable[[Listing], None] | None
 

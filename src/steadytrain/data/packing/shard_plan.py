@@ -23,19 +23,21 @@ from typing import Any
 import numpy as np
 import PIL
 import simplejpeg
-from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Ints
+from steadytrain.data.filenames import is_pattern
+from steadytrain.data.names import Names
 from steadytrain.data.packing.pack import LAYOUT, PackRequest, assign_files, remark_on_split
 from steadytrain.data.packing.shared_folder import THREADS, SharedFolder
-from steadytrain.data.sources.filenames import is_pattern
 from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
 from steadytrain.data.sources.layout import flat_splits
-from steadytrain.data.sources.listing import Files, Listing, Names, Piece, Pieces, Pixels, stat_file
+from steadytrain.data.sources.listing import FileList, Listing, Piece, Pieces, PixelShape, stat_file
 from steadytrain.data.sources.select import END_BYTES
 from steadytrain.data.storage.remote_file import remote_file_of
 from steadytrain.data.storage.sources import local_sources
-from steadytrain.data.storage.store import NoObjectError, ObjectFacts, Place, Store, is_uri
+from steadytrain.data.storage.store import NoObjectError, ObjectFacts, ObjectPlace, Store, is_uri
 from steadytrain.errors import DataError
+from steadytrain.format import Say
 
 KIND, VERSION = "steadytrain.shards", 1
 SHARD_BYTES = 256 << 20  # of a source that go into a shard, and
@@ -43,9 +45,6 @@ SHARD_IMAGES = 16_384  # images, where nothing else is asked for
 
 _SUFFIXES = (".rec", ".idx", ".json", ".lst")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-
-Say = Callable[[str], None]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +258,7 @@ def _folder_in_store(request: PackRequest) -> str:
             continue
         is_folder = source.endswith("/")
         if not is_folder:
-            place = Place.parse(source)
+            place = ObjectPlace.parse(source)
             try:
                 Store(place).stat(place)
             except NoObjectError:
@@ -273,7 +272,7 @@ def _folder_in_store(request: PackRequest) -> str:
 
 def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
     """List the images below a prefix, in folders of classes or of splits, as if they lay on a disk; fetch none."""
-    place, selection = Place.folder(uri), request.selection
+    place, selection = ObjectPlace.folder(uri), request.selection
     files = Store(place).list_all(place, _to_columns)
     if not len(files.names):
         raise NoObjectError(f"there is no object {place}, and nothing below it")
@@ -309,7 +308,7 @@ def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
     return selection.of(listings, say, read)
 
 
-def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> Files:
+def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> FileList:
     """Put objects into columns, sorted by name: of a million, 45 bytes each stay and not 500."""
     names, sizes, versions = Names(), array("q"), array("q")
     before, is_sorted = "", True
@@ -319,7 +318,7 @@ def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> Files:
         versions.append(_version(facts))
         before, is_sorted = name, is_sorted and before <= name
     order = np.arange(len(names)) if is_sorted else np.array(sorted(range(len(names)), key=names.__getitem__))
-    return Files(names if is_sorted else names.take(order), np.asarray(sizes)[order], np.asarray(versions)[order])
+    return FileList(names if is_sorted else names.take(order), np.asarray(sizes)[order], np.asarray(versions)[order])
 
 
 def _version(facts: ObjectFacts) -> int:
@@ -354,13 +353,13 @@ def _fetch_images(
         starts: int64[n], the first byte that is wanted of each.
         changed: makes the error where one is not what was listed, of its URI, its bytes then and now (-1: gone).
     """
-    place = Place.folder(uri)
+    place = ObjectPlace.folder(uri)
     store = Store(place)
 
     def fetch(row: int, start: int) -> memoryview:
         name, size = listing.names[row], int(listing.sizes[row])
         try:
-            data, facts = store.read(Place(place.base, place.key + name), *((start, size) if start else ()))
+            data, facts = store.read(ObjectPlace(place.base, place.key + name), *((start, size) if start else ()))
         except NoObjectError:
             if size:
                 raise changed(f"{uri}{name}", size, -1) from None
@@ -459,7 +458,7 @@ def read_listing(
         pixels = None
         if "pixels" in table:
             height, width, channels, is_planar = table["pixels"].tolist()
-            pixels = Pixels(height, width, channels, bool(is_planar))
+            pixels = PixelShape(height, width, channels, bool(is_planar))
         columns_of_pieces = {name: table.get(name) for name in ("deflated", "crc", "inflated")}
         pieces = Pieces(paths, table["path_of"], table["offset"], table["size"], pixels=pixels, **columns_of_pieces)
     listing = Listing(

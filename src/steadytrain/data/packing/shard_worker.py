@@ -21,18 +21,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from steadytrain.data.packing.encode import Portion, encode_all
-from steadytrain.data.packing.pack import PackRequest, Progress, Rejections, Tally, mute, record_path, require_images
-from steadytrain.data.packing.prepare import default_cache
-from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.packing.shard_plan import Say, ShardPlan, described, fetch_listing, make_plan, read_listing
+from steadytrain.data.packing.pack import PackRequest, Rejections, Tally, mute, record_path, require_images
+from steadytrain.data.packing.portions import Portion, encode_all
+from steadytrain.data.packing.shard_plan import ShardPlan, described, fetch_listing, make_plan, read_listing
 from steadytrain.data.packing.shared_folder import BEATS, LEASE_SECONDS, THREADS, Leases, SharedFolder, open_folder
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
-from steadytrain.data.storage.store import Place, is_uri, local_name
+from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
 from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.format import OnProgress, Say
+from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files, keep_no_large_blocks, return_free_memory
 
 COMPANIONS = (".idx", ".lst", ".json")
@@ -49,7 +50,7 @@ def pack_shards(
     rank: int = 0,
     size: int = 1,
     workers: int = 1,
-    progress: Progress = mute,
+    progress: OnProgress = mute,
     say: Say = mute,
     on_complete: Callable[[ShardPlan], object] = mute,
 ) -> ShardPlan:
@@ -113,7 +114,7 @@ def read_plan(request: PackRequest, out: str | Path) -> ShardPlan | None:
 def _folder_and_stem(out: str | Path, request: PackRequest) -> tuple[str, str]:
     """Return the folder of ``out``, a path or a URI, and what the names of its files begin with."""
     if is_uri(out):
-        place = Place.parse(f"{str(out).removesuffix('.rec')}.rec")
+        place = ObjectPlace.parse(f"{str(out).removesuffix('.rec')}.rec")
         return str(place.sibling("")), Path(place.name).stem
     path = record_path(Path(local_name(str(out))), Path(request.sources[0]))
     return str(path.parent), path.stem
@@ -156,7 +157,7 @@ class _Worker:
     rank: int
     size: int
     workers: int
-    progress: Progress
+    progress: OnProgress
     say: Say
     on_complete: Callable[[ShardPlan], object]
     done: set[int] = field(default_factory=set)
@@ -179,7 +180,7 @@ class _Worker:
         if self.done:
             self.say(f"{len(self.done):,} of {len(plan.shards):,} shards are packed already")
         self.progress(self._num_done(), plan.num_listed)
-        beside = default_cache() / "packing" / self.stem if self.on_disk is None else self._notes_path() / "work"
+        beside = require_cache_folder() / "packing" / self.stem if self.on_disk is None else self._notes_path() / "work"
         # The machine stands in the name: a disk that machines share may not show the locks of one to another.
         scratch = self.stack.enter_context(scratch_beside(beside.with_name(f"{beside.name}-{platform.node()}")))
         try:

@@ -26,7 +26,7 @@ from typing import Protocol, Self
 
 import psutil
 
-from steadytrain.data.storage.store import NoObjectError, Place, Store, TakenError, abort_uploads, is_uri
+from steadytrain.data.storage.store import NoObjectError, ObjectPlace, Store, TakenError, abort_uploads, is_uri
 from steadytrain.errors import SteadyError, storage_error
 
 LEASE_SECONDS = 30.0
@@ -152,11 +152,11 @@ class _DiskFolder:
 
 class _StoreFolder:
     def __init__(self, where: str) -> None:
-        self._place = Place.folder(where)
+        self._place = ObjectPlace.folder(where)
         self._store = Store(self._place)
 
-    def _at(self, name: str) -> Place:
-        return Place(self._place.base, self._place.key + name)
+    def _at(self, name: str) -> ObjectPlace:
+        return ObjectPlace(self._place.base, self._place.key + name)
 
     def read(self, name: str) -> bytes | None:
         try:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.config.plain import build, check_types, plain
-from steadytrain.data.sources import filenames
+from steadytrain.data import filenames
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RecipeError
 
@@ -52,7 +52,7 @@ class Rejected(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a record file holds.
+    """The contents of a record file.
 
     Args:
         classes: names, in the order of their labels; empty for label vectors.
@@ -69,7 +69,7 @@ class Card:
         kept: images stored byte for byte as they came; the others were encoded anew.
         full_chroma: of these, JPEGs of 4:4:4, where ``--subsampling auto`` chose; else None, and not in the file.
         encodings: images by format (``jpg``, ``png``, ...).
-        settings: those of :class:`~steadytrain.data.packing.encode.Settings`.
+        settings: those of :class:`~steadytrain.data.images.encode.PackSettings`.
         bytes: size of the ``.rec``.
         digest: sha256 (hex) of the ``.rec``.
         spots: sha256 (hex) of a few blocks of it; see :func:`digest_of_spots`.
@@ -115,7 +115,7 @@ class Card:
 
     @property
     def class_list(self) -> tuple[str, ...]:
-        """What a model of these data tells apart: the classes; of label vectors the names of their columns.
+        """Return the names of a model's outputs: the classes; of label vectors the names of their columns.
 
         Columns without names are called by their numbers. Empty for single values that are no classes.
         """

@@ -11,14 +11,12 @@ must not kill the process).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -26,7 +24,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
-from steadytrain.data.storage.local_files import read_patiently
+from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, FailedError, StorageError
 
 _MAGIC = struct.pack("<I", MAGIC)
@@ -53,8 +51,8 @@ class ByteSource:
         self._num_digested = 0
         self._block, self._start, self._room = b"", 0, _LEAST
         try:
-            self._file = path.open("rb", buffering=0)
-            self._state = _state_of(os.fstat(self._file.fileno()))
+            self._file = open_patiently(path)
+            self._state = _state_of(path.stat())
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         self.size = self._state[0]
@@ -77,7 +75,8 @@ class ByteSource:
 
     def _read(self, offset: int, size: int) -> bytes:
         try:
-            data = read_patiently(partial(self._read_once, offset, size), str(self.path))
+            self._file.seek(offset)
+            data = self._file.read(size)
         except StorageError as error:
             reason = getattr(error.__cause__, "strerror", None) or error
             raise FailedError(
@@ -93,20 +92,6 @@ class ByteSource:
             self._sha256.update(memoryview(data)[self._num_digested - offset :])
             self._num_digested = offset + len(data)
         return data
-
-    def _read_once(self, offset: int, size: int) -> bytes:
-        try:
-            self._file.seek(offset)
-            data = self._file.read(size) or b""
-            while data and len(data) < size and (more := self._file.read(size - len(data))):
-                data += more
-            return data
-        except OSError:
-            with contextlib.suppress(OSError):  # the next try is to have it afresh
-                opened = self.path.open("rb", buffering=0)
-                self._file.close()
-                self._file = opened
-            raise
 
     def digest(self) -> str:
         """Return the sha256 (hex) of the file; what has not been read yet is read now."""

@@ -1,4 +1,4 @@
-"""MXNet's RecordIO, byte for byte: framing, image headers, and bare pixels as payloads.
+"""MXNet's RecordIO, byte for byte: framing and image headers.
 
 Everything is little-endian. A record is ``magic u32, cflag << 29 | length u32, payload, zeros to a multiple of 4``.
 A payload that holds the magic at a multiple of 4 is cut there into parts (``cflag`` 1 first, 2 middle, 3 last; 0 is a
@@ -16,16 +16,12 @@ image; with ``flag`` 0 the one label is the one in the header. The text file ``.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from steadytrain.data.storage.local_files import ByteRanges
 from steadytrain.errors import DataError
 
 MAGIC = 0xCED7230A
@@ -37,6 +33,7 @@ _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 
 Buffer = bytes | memoryview
+Readable = memoryview | ByteRanges
 
 
 @dataclass(frozen=True)
@@ -100,15 +97,7 @@ def frame(payload: bytes) -> bytes:
     return b"".join([*parts, bytes(-len(payload) % 4)])
 
 
-class Contents(Protocol):
-    """The bytes of a file: a memoryview, or what gives parts of one."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> memoryview: ...
-
-
-def read_payload(file: Contents, offset: int) -> memoryview:
+def read_payload(file: Readable, offset: int) -> memoryview:
     """Return the payload of the record that begins at ``offset``: a view into ``file`` unless it lies there in parts.
 
     Raises:
@@ -118,7 +107,7 @@ def read_payload(file: Contents, offset: int) -> memoryview:
     return parts[0] if len(parts) == 1 else memoryview(_MAGIC.join(parts))
 
 
-def find_parts(file: Contents, offset: int) -> list[tuple[int, int]]:
+def find_parts(file: Readable, offset: int) -> list[tuple[int, int]]:
     """Return where the parts of the record that begins at ``offset`` start and end; its payload is not read.
 
     Raises:
@@ -136,7 +125,7 @@ def find_parts(file: Contents, offset: int) -> list[tuple[int, int]]:
     return parts
 
 
-def _part(file: Contents, offset: int) -> tuple[int, int, int]:
+def _part(file: Readable, offset: int) -> tuple[int, int, int]:
     """Return the cflag of a part, and where its bytes start and end."""
     if not 0 <= offset <= len(file) - 8:
         raise DataError(f"the file ends at byte {len(file):,}, before the record at byte {offset:,}")
@@ -153,36 +142,3 @@ def _part(file: Contents, offset: int) -> tuple[int, int, int]:
 def index_path(path: Path) -> Path:
     """Return where the ``.idx`` of a ``.rec`` lies."""
     return path.with_suffix(".idx")
-
-
-Pixels = NDArray[np.uint8]
-
-_PPM_HEADER = re.compile(rb"P([56])\n([1-9]\d{0,8}) ([1-9]\d{0,8})\n255\n")
-_LONGEST_PPM_HEADER = 32  # bytes, at least those of the longest header
-
-
-def to_ppm(pixels: Pixels) -> bytes:
-    """Write uint8[H, W, 3] as a PPM (P6), or uint8[H, W] as a PGM (P5), which other programs read as well.
-
-    >>> data = to_ppm(np.zeros((2, 3, 3), np.uint8))
-    >>> data[:11], len(data), from_ppm(data).shape
-    (b'P6\\n3 2\\n255\\n', 29, (2, 3, 3))
-    """
-    kind = 6 if pixels.ndim == 3 else 5
-    return b"P%d\n%d %d\n255\n" % (kind, pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
-
-
-def from_ppm(data: Any) -> Pixels | None:
-    """Return the pixels that :func:`to_ppm` wrote, uint8[H, W, 3] or uint8[H, W], not copied; None for anything else.
-
-    Only the form that is written here is read here: one space, no comment, 255 as the largest value. Any other PPM is
-    left to a decoder of images.
-    """
-    head = _PPM_HEADER.match(bytes(data[:_LONGEST_PPM_HEADER]))
-    if head is None:
-        return None
-    width, height = int(head[2]), int(head[3])
-    shape = (height, width, 3) if head[1] == b"6" else (height, width)
-    if len(data) != head.end() + width * height * (3 if len(shape) == 3 else 1):
-        return None
-    return np.frombuffer(data, np.uint8, offset=head.end()).reshape(shape)

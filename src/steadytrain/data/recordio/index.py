@@ -1,4 +1,4 @@
-"""Where the records of a file begin, and the columns of their headers, as numpy arrays.
+"""Places of a file's records, and the columns of their headers, as numpy arrays.
 
 Offsets come from the ``.idx`` or, without one, from jumping along the frames; headers are gathered a block at a time.
 No Python object is made per record, so 1.28 million of them take tens of megabytes.
@@ -6,12 +6,10 @@ No Python object is made per record, so 1.28 million of them take tens of megaby
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import struct
 import warnings
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,18 +17,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, find_parts, read_payload, unpack
+from steadytrain.data.recordio.framing import (
+    HEADER_BYTES,
+    MAGIC,
+    MAX_PAYLOAD,
+    Readable,
+    find_parts,
+    read_payload,
+    unpack,
+)
 from steadytrain.data.storage.local_files import LocalFile, read_patiently
-from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.errors import DataError
 
 Offsets = NDArray[np.int64]
-Readable = memoryview | LocalFile | RemoteFile
 
 _FRAME = struct.Struct("<II")
 _BLOCK = 16384  # records gathered at a time: a few megabytes
 _WINDOW = 1 << 16  # bytes read at a time where records are smaller than that
-_FAR = 16384  # bytes from record to record above which reading ahead fetches mostly what nobody asked for
+_FAR = 16384  # bytes from record to record above which a window holds mostly what nobody asked for
 
 
 def read_index(path: Path) -> Offsets:
@@ -76,19 +80,17 @@ def write_index(rec: Path, index: Path) -> Path:
         DataError: the file is damaged, or cannot be read or written.
     """
     try:
-        with (
-            rec.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as view,
-        ):
-            offsets = scan(view)
+        with rec.open("rb") as file, contextlib.closing(LocalFile(rec, file.fileno())) as opened:
+            offsets = scan(opened)
+        if not len(offsets):
+            raise DataError(f"cannot index {rec} as {index}: it is empty")
         index.write_text("".join(f"{key}\t{offset}\n" for key, offset in enumerate(offsets)), encoding="ascii")
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise DataError(f"cannot index {rec} as {index}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise DataError(f"cannot index {rec} as {index}: {error.strerror or error}") from error
     return index
 
 
-def scan(file: memoryview | LocalFile) -> Offsets:
+def scan(file: Readable) -> Offsets:
     """Find every record by jumping from frame to frame.
 
     Raises:
@@ -96,14 +98,13 @@ def scan(file: memoryview | LocalFile) -> Offsets:
     """
     offsets = array("q")
     at = _jump(file, 0, offsets, most=64)
-    with _far_apart(file, at // max(len(offsets), 1)):
-        at = _jump(file, at, offsets, most=len(file)) if at >= 0 else at
+    at = _jump(file, at, offsets, most=len(file)) if at >= 0 else at
     if at != len(file):
         raise DataError(f"cut short: its last record needs more than the {len(file):,} bytes that are there")
     return np.frombuffer(offsets, dtype=np.int64) if offsets else np.empty(0, np.int64)
 
 
-def _jump(file: memoryview | LocalFile, at: int, offsets: array[int], most: int) -> int:
+def _jump(file: Readable, at: int, offsets: array[int], most: int) -> int:
     """Append the offsets of up to ``most`` records from byte ``at`` on.
 
     Returns where the next one would begin; -1 where the file ends within one.
@@ -127,25 +128,7 @@ def _jump(file: memoryview | LocalFile, at: int, offsets: array[int], most: int)
     return -1 if within else at
 
 
-@contextmanager
-def _far_apart(file: Readable, stride: int) -> Iterator[mmap.mmap | None]:
-    """Keep the system from reading ahead while headers that lie ``stride`` bytes apart are read.
-
-    Yields the memory map where that pays, else None. (A cold file of 1.28 million records of 110 kB: 184 s
-    with reading ahead, 95 s without, 20 s when the pages are also asked for a block at a time.)
-    """
-    under = getattr(file, "obj", None)
-    if stride < _FAR or not isinstance(under, mmap.mmap) or not hasattr(mmap, "MADV_RANDOM"):
-        yield None
-        return
-    under.madvise(mmap.MADV_RANDOM)
-    try:
-        yield under
-    finally:
-        under.madvise(mmap.MADV_NORMAL)
-
-
-def resynchronise(file: memoryview | LocalFile, start: int) -> int | None:
+def resynchronise(file: Readable, start: int) -> int | None:
     """Find the first byte at or after ``start`` where a record begins after damage; None where there is none.
 
     An aligned magic followed by the cflag of a beginning can be nothing else: payloads never hold it.
@@ -162,9 +145,8 @@ def resynchronise(file: memoryview | LocalFile, start: int) -> int | None:
 
 def require_records(file: Readable, offsets: Offsets) -> None:
     """Raise DataError unless a record begins at each of these few offsets and ends within the file."""
-    with _far_apart(file, len(file) // max(len(offsets), 1)):
-        for offset in offsets.tolist():
-            find_parts(file, offset)
+    for offset in offsets.tolist():
+        find_parts(file, offset)
 
 
 def require_begins(file: Readable, offsets: Offsets) -> None:
@@ -195,14 +177,14 @@ def require_complete(file: Readable, offsets: Offsets) -> None:
 
 
 @dataclass(frozen=True)
-class Columns:
+class RecordColumns:
     """The headers of N records: ``ids`` int64[N], and ``labels`` float32[N, L]."""
 
     ids: NDArray[np.int64]
     labels: NDArray[np.float32]
 
 
-def read_columns(file: Readable, offsets: Offsets) -> Columns:
+def read_columns(file: Readable, offsets: Offsets) -> RecordColumns:
     """Read ids and labels of the records at ``offsets``.
 
     Raises:
@@ -211,19 +193,15 @@ def read_columns(file: Readable, offsets: Offsets) -> Columns:
     ids = np.empty(len(offsets), np.int64)
     flags = np.empty(len(offsets), np.int64)
     labels = np.empty((len(offsets), 1), np.float32)
-    with _far_apart(file, len(file) // max(len(offsets), 1)) as under:
-        for start in range(0, len(offsets), _BLOCK):
-            part = slice(start, start + _BLOCK)
-            if under is not None:  # have the system fetch the page of each offset, all at once
-                for page in (offsets[part] // mmap.PAGESIZE * mmap.PAGESIZE).tolist():
-                    under.madvise(mmap.MADV_WILLNEED, page, mmap.PAGESIZE)
-            flags[part], ids[part], labels[part, 0] = _heads(file, offsets[part])
+    for start in range(0, len(offsets), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        flags[part], ids[part], labels[part, 0] = _heads(file, offsets[part])
     widths = np.unique(np.maximum(flags, 1))
     if len(widths) > 1:
         raise DataError(f"its records hold {widths[0]} to {widths[-1]} labels: only equally many can be used")
     if flags.any():
         labels = _vectors(file, offsets, flags.astype(bool), labels, int(widths[0]))
-    return Columns(ids, labels)
+    return RecordColumns(ids, labels)
 
 
 def read_heads(file: Readable, offsets: Offsets) -> NDArray[np.uint32]:

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.recordio.index import Columns
-from steadytrain.data.sources.listing import Names
+from steadytrain.data.names import Names
+from steadytrain.data.recordio.index import RecordColumns
 from steadytrain.errors import DataError
 from steadytrain.format import printable
 
@@ -35,7 +35,7 @@ _ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r"})
 _ROUNDING = 1e-6  # of a label that six decimals write
 
 
-class Line(NamedTuple):
+class ListLine(NamedTuple):
     """A line of a ``.lst``: the image's id, its labels, and its path as written."""
 
     id: int
@@ -62,7 +62,7 @@ def _format_label(value: float) -> str:
     return text if np.float32(text) == np.float32(value) else f"{value:.9g}"
 
 
-def parse_line(line: str) -> Line:
+def parse_line(line: str) -> ListLine:
     r"""Parse a line of a ``.lst``: ``index TAB label... TAB path``.
 
     Raises:
@@ -93,7 +93,7 @@ def parse_line(line: str) -> Line:
             labels.append(math.nan)
         if not abs(labels[-1]) <= LARGEST_LABEL:
             raise ValueError(f"the label {text!r} is not a number that fits into a record")
-    return Line(int(index), tuple(labels), path)
+    return ListLine(int(index), tuple(labels), path)
 
 
 def name_by_folders(labels: NDArray[np.int64], paths: Iterable[str]) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def name_by_folders(labels: NDArray[np.int64], paths: Iterable[str]) -> tuple[st
     return tuple(unicodedata.normalize("NFC", printable(folders[label])) for label in sorted(folders))
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
+def read_lines(path: Path) -> Iterator[tuple[int, ListLine | ValueError]]:
     """Yield the number of each line of a ``.lst`` that is not blank, with the line, or what is wrong with it.
 
     Raises:
@@ -130,13 +130,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
         for number, text in enumerate(file, 1):
             if text.strip():
                 try:
-                    line: Line | ValueError = parse_line(text)
+                    line: ListLine | ValueError = parse_line(text)
                 except ValueError as error:
                     line = error
                 yield number, line
 
 
-def read_list_columns(path: Path, count: int, width: int) -> Columns | None:
+def read_list_columns(path: Path, count: int, width: int) -> RecordColumns | None:
     """Read ids and labels of a list, in a quarter of the time of :meth:`RecordList.read`.
 
     Args:
@@ -158,7 +158,7 @@ def read_list_columns(path: Path, count: int, width: int) -> Columns | None:
         return None
     if len(ids) != count or len(labels) != count * width:
         return None
-    return Columns(np.array(ids, np.int64), np.array(labels, np.float32).reshape(count, width))
+    return RecordColumns(np.array(ids, np.int64), np.array(labels, np.float32).reshape(count, width))
 
 
 @dataclass(frozen=True, eq=False)

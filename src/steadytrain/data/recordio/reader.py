@@ -20,13 +20,14 @@ from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
-from steadytrain.data.packing.images import BadImageError, read_header
+from steadytrain.data.arrays import Ints
+from steadytrain.data.images.decode import BadImageError, read_header
+from steadytrain.data.images.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
 from steadytrain.data.recordio.card import (
     Card,
     LabelNames,
@@ -42,14 +43,14 @@ from steadytrain.data.recordio.framing import (
     MAGIC,
     MAX_PAYLOAD,
     ImageRecord,
+    Readable,
     index_path,
     read_payload,
     unpack,
 )
 from steadytrain.data.recordio.index import (
-    Columns,
     Offsets,
-    Readable,
+    RecordColumns,
     read_columns,
     read_heads,
     read_index,
@@ -58,13 +59,7 @@ from steadytrain.data.recordio.index import (
     require_records,
     scan,
 )
-from steadytrain.data.recordio.lst import (
-    RecordList,
-    describe_record,
-    list_path,
-    name_by_folders,
-    read_list_columns,
-)
+from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, name_by_folders, read_list_columns
 from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
@@ -94,11 +89,8 @@ _SHORT_AT_ONCE = 16384
 _AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
 
 
-Ints = NDArray[np.int64]
-
-
 class Extents(NamedTuple):
-    """Where the bytes of N images lie on disk, so that they can be asked for before they are needed.
+    """Places of the bytes of N images on disk, so that they can be asked for before they are needed.
 
     Args:
         paths: files.
@@ -165,7 +157,7 @@ class _File:
 
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
-        """Where each record begins, and its bytes up to the next one: int64[N], int64[N]."""
+        """Return the first byte of each record, and its bytes up to the next one: int64[N], int64[N]."""
         sizes = np.diff(self.found, append=len(self.view))
         return self.offsets, sizes if isinstance(self.numbers, range) else sizes[self.numbers]
 
@@ -186,10 +178,10 @@ class _File:
         return starts, starts + self.extents[1][rows]
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> RecordColumns:
         return self.read_columns()
 
-    def read_columns(self) -> Columns:
+    def read_columns(self) -> RecordColumns:
         """Read ids and labels: of an object from its list, if it has one that fits, else from the records' headers."""
         if (columns := self._columns_of_list()) is not None:
             return columns
@@ -206,7 +198,7 @@ class _File:
             ) from None
         return columns
 
-    def _columns_of_list(self) -> Columns | None:
+    def _columns_of_list(self) -> RecordColumns | None:
         """Return what the list of an object says, if its card and its first and last record agree with it."""
         if self.card is None or not isinstance(self.view, RemoteFile) or not len(self.offsets):
             return None
@@ -426,7 +418,7 @@ def nearest_whole(labels: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _index_remedy(path: Path, view: LocalFile | RemoteFile) -> str:
-    """What mends a wrong index: writing it anew, where the records themselves are whole."""
+    """Say how to mend a wrong index: by writing it anew, where the records themselves are whole."""
     if isinstance(view, RemoteFile):
         return "upload both again"
     file = shlex.quote(str(path))
@@ -557,7 +549,8 @@ class Records:
         """
         file, row = self._at(number)
         view, offset, size = file.view, int(file.offsets[row]), int(file.extents[1][row])
-        local, contents = file.local, cast(Readable, view)
+        local = file.local
+        contents: Readable = view
         try:
             if isinstance(view, RemoteFile):
                 if self._closed:
@@ -565,12 +558,12 @@ class Records:
                 data = contents = view[offset : offset + size]
                 offset = 0
             else:
-                data = local.read(offset, min(size, _AT_ONCE))
+                data = local.read(offset, offset + min(size, _AT_ONCE))
             magic, word, flag = _START.unpack_from(data)
             start, end = 8 + HEADER_BYTES + 4 * flag, 8 + (word & MAX_PAYLOAD)
             if magic == MAGIC and word >> 29 == 0 and start <= end <= size:
                 if end > len(data):
-                    data = local.read(offset, end)
+                    data = local.read(offset, offset + end)
                 return data[start:end]
             return unpack(read_payload(contents, offset)).image
         except (DataError, ValueError, struct.error) as error:
@@ -657,7 +650,7 @@ class Records:
 
     @property
     def stays(self) -> bool:
-        """Whether what was read once is here from then on: False for objects that the cache has no room for."""
+        """Return whether data that were read once stay here: False for objects that the cache has no room for."""
         return all(remote.stays for remote in self._remotes)
 
     def fill(self, needed: int) -> None:
@@ -686,7 +679,7 @@ class Records:
 
     @property
     def name(self) -> str:
-        """What it was opened as, for people: the path, or the URI of an object."""
+        """Return its name for people: the path, or the URI of an object."""
         return self._files[0].shown if len(self._files) == 1 else str(self.path)
 
     def extents(self, numbers: Ints) -> Extents:
@@ -791,7 +784,7 @@ class Records:
 
     @cached_property
     def class_list(self) -> tuple[str, ...]:
-        """What a model of these data tells apart: the classes; of label vectors the names of their columns."""
+        """Return the names of a model's outputs: the classes; of label vectors the names of their columns."""
         if self.card is not None:
             return self.card.class_list
         if self.labels.ndim == 1 or self.labels.shape[1] == 1:

@@ -178,12 +178,12 @@ class RecordWriter:
                         file.close()
 
     def _can_go_on(self, kind: type[BaseException]) -> bool:
-        """Whether what was marked stays, after an exception, for the next writer: it was no fault of the data."""
+        """Return whether marked records stay, after an exception, for the next writer: it was no fault of the data."""
         interrupted = not issubclass(kind, Exception) or issubclass(kind, StorageError)
         return interrupted and self._journal is not None and self._num_marked > 0
 
     def _take_back(self, work: str) -> bool:
-        """Whether a kill came while the files of this work were put in place; records that were are taken back."""
+        """Return whether a kill came while the files of this work were put in place; take back those that were."""
         part = self._part_of(".rec")
         if not _is_journal(self._journal_path, work) or (part.exists() and self.path.exists()):
             return False

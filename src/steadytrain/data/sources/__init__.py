@@ -1,4 +1,4 @@
-"""What people have, as listings.
+"""Sources of images, as listings.
 
 ::
 

@@ -31,14 +31,15 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from steadytrain.data.checking.file_types import LOOK_AT, recognise
-from steadytrain.data.sources.filenames import is_ignored, is_image
-from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
+from steadytrain.data.filenames import is_ignored, is_image
+from steadytrain.data.images.file_types import LOOK_AT, recognise
+from steadytrain.data.names import Names
+from steadytrain.data.sources.listing import MOST_RATIO, FileList, Pieces
 from steadytrain.data.sources.rows import is_json_lines
 from steadytrain.data.sources.zip_names import readings
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, storage_error
-from steadytrain.format import count, few, printable
+from steadytrain.format import Say, count, few, printable
 
 FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
 
@@ -97,7 +98,7 @@ def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceF
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
+    """Return whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
     return bool(_compression(_read_start(path)))
 
 
@@ -186,7 +187,7 @@ def _decompressed(path: Path, compression: str) -> Iterator[bytes]:
 
 
 def _zstd(path: Path) -> tuple[Callable[[BinaryIO], Any], type[Exception]]:
-    """What reads zstd here, and the error that it raises."""
+    """Return a reader of zstd, and the error that it raises."""
     with suppress(ModuleNotFoundError):
         zstandard = importlib.import_module("zstandard")
         reader = partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True)
@@ -213,7 +214,7 @@ class Member(NamedTuple):
     crc: int = -1  # the CRC-32 that its bytes must have once inflated; -1 where the archive has none
 
 
-def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = False) -> Files:
+def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = False) -> FileList:
     """List what archives, tars or zips, hold, in their order and in that of their members.
 
     With ``by_stem`` each archive's members lie in a folder named as the archive is: one archive for each class.
@@ -236,14 +237,14 @@ def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = F
     return _gather(archives, map(walk, archives), say)
 
 
-def holds_only_tars(files: Files) -> bool:
-    """Whether tars are all that an archive holds, hidden files and texts aside."""
+def holds_only_tars(files: FileList) -> bool:
+    """Return whether an archive holds only tars, hidden files and texts aside."""
     bases = (name.rpartition("/")[2] for name in files.names)
     suffixes = {posixpath.splitext(base)[1].lower() for base in bases if not base.startswith(".")}
     return ".tar" in suffixes and suffixes <= {".tar", ".txt", ".md", ".csv", ""}
 
 
-def read_inner_tars(outer: SourceFile, say: Say) -> Files:
+def read_inner_tars(outer: SourceFile, say: Say) -> FileList:
     """List what the tars inside a tar hold: each one's members in a folder named as that tar is.
 
     Raises:
@@ -266,7 +267,7 @@ def read_inner_tars(outer: SourceFile, say: Say) -> Files:
     return _gather([outer], [walk()], say)
 
 
-def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], say: Say) -> Files:
+def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], say: Say) -> FileList:
     """Put members of archives into columns; a link to another member is that member once more, behind all others."""
     names = Names()
     folders: set[str] = set()
@@ -311,7 +312,7 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
     table = {name: np.asarray(column) for name, column in columns.items()}
     size = table.get("size", table["stored"])
     deflated = table["deflated"].astype(np.bool_) if "deflated" in table else None
-    return Files(
+    return FileList(
         names=names,
         sizes=size,
         times=np.array([archive.time for archive in archives], np.int64)[table["file"]],
@@ -350,7 +351,7 @@ def _stem(name: str) -> str:
 
 
 def is_tar(start: bytes) -> bool:
-    """Whether a file that begins with these bytes (512 or more) is a tar: its first header's sum fits.
+    """Return whether a file that begins with these bytes (512 or more) is a tar: its first header's sum fits.
 
     >>> is_tar(b"PK" * 256)
     False
@@ -438,7 +439,7 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
 
 
 def _skip_zeros(source: _BoundedReads, at: int, end: int) -> int | None:
-    """Where another tar goes on behind the zeros that end one; None where nothing does."""
+    """Find the byte at which another tar follows the zeros that end one; None where none does."""
     while at + _BLOCK <= end:
         source.seek(at)
         data = source.read(min(_CHUNK, (end - at) // _BLOCK * _BLOCK))
@@ -521,7 +522,7 @@ def walk_zip(file: BinaryIO, of: str, say: Say = lambda _: None) -> Iterator[Mem
 
 
 def _zip_content(file: BinaryIO, info: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin: behind a local header with lengths of its own; -1 where there is none."""
+    """Find a member's first byte, behind a local header with lengths of its own; -1 where there is none."""
     if info.header_offset < 0:
         return -1
     file.seek(info.header_offset)

@@ -21,15 +21,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.filenames import order_splits
+from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import SourceFile, open_source
-from steadytrain.data.sources.filenames import order_splits
 from steadytrain.data.sources.labels import classes_from_numbers
-from steadytrain.data.sources.listing import Files, Listing, Names, Pieces, Pixels, Say
+from steadytrain.data.sources.listing import FileList, Listing, Pieces, PixelShape
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
-CIFAR_PIXELS = Pixels(32, 32, 3, planar=True)
+CIFAR_PIXELS = PixelShape(32, 32, 3, planar=True)
 
 _IDX_NAME = re.compile(
     r"(?P<set>.*?)[-_.]?(?P<what>images|labels)[-_.]idx(?P<dims>[134])[-_.]ubyte(?:\.gz|\.bz2|\.xz|\.zst)?"
@@ -63,7 +64,7 @@ class _Array(NamedTuple):
 
 def _list_arrays(
     arrays: Sequence[_Array],
-    pixels: Pixels,
+    pixels: PixelShape,
     labels: NDArray[np.int64],
     *,
     root: Path,
@@ -91,7 +92,7 @@ def _list_arrays(
 
 
 def is_idx_folder(names: Iterable[str]) -> bool:
-    """Whether a folder's files are pairs of idx files."""
+    """Return whether a folder's files are pairs of idx files."""
     return any(_IDX_NAME.fullmatch(name) for name in names)
 
 
@@ -157,7 +158,7 @@ def _list_idx(
     names, numbers = classes_from_numbers(numbers, names=None, classes=classes, where=str(labels.path), say=say)
     size, time = height * width * channels, max(images.time, labels.time)
     array = _Array(images.path.name, str(images.stored_at), start, size, count, time)
-    return _list_arrays([array], Pixels(height, width, channels), numbers, root=root, classes=names, split=split)
+    return _list_arrays([array], PixelShape(height, width, channels), numbers, root=root, classes=names, split=split)
 
 
 def _idx_header(file: SourceFile) -> tuple[tuple[int, ...], int]:
@@ -206,7 +207,7 @@ def _idx_partner(path: Path) -> Path:
 
 
 def is_cifar(names: Iterable[str]) -> bool:
-    """Whether these files are CIFAR-10 or CIFAR-100, or STL-10, whichever form they have."""
+    """Return whether these files are CIFAR-10 or CIFAR-100, or STL-10, whichever form they have."""
     bases: set[str] = set()  # of all names, of which there may be a million, only those that count
     for name in names:
         base = name.rpartition("/")[2]
@@ -226,10 +227,10 @@ def list_cifar_folder(folder: Path, *, classes: Sequence[str] | None) -> list[Li
     times = np.array([file.st_mtime_ns for file in status], np.int64)
     numbers = np.arange(len(paths), dtype=np.int32)
     pieces = Pieces([str(path) for path in paths], numbers, np.zeros_like(sizes), sizes)
-    return list_cifar(Files(Names(path.name for path in paths), sizes, times, pieces), root=folder, classes=classes)
+    return list_cifar(FileList(Names(path.name for path in paths), sizes, times, pieces), root=folder, classes=classes)
 
 
-def list_cifar(files: Files, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
+def list_cifar(files: FileList, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
     """List the training batches to train and the test batch to validate with; ``files`` are pieces of ``root``.
 
     Raises:

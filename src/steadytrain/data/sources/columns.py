@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.data.sources.filenames import SPLITS, is_image
+from steadytrain.data.filenames import SPLITS, is_image
 from steadytrain.data.sources.labels import is_number, whole_number
-from steadytrain.data.sources.listing import Say
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.format import Say
 
 # Names of columns, in the order of preference.
 PATHS = (
@@ -85,8 +85,8 @@ class ColumnNames:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What each column of a table is."""
+class TableColumns:
+    """The columns of a table, by their meaning."""
 
     names: tuple[str, ...]  # of all columns; empty without a header
     width: int
@@ -154,7 +154,7 @@ def find_columns(
     named: ColumnNames | None = None,
     is_headed: bool = False,
     is_file: Callable[[str], bool] = lambda _: False,
-) -> Columns:
+) -> TableColumns:
     """Find the columns by the first rows of a table.
 
     Args:
@@ -202,7 +202,7 @@ def find_columns(
     if twice and not named.labels:
         raise DataError(f"two columns are called {twice[0]!r}: rename one")
     is_guess = has_header and not _has_known(rows[0]) and not named.options()
-    return Columns(names, width, path, labels, split, group_place, numbering, is_guess, bool(named.labels))
+    return TableColumns(names, width, path, labels, split, group_place, numbering, is_guess, bool(named.labels))
 
 
 def list_columns(names: Sequence[str], width: int = 0) -> str:
@@ -348,7 +348,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _is_truth(cell: str) -> bool:
-    """Whether a cell says of a label whether an image has it, or how much: from 0 to 1; or -1 for no."""
+    """Return whether a cell says if, or how much, an image has a label: from 0 to 1; or -1 for no."""
     return _is_number(cell) and (cell.casefold() in _TRUTHS or 0 <= float(cell) <= 1 or float(cell) == -1)
 
 
@@ -383,6 +383,6 @@ def _is_header(rows: Sequence[Sequence[str]], named: ColumnNames) -> bool:
     return _has_known(first) and not any(is_number(cell) for cell in first)
 
 
-def plain_name(columns: Columns) -> str:
+def plain_name(columns: TableColumns) -> str:
     """The name of the label's column, in lower case with underscores; empty where it has none."""
     return _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""

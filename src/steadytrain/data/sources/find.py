@@ -12,18 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources import arrays, folder, imagenet
-from steadytrain.data.sources.archives import (
-    SourceFile,
-    holds_only_tars,
-    open_source,
-    open_sources,
-    read_archives,
-    read_inner_tars,
-)
-from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.filenames import (
+from steadytrain.data.filenames import (
     braces,
     expand,
     folder_splits,
@@ -37,27 +26,38 @@ from steadytrain.data.sources.filenames import (
     split_of,
     split_words,
 )
+from steadytrain.data.recordio.card import LabelNames
+from steadytrain.data.sources import arrays, folder, imagenet
+from steadytrain.data.sources.archives import (
+    SourceFile,
+    holds_only_tars,
+    open_source,
+    open_sources,
+    read_archives,
+    read_inner_tars,
+)
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.labels import require_two_classes
 from steadytrain.data.sources.layout import (
     TABLES,
     TOOLS_TABLES,
     Entries,
-    Look,
+    FolderLook,
     find_tables,
     flat_splits,
     labels_from_names,
     labels_in_names,
     no_labels,
 )
-from steadytrain.data.sources.listing import Files, Listing, Say
+from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.records import list_records
 from steadytrain.data.sources.select import merge_sources, take
 from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
-from steadytrain.data.storage.store import Place, is_uri, local_name
+from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import count, few
+from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
@@ -155,7 +155,7 @@ def require_there(source: str) -> None:
         raise DataError("the name of the source is empty (an unset variable?): name a folder or a file")
     if is_uri(source):
         for name in braces(source):
-            Place.folder(name)
+            ObjectPlace.folder(name)
         return
     if source.startswith("pipe:"):
         raise DataError(f"{source} is a command: run it, and name the file that it writes")
@@ -174,7 +174,7 @@ def require_there(source: str) -> None:
 class _Members:
     """Members of archives, the folder in them that paths start from, and tables beside the archives."""
 
-    files: Files
+    files: FileList
     top: str
     beside: Sequence[str] = ()
 
@@ -329,7 +329,7 @@ class _Source:
                 self.say(f"{path / name} is not trained on: steady evaluate RUN {path / name} measures on its images")
         return listings
 
-    def _list_flat(self, look: Look, path: Path, members: _Members | None = None) -> list[Listing] | None:
+    def _list_flat(self, look: FolderLook, path: Path, members: _Members | None = None) -> list[Listing] | None:
         """List images without folders of classes, in folders of splits or in one folder, by the tables beside them.
 
         Args:
@@ -422,7 +422,7 @@ class _Source:
         row = next(row for row, other in enumerate(members.files.names) if normpath(other) == member)
         return self._read_table(table, images, _write_scratch(self.scratch, table.name, members.files.read(row)))
 
-    def _label(self, path: Path, labels: Path, files: Files | None = None) -> list[Listing]:
+    def _label(self, path: Path, labels: Path, files: FileList | None = None) -> list[Listing]:
         """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
         truth = imagenet.read_truth(labels, self.scratch, self.say)
         if truth is None:
@@ -535,7 +535,7 @@ class _Source:
 
 
 def _are_classes(archives: Sequence[SourceFile]) -> bool:
-    """Whether archives some of whose names sound like splits (``train.tar``, ``train_station.tar``) are classes.
+    """Return whether archives some of whose names sound like splits (``train.tar``, ``train_station.tar``) are classes.
 
     They are if other names do not sound so, and each holds images in one folder, without labels.
     """
@@ -549,7 +549,7 @@ def _are_classes(archives: Sequence[SourceFile]) -> bool:
     return True
 
 
-def _say_repeated(files: Files, root: Path, say: Say) -> None:
+def _say_repeated(files: FileList, root: Path, say: Say) -> None:
     """Return the members that an archive holds more than once; the last one counts, as when unpacking."""
     again = [
         files.names[row]

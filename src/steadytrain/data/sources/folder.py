@@ -27,17 +27,18 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.sources.filenames import is_ignored, is_image
+from steadytrain.data.filenames import is_ignored, is_image
+from steadytrain.data.names import Names
 from steadytrain.data.sources.labels import require_known
 from steadytrain.data.sources.layout import (
     Entries,
-    Look,
+    FolderLook,
     class_splits,
     flat_folder,
     flat_splits,
     splits_in_classes,
 )
-from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
+from steadytrain.data.sources.listing import FileList, Listing, stat_file
 from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError
 from steadytrain.format import few, printable
@@ -71,12 +72,12 @@ class Folder:
             folder = folder.folders.setdefault(name, Folder(f"{folder.name}/{name}".lstrip("/")))
         return folder
 
-    def is_flat(self, files: Files) -> bool:
-        """Whether images lie in one folder without classes: at the top, or in the only folder that has any."""
+    def is_flat(self, files: FileList) -> bool:
+        """Return whether images lie in one folder without classes: at the top, or in the only folder that has any."""
         holding = [folder for folder in self.walk() if folder.images]
         return len(holding) == 1 and len(self.folders) <= 1 and not class_splits(self.look(files), "")
 
-    def look(self, files: Files) -> Look:
+    def look(self, files: FileList) -> FolderLook:
         """Return what tells the entries of this folder and of those below it."""
 
         def look(path: str) -> Entries:
@@ -87,7 +88,7 @@ class Folder:
         return look
 
 
-def look_on_disk(source: Path) -> Look:
+def look_on_disk(source: Path) -> FolderLook:
     """Return what tells the entries of a folder on a disk and of those below it."""
 
     @cache
@@ -154,7 +155,7 @@ def _scan_entries(folder: Path | str) -> tuple[list[str], list[str]]:
     return sorted(folders), sorted(files)
 
 
-def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, Files]:
+def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, FileList]:
     """The tree of a folder on a disk, and its files.
 
     Of each class, a folder that is reached twice, by links, counts once. One that holds the class itself is not
@@ -193,10 +194,10 @@ def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, Fil
                 if (status.st_dev, status.st_ino) not in seen:
                     seen.add((status.st_dev, status.st_ino))
                     waiting += reversed(enter(folder))
-    return top, Files(names, np.array(sizes, np.int64), np.array(times, np.int64))
+    return top, FileList(names, np.array(sizes, np.int64), np.array(times, np.int64))
 
 
-def build_tree(files: Files, *, strip: bool = True) -> Folder:
+def build_tree(files: FileList, *, strip: bool = True) -> Folder:
     """The folders that the members' names describe, without hidden ones and the leftovers of file managers.
 
     Args:
@@ -240,7 +241,7 @@ def build_tree(files: Files, *, strip: bool = True) -> Folder:
     return top
 
 
-def list_tree(top: Folder, files: Files, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
+def list_tree(top: Folder, files: FileList, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
     """List the folders of classes, or of splits, in ``top``; ``root`` is what the user named.
 
     Raises:
@@ -267,7 +268,7 @@ def list_tree(top: Folder, files: Files, *, root: Path, classes: Sequence[str] |
     return listings
 
 
-def _sort_by_annotations(folder: Folder, files: Files, root: Path) -> bool:
+def _sort_by_annotations(folder: Folder, files: FileList, root: Path) -> bool:
     """Put images whose classes stand in a text beside their folder into folders of those, and tell whether one does.
 
     A line of the text is an image's name, its class, and perhaps a box, between tabs. An image that it does not name is
@@ -298,14 +299,14 @@ def _sort_by_annotations(folder: Folder, files: Files, root: Path) -> bool:
     return True
 
 
-def list_unclassed(top: Folder, files: Files, root: Path) -> Listing:
+def list_unclassed(top: Folder, files: FileList, root: Path) -> Listing:
     """List all images of a tree, in no class."""
     rows = rows_in_order(top, files)
     others = [files.names[row] for folder in top.walk() for row in folder.others]
     return files.listing(rows, np.zeros(len(rows), np.int64), root=root, classes=(), passed_over=others)
 
 
-def rows_in_order(folder: Folder, files: Files) -> array[int]:
+def rows_in_order(folder: Folder, files: FileList) -> array[int]:
     """Images of a folder and of all below it, as a walk over the disk would meet them.
 
     Of two members of one name the later one counts, as it does when they are unpacked; images of several archives are
@@ -314,7 +315,7 @@ def rows_in_order(folder: Folder, files: Files) -> array[int]:
     return array("q", (row for inner in folder.walk() for row in _sorted(inner.images, files)))
 
 
-def _sorted(rows: Sequence[int], files: Files) -> Sequence[int]:
+def _sorted(rows: Sequence[int], files: FileList) -> Sequence[int]:
     if files.pieces is None:  # as they were met on the disk
         return rows
     last = {(files.names[row].rpartition("/")[2], files.archive(row)): row for row in rows}
@@ -322,7 +323,7 @@ def _sorted(rows: Sequence[int], files: Files) -> Sequence[int]:
 
 
 def _list_classes(
-    folder: Folder, split: str, top: Folder, files: Files, root: Path, class_list: Sequence[str] | None
+    folder: Folder, split: str, top: Folder, files: FileList, root: Path, class_list: Sequence[str] | None
 ) -> Listing:
     on_disk = files.pieces is None
     where = (

@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.filenames import is_image
 from steadytrain.data.sources.archives import open_source, read_archives
-from steadytrain.data.sources.filenames import is_image
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
-from steadytrain.data.sources.listing import Files, Say
+from steadytrain.data.sources.listing import FileList
 from steadytrain.errors import DataError
-from steadytrain.format import few, printable
+from steadytrain.format import Say, few, printable
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
@@ -50,7 +50,7 @@ _MOST_META_BYTES = 256 << 10  # the real one has under 100 KB; deflated bytes in
 
 
 def find_parts(folder: Path) -> dict[str, Path]:
-    """What a folder holds of ImageNet, by split: the archives, or Kaggle's folders; nothing for another folder."""
+    """Find the parts of ImageNet in a folder, by split: the archives, or Kaggle's folders; nothing elsewhere."""
     for place in (folder / _KAGGLE, folder / _KAGGLE.partition("/")[2], folder):
         train, val = place / "train", place / "val"
         if train.is_dir() and val.is_dir() and _is_validation(path.name for path in val.iterdir()):
@@ -79,7 +79,7 @@ def truth_beside(root: Path, names: Iterable[str] | None = None) -> Path | None:
 
 
 def _is_validation(names: Iterable[str]) -> bool:
-    """Whether these are images of the validation set, by the names that they are handed out under."""
+    """Return whether these are images of the validation set, by the names that they are handed out under."""
     return any(_VAL_NAME.fullmatch(name) for name in names)
 
 
@@ -190,7 +190,7 @@ def _read_bounded(stored_at: Path, path: Path) -> bytes:
     return data
 
 
-def _read_member(files: Files, name: str, path: Path) -> bytes:
+def _read_member(files: FileList, name: str, path: Path) -> bytes:
     row = next((row for row, member in enumerate(files.names) if member.rpartition("/")[2] == name), None)
     if row is None:
         raise DataError(

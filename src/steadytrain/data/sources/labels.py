@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import LARGEST_LABEL
 from steadytrain.data.recordio.reader import MOST_CLASSES
-from steadytrain.data.sources.listing import Labels, Say
+from steadytrain.data.sources.listing import Labels
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 _MOST_DIGITS = 18
 _MOST_SHOWN = 3
@@ -45,7 +45,7 @@ def whole_number(text: str) -> int | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number, as spreadsheets and programs write them, that a record can hold.
+    """Return whether a text is a number, as spreadsheets and programs write them, that a record can hold.
 
     >>> is_number("-1"), is_number("0.5"), is_number("1e3"), is_number("1_0"), is_number("nan"), is_number("\uff11")
     (True, True, True, False, False, False)
@@ -104,7 +104,7 @@ def classes_from_texts(
 
 
 def is_padded(text: str) -> bool:
-    """Whether a text is a whole number with zeros before it: a code, whose zeros are part of its name.
+    """Return whether a text is a whole number with zeros before it: a code, whose zeros are part of its name.
 
     >>> is_padded("007"), is_padded("0"), is_padded("0.5")
     (True, False, False)

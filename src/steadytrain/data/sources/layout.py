@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.data.sources.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
+from steadytrain.data.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
@@ -35,18 +35,18 @@ _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2
 
 
 class Entries(NamedTuple):
-    """What lies in a folder: names of the folders, of the images and of the other files in it."""
+    """The contents of a folder: names of the folders, of the images and of the other files in it."""
 
     folders: Sequence[str]
     images: Sequence[str]
     others: Sequence[str]
 
 
-Look = Callable[[str], Entries]
+FolderLook = Callable[[str], Entries]
 """Returns what lies in a folder, which is named by its path below the source; empty for the source itself."""
 
 
-def class_splits(look: Look, where: str) -> dict[str, str]:
+def class_splits(look: FolderLook, where: str) -> dict[str, str]:
     """Find the folders of classes by split, training set first; none where the source's folders are its classes.
 
     A folder that does no more than wrap another is passed through: ``seg_train/seg_train``, ``train/images``.
@@ -84,7 +84,7 @@ def class_splits(look: Look, where: str) -> dict[str, str]:
     return inner
 
 
-def splits_in_classes(look: Look) -> dict[str, dict[str, str]]:
+def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
     """Find the folders of splits that lie in the folders of classes: ``cat/train``, ``cat/test``, ``dog/train``, ...
 
     Returns:
@@ -106,7 +106,7 @@ def splits_in_classes(look: Look) -> dict[str, dict[str, str]]:
     return {split: found[split] for split in ("train", "val", "test") if split in found}
 
 
-def _unwrap(look: Look, path: str) -> str:
+def _unwrap(look: FolderLook, path: str) -> str:
     """Go down through folders that hold no more than one folder, of folders, which says nothing by its name."""
     while len((entries := look(path)).folders) == 1 and not entries.images:
         inner = f"{path}/{entries.folders[0]}"
@@ -116,7 +116,7 @@ def _unwrap(look: Look, path: str) -> str:
     return path
 
 
-def flat_splits(look: Look) -> dict[str, tuple[str, ...]]:
+def flat_splits(look: FolderLook) -> dict[str, tuple[str, ...]]:
     """Find the folders of images without classes, by split; the split is empty where images are not split.
 
     There are none where folders are classes. Folders without images, or with a name that says that they have no
@@ -174,7 +174,7 @@ def _parts_of_one(folders: Sequence[str]) -> dict[str, str]:
     return dict.fromkeys(folders, "") if len(folders) > 1 and words and words[-1] in _PARTS else {}
 
 
-def flat_folder(look: Look, path: str) -> str | None:
+def flat_folder(look: FolderLook, path: str) -> str | None:
     """Find the one folder that all images at or below ``path`` lie in, without classes; None if there is none."""
     while True:
         entries = look(path)
@@ -187,14 +187,14 @@ def flat_folder(look: Look, path: str) -> str | None:
         path = f"{path}/{holding[0]}"
 
 
-def _holds_images(look: Look, path: str, levels: int = _MOST_LEVELS) -> bool:
+def _holds_images(look: FolderLook, path: str, levels: int = _MOST_LEVELS) -> bool:
     entries = look(path)
     return bool(entries.images) or (
         levels > 0 and any(_holds_images(look, f"{path}/{name}", levels - 1) for name in entries.folders)
     )
 
 
-def find_tables(look: Look, parts: Mapping[str, Sequence[str]], where: str) -> dict[str, str]:
+def find_tables(look: FolderLook, parts: Mapping[str, Sequence[str]], where: str) -> dict[str, str]:
     """Find the tables with the labels of flat folders: by split; the split is empty where one table is for all.
 
     A table lies in the folder of its split's images or around it, or beside the folders; then its name tells the split
@@ -247,7 +247,7 @@ def _best(names: Sequence[str], split: str, where: str) -> str:
     return best[0] if best else ""
 
 
-def no_labels(look: Look, parts: Mapping[str, Sequence[str]], where: Path) -> DataError:
+def no_labels(look: FolderLook, parts: Mapping[str, Sequence[str]], where: Path) -> DataError:
     """The error for images in folders that are no classes, without a table; gives the command that helps.
 
     Args:

@@ -9,23 +9,21 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.look import FINGERPRINT_BYTES, Look, fingerprint, look_at
+from steadytrain.data.images.near import perceptual_hash
+from steadytrain.data.names import Names
 from steadytrain.data.storage.local_files import read_patiently, read_range, require_all
 from steadytrain.errors import DataError
-
-Say = Callable[[str], None]
-"""Takes a remark for the user, a line each."""
 
 Labels = NDArray[np.int64] | NDArray[np.float32]
 """int64[N] class numbers, or float32[N, L] label vectors."""
@@ -37,100 +35,11 @@ MOST_RATIO = 200  # bytes out for each byte in, above which compressed data are 
 _FREE_OF_RATIO = 64 << 20  # bytes out that any deflated image may have
 
 _PORTION_BYTES = 1 << 19
-_NAMES_BLOCK = 1 << 16
 _LARGEST_FILE = 1 << 30
 _NO_FILE = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-class Names(Sequence[str]):
-    """A sequence of texts that takes their bytes and eight more each; it grows at its end.
-
-    File names that are not UTF-8 keep their bytes.
-
-    >>> names = Names(["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"])
-    >>> names[-1], len(names), list(names.take([2, 0]))
-    ('dog/1.jpg', 3, ['dog/1.jpg', 'cat/1.jpg'])
-    >>> names == ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]
-    True
-    """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._bytes = bytearray()
-        self._ends = array("q", [0])
-        self.extend(names)
-
-    @staticmethod
-    def of(content: bytes | bytearray, ends: NDArray[np.int64]) -> Names:
-        """Make names of what :meth:`parts` gave: where each ends, from 0 on, and their bytes."""
-        names = Names()
-        names._bytes, names._ends = bytearray(content), array("q", ends.tobytes())
-        return names
-
-    def append(self, name: str) -> None:
-        """Add a name at the end."""
-        self._bytes += name.encode("utf-8", "surrogateescape")
-        self._ends.append(len(self._bytes))
-
-    def extend(self, names: Iterable[str]) -> None:
-        """Add several names at the end."""
-        for name in names:
-            self.append(name)
-
-    def take(self, rows: Sequence[int] | NDArray[np.int64] | slice) -> Names:
-        """Return the names at these places, counted from 0, in that order; of a slice without steps in one copy."""
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            first, last = self._ends[start], self._ends[stop]
-            return Names.of(self._bytes[first:last], np.asarray(self._ends[start : stop + 1]) - first)
-        names = Names()
-        data, ends = np.frombuffer(self._bytes, np.uint8), np.frombuffer(self._ends, np.int64)
-        for start in range(0, len(rows), _NAMES_BLOCK):
-            part = np.asarray(rows[start : start + _NAMES_BLOCK], np.int64)
-            sizes = ends[part + 1] - ends[part]
-            stops = np.cumsum(sizes)
-            within = np.arange(int(stops[-1])) - np.repeat(stops - sizes, sizes)
-            before = len(names._bytes)
-            names._bytes += data[np.repeat(ends[part], sizes) + within].tobytes()
-            names._ends.frombytes((stops + before).tobytes())
-        return names
-
-    def parts(self) -> Iterator[bytes | bytearray]:
-        """All its content as bytes, to be hashed."""
-        yield self._ends.tobytes()
-        yield self._bytes
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[str]: ...
-    def __getitem__(self, number: int | slice) -> str | list[str]:
-        if isinstance(number, slice):
-            return [self[row] for row in range(*number.indices(len(self)))]
-        if number < 0:
-            number += len(self)
-        if not 0 <= number < len(self):
-            raise IndexError(f"name {number} of {len(self)}")
-        return self._bytes[self._ends[number] : self._ends[number + 1]].decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        for start, end in pairwise(self._ends):
-            yield self._bytes[start:end].decode("utf-8", "surrogateescape")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str):
-            return NotImplemented
-        return len(self) == len(other) and all(name == other_name for name, other_name in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Names({self[:3]}{'...' * (len(self) > 3)}, {len(self):,} of them)"
-
-
-class Pixels(NamedTuple):
+class PixelShape(NamedTuple):
     """The shape of images stored as bare pixels. ``planar``: one plane after another (CIFAR), not pixel by pixel."""
 
     height: int
@@ -158,7 +67,7 @@ class Piece(NamedTuple):
     offset: int
     size: int
     deflated: bool = False
-    pixels: Pixels | None = None
+    pixels: PixelShape | None = None
     crc: int = -1
     inflated: int = -1
 
@@ -196,7 +105,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Where N images lie inside files.
+    """Places of N images inside files.
 
     Args:
         paths: of the files that hold them.
@@ -217,7 +126,7 @@ class Pieces:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     deflated: NDArray[np.bool_] | None = None
-    pixels: Pixels | None = None
+    pixels: PixelShape | None = None
     crc: NDArray[np.int64] | None = None
     inflated: NDArray[np.int64] | None = None
 
@@ -303,7 +212,7 @@ class Listing:
                 start, size = end, 0
 
     def places(self, start: int, stop: int) -> list[str | Piece]:
-        """Where the bytes of the images ``start`` to ``stop - 1`` lie: paths of files, or pieces of files."""
+        """List the places of the images ``start`` to ``stop - 1``: paths of files, or pieces of files."""
         if self.pieces is not None:
             return [self.pieces[number] for number in range(start, stop)]
         root = os.path.join(self.root, "")  # noqa: PTH118 - a million names
@@ -317,7 +226,7 @@ class Listing:
 
 
 @dataclass(frozen=True, eq=False)
-class Files:
+class FileList:
     """Files of any kind, in a folder or inside archives, in columns: of a million files no object is kept.
 
     Args:
@@ -436,3 +345,21 @@ def unreadable(error: OSError, path: str) -> BadImageError:
     if isinstance(error, FileNotFoundError) and os.path.islink(path):  # noqa: PTH114
         return BadImageError("a broken link")
     return BadImageError((error.strerror or str(error)).lower())
+
+
+def look_at_files(places: Sequence[str | Piece], *, near: bool = False) -> list[Look]:
+    """Read and decode some images; ``near``: with their perceptual hashes."""
+    looks = []
+    for place in places:
+        try:
+            data = read_file(place) if isinstance(place, str) else read_piece(place)
+        except BadImageError as error:
+            looks.append(Look("unreadable", str(error)))
+            continue
+        if isinstance(place, Piece) and place.pixels is not None:
+            pixels = place.pixels.of(data)
+            look = perceptual_hash(pixels) if near else bytes(FINGERPRINT_BYTES)
+            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height, near=look))
+        else:
+            looks.append(look_at(data, near=near))
+    return looks

@@ -25,10 +25,11 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.filenames import is_image, split_words
-from steadytrain.data.sources.listing import Files, Labels, Listing, Names, Say
+from steadytrain.data.filenames import is_image, split_words
+from steadytrain.data.names import Names
+from steadytrain.data.sources.listing import FileList, Labels, Listing
 from steadytrain.errors import DataError
-from steadytrain.format import count, few, printable
+from steadytrain.format import Say, count, few, printable
 
 _COMMON_FIRST = (".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG")
 _AMBIGUOUS = -1
@@ -203,7 +204,7 @@ class ImagesInFolder:
         return path + (folded.get(base.casefold()) or base)
 
     def holds_any(self, names: Sequence[str]) -> bool:
-        """Whether some of these names lead to a file, as they are or without a beginning."""
+        """Return whether some of these names lead to a file, as they are or without a beginning."""
         return any(map(self.find, names)) or bool(_foreign_lead(names, self.find, self._folder))
 
 
@@ -301,7 +302,7 @@ class ImagesInArchives:
 
     def __init__(
         self,
-        files: Files,
+        files: FileList,
         root: Path,
         *,
         table: Path,
@@ -395,7 +396,7 @@ class ImagesInArchives:
 
 
 def _ends_with(entry: str, path: str) -> bool:
-    """Whether a member's name ends with a path, which may lack its suffix."""
+    """Return whether a member's name ends with a path, which may lack its suffix."""
     return f"/{entry}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(entry)}".endswith(f"/{path}"))
 
 

@@ -12,15 +12,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.filenames import group_by_split, order_splits
+from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.filenames import group_by_split, order_splits
 from steadytrain.data.sources.labels import align_columns, classes_from_numbers, require_in_list, say_places
-from steadytrain.data.sources.listing import Listing, Names, Pieces, Say
+from steadytrain.data.sources.listing import Listing, Pieces
 from steadytrain.data.sources.select import merge
 from steadytrain.data.storage.local_files import LocalFile
 from steadytrain.errors import DataError
+from steadytrain.format import Say
 
 _BLOCK = 16384
 _HEAD_WORDS = 3  # magic, cflag and length, number of labels

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from steadytrain.data.sources.filenames import is_image
+from steadytrain.data.filenames import is_image
 from steadytrain.errors import DataError
 
 DELIMITERS = "\t,;|"
@@ -29,7 +29,7 @@ _METADATA, _CLASS_NAME, _CLASS_MAP = "-metadata", "class-name", "class-map"
 
 
 def is_json_lines(start: bytes) -> bool:
-    """Whether a file begins with a JSON object in one line, by its first bytes.
+    """Return whether a file begins with a JSON object in one line, by its first bytes.
 
     >>> is_json_lines(b'{"image": "a.jpg", "label": "cat"}\\n'), is_json_lines(b'{\\n "kind": "card"')
     (True, False)

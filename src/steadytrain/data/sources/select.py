@@ -16,29 +16,26 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.findings import Findings
-from steadytrain.data.checking.images import ImageTally, duplicates, look_at_files, look_in_children
-from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.sources.filenames import is_image
+from steadytrain.data.arrays import Ints
+from steadytrain.data.filenames import is_image
+from steadytrain.data.images.decode import BadImageError
+from steadytrain.data.images.look import FINGERPRINT_BYTES, duplicates, look_in_children
+from steadytrain.data.names import Names
 from steadytrain.data.sources.labels import class_name, is_number, whole_number
 from steadytrain.data.sources.listing import (
     PORTION_FILES,
     Labels,
     Listing,
-    Names,
     Piece,
     Pieces,
-    Say,
+    look_at_files,
     read_file,
     read_piece,
 )
 from steadytrain.data.storage.local_files import read_patiently, read_range
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import few
+from steadytrain.format import Say, few
 from steadytrain.machine.cgroups import cores
-
-Rows = NDArray[np.int64]
-"""Numbers of images."""
 
 Identical = Literal["bytes", "pixels"]
 
@@ -57,7 +54,7 @@ _CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
 @dataclass(frozen=True)
 class Selection:
-    """What is taken of a source, and how it is split.
+    """The part of a source that is taken, and its split.
 
     Args:
         only, exclude: classes to keep, and to leave out; empty keeps all.
@@ -96,7 +93,7 @@ class Selection:
         )
 
 
-def take(listing: Listing, rows: Rows | slice) -> Listing:
+def take(listing: Listing, rows: Ints | slice) -> Listing:
     """Return some images of a listing, in the order of ``rows``; of a slice, numbers are not copied."""
     names: Names | list[str]
     if isinstance(listing.names, Names):
@@ -148,7 +145,7 @@ def hold_out(
     fraction: float | None = None,
     per_class: int | None = None,
     seed: int = 0,
-    sets: Rows | None = None,
+    sets: Ints | None = None,
 ) -> list[Listing]:
     """Split a listing in two, for training and for validation; a pure function of labels, seed and sets.
 
@@ -187,7 +184,7 @@ def hold_out(
     return [replace(take(listing, train), split="train"), replace(take(listing, val), split="val", passed_over=[])]
 
 
-def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Rows | None = None) -> tuple[Rows, Rows]:
+def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Ints | None = None) -> tuple[Ints, Ints]:
     """Split image numbers in two, class by class.
 
     Of n images of a class ``round(n * fraction)`` are held out, but at least one of two or more, and never all: with
@@ -215,7 +212,7 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Rows 
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
-def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: Rows | None = None) -> tuple[Rows, Rows]:
+def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: Ints | None = None) -> tuple[Ints, Ints]:
     """Split image numbers in two: ``count`` of each class to train on, or all that it has, and the rest held out.
 
     >>> train, val = split_per_class(np.array([0, 0, 0, 1, 1]), count=2, seed=1)
@@ -227,7 +224,7 @@ def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: R
     return np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)
 
 
-def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) -> NDArray[np.bool_]:
+def _draw(labels: Ints, wanted: Ints, most: Ints, seed: int, sets: Ints | None) -> NDArray[np.bool_]:
     """Draw images at random.
 
     Args:
@@ -251,7 +248,7 @@ def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) 
     members_of = {int(sets[rows[0]]): rows for rows in members if len(rows)}
     missing, num_drawn, seen = wanted.copy(), 0 * wanted, set[int]()
 
-    def draw(rows: Rows, *, anyway: bool = False) -> bool:
+    def draw(rows: Ints, *, anyway: bool = False) -> bool:
         """Draw a set if that brings its classes nearer to what is wanted, and leaves of each what has to be left."""
         classes, sizes = np.unique(number[rows], return_counts=True)
         gain = np.abs(missing[classes]).sum() - np.abs(missing[classes] - sizes).sum()
@@ -275,7 +272,7 @@ def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) 
     return is_drawn
 
 
-def find_sets(listing: Listing, identical: Identical, say: Say, read: ReadImages | None = None) -> Rows | None:
+def find_sets(listing: Listing, identical: Identical, say: Say, read: ReadImages | None = None) -> Ints | None:
     """Find images that must not be parted: of one group of the table's, and those that are the same.
 
     Args:
@@ -355,12 +352,10 @@ def _read(place: str | Piece, size: int, *, whole: bool) -> bytes | None:
 def _same_pixels(listing: Listing, say: Say) -> list[list[int]]:
     """Groups of images whose pixels are the same, upright and of 8 bits, however their files differ."""
     say(f"decoding {len(listing):,} images once to find identical pixels before the split")
-    images = ImageTally(Findings(0))
     places = (listing.places(*portion) for portion in listing.portions())
     looks = look_in_children(places, look_at_files, workers=min(cores(), 1 + len(listing) // PORTION_FILES))
-    for number, look in enumerate(look for portion in looks for look in portion):
-        images.add(look, number)
-    return list(duplicates(images.prints))
+    prints = b"".join(look.fingerprint for portion in looks for look in portion)
+    return list(duplicates(np.frombuffer(prints, np.uint8).reshape(-1, FINGERPRINT_BYTES)))
 
 
 def _splitmix64(n: int, seed: int) -> NDArray[np.uint64]:

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources.labels import class_name, require_known
-from steadytrain.data.sources.listing import Say
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 MOST_LABELS = 10_000
 SEVERAL_LABELS = frozenset(
@@ -39,7 +38,7 @@ _ITEM, _ARRAY = re.compile(_QUOTED), re.compile(rf"{_QUOTED}(?:\s+{_QUOTED})+")
 
 @dataclass(frozen=True)
 class Cells:
-    """What the cells of a column hold, where they hold several labels.
+    """The cells of a column that hold several labels each.
 
     Args:
         parts: the labels of each different cell; of ``multi_hot`` ones a digit for each label there is.
@@ -51,7 +50,7 @@ class Cells:
 
     @property
     def are_single(self) -> bool:
-        """Whether each cell is a list of one label."""
+        """Return whether each cell is a list of one label."""
         return all(len(labels) == 1 for labels in self.parts.values())
 
     def vectors(
@@ -128,7 +127,7 @@ def _split(cells: Iterable[str], sign: str | None) -> dict[str, tuple[str, ...]]
 
 
 def _is_multi_hot(parts: Mapping[str, Sequence[str]]) -> bool:
-    """Whether cells are vectors of zeros and ones: equally long, and not simply two labels called 0 and 1."""
+    """Return whether cells are vectors of zeros and ones: equally long, and not simply two labels called 0 and 1."""
     lengths = set(map(len, parts.values()))
     if len(lengths) != 1 or (length := lengths.pop()) < 2:
         return False

@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.filenames import SPLITS, is_image, order_splits, repeated, split_words
+from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines
 from steadytrain.data.recordio.reader import MOST_CLASSES
-from steadytrain.data.sources.columns import ColumnNames, Columns, find_columns, plain_name
-from steadytrain.data.sources.filenames import SPLITS, is_image, order_splits, repeated, split_words
+from steadytrain.data.sources.columns import ColumnNames, TableColumns, find_columns, plain_name
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
@@ -35,12 +36,12 @@ from steadytrain.data.sources.labels import (
     say_places,
     whole_number,
 )
-from steadytrain.data.sources.listing import Labels, Listing, Names, Say
+from steadytrain.data.sources.listing import Labels, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 _MOST_ERRORS = 5
 _SAMPLE = 200
@@ -50,7 +51,7 @@ _NO_CLASSES = "has label vectors or labels that are not class numbers: --classes
 
 
 def is_of_paths(path: Path) -> bool:
-    """Whether a ``.lst`` is no more than paths, whose folders are classes."""
+    """Return whether a ``.lst`` is no more than paths, whose folders are classes."""
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
             first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
@@ -288,7 +289,7 @@ def read_table(
     return listings
 
 
-def _say_contradictions(where: str, columns: Columns, body: _Body, say: Say) -> None:
+def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say) -> None:
     """Say how many images lie in a folder of another split than the table's column says."""
     first, num_others = "", 0
     for name, split in zip(body.names, body.splits, strict=True):
@@ -307,7 +308,7 @@ def _say_contradictions(where: str, columns: Columns, body: _Body, say: Say) -> 
 
 @dataclass
 class _Body:
-    """What the rows of a table hold, in columns; an image that stands in it twice counts once.
+    """The rows of a table, in columns; an image that stands in it twice counts once.
 
     Args:
         texts: the label of each image, where one column has it; else empty.
@@ -324,7 +325,7 @@ class _Body:
 
 
 def _read_body(
-    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns, classes: Sequence[str] | None, say: Say
+    path: Path, rows: Iterator[tuple[int, list[str]]], columns: TableColumns, classes: Sequence[str] | None, say: Say
 ) -> _Body:
     """Paths, labels, splits and groups of all rows. Raises DataError with the numbers of lines that are wrong."""
     body, numbers, values = _Body(), array("q"), array("f")
@@ -373,7 +374,7 @@ def _read_body(
 
 
 def _labels_of(
-    path: Path, body: _Body, columns: Columns, classes: Sequence[str] | None, say: Say
+    path: Path, body: _Body, columns: TableColumns, classes: Sequence[str] | None, say: Say
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
     where, label_names = str(path), tuple[str, ...]()
@@ -422,12 +423,12 @@ def _fill_vectors(where: str, vectors: NDArray[np.float32], say: Say) -> NDArray
 
 
 def _is_one_hot(vectors: Labels) -> bool:
-    """Whether each image has exactly one of the labels, so that a class list can take these for its classes."""
+    """Return whether each image has exactly one of the labels, so that a class list can take these for its classes."""
     return bool(((vectors == 0) | (vectors == 1)).all() and (vectors.sum(1) == 1).all())
 
 
 def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:
-    """Whether labels are numbers to be kept as they are: with decimals, an exponent or a sign, and seldom the same."""
+    """Return whether labels are numbers to be kept: with decimals, an exponent or a sign, and seldom the same."""
     different = set(texts)
     if not all(map(is_number, different)) or None not in map(whole_number, different):
         return False

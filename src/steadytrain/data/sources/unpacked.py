@@ -21,19 +21,19 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.file_types import scan_of
-from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.images import orientation, read_header
-from steadytrain.data.packing.prepare import Say, default_cache, print_note
-from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.framing import to_ppm
-from steadytrain.data.recordio.reader import Extents, Ints
+from steadytrain.data.arrays import Ints
+from steadytrain.data.images.decode import orientation, read_header
+from steadytrain.data.images.encode import PackSettings, pack_bytes, to_ppm
+from steadytrain.data.images.file_types import scan_of
+from steadytrain.data.recordio.reader import Extents
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
-from steadytrain.format import printable
+from steadytrain.format import Say, print_note, printable
+from steadytrain.machine.facts import require_cache_folder
 
 MOST_OPEN = 128
 
@@ -116,7 +116,7 @@ class Unpacked:
         return upright(data) if place.pixels is None else to_ppm(place.pixels.of(data))
 
     def name(self, number: int) -> str:
-        """What an image is called in its source."""
+        """Return an image's name in its source."""
         return printable(self.listing.names[number])
 
     def describe(self, number: int) -> str:
@@ -124,7 +124,7 @@ class Unpacked:
         return f"image {number} of {self.listing.root} ({self.name(number)})"
 
     def extents(self, numbers: Ints) -> Extents:
-        """Where the images ``numbers``, int64[n], lie on disk."""
+        """Return the places of the images ``numbers``, int64[n], on disk."""
         pieces = self.listing.pieces
         if pieces is not None:
             return Extents(
@@ -196,7 +196,7 @@ def _scratch() -> Iterator[Path]:
     """Room to decompress: in the cache, or where that cannot be written elsewhere."""
     with contextlib.ExitStack() as stack:
         try:
-            yield stack.enter_context(scratch_beside(default_cache() / "unpacked" / "images"))
+            yield stack.enter_context(scratch_beside(require_cache_folder() / "unpacked" / "images"))
         except StorageError:
             yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steadytrain-")))
 
@@ -226,4 +226,4 @@ def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
         is_turned = orientation(image) != 1
     except Exception:  # noqa: BLE001 - a stranger's file: whoever decodes it says what is wrong with it
         return data
-    return pack_bytes(data, Settings(encoding="raw", shorter_side=shorter_side)).data if is_turned else data
+    return pack_bytes(data, PackSettings(encoding="raw", shorter_side=shorter_side)).data if is_turned else data

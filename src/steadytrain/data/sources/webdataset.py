@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from steadytrain.data.filenames import is_ignored, is_image
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources.filenames import is_ignored, is_image
 from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, is_padded, whole_number
-from steadytrain.data.sources.listing import Files, Labels, Listing, Say
+from steadytrain.data.sources.listing import FileList, Labels, Listing
 from steadytrain.data.sources.several import multi_hot, read_cells
 from steadytrain.errors import DataError
-from steadytrain.format import few
+from steadytrain.format import Say, few
 
 LABELS = ("cls", "json", "txt")
 NUMBER_FIELDS = ("label", "cls", "class", "class_id", "class_index", "label_id", "category_id", "target", "y")
@@ -45,8 +45,8 @@ class _Sample:
     parts: dict[str, int] = field(default_factory=dict)
 
 
-def is_webdataset(files: Files) -> bool:
-    """Whether archives hold samples: images with labels of the same key beside them, and not in folders of classes."""
+def is_webdataset(files: FileList) -> bool:
+    """Return whether archives hold samples: images in no folders of classes, with labels of their key beside them."""
     folders = {name.rpartition("/")[0] for name in files.names if is_image(name)}
     if folders and any(name[-4:].lower() == ".cls" for name in files.names):
         return True
@@ -58,7 +58,7 @@ def is_webdataset(files: Files) -> bool:
     return any(is_image(name) and name.rpartition(".")[0] in sidecars for name in first)
 
 
-def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
+def list_samples(files: FileList, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
     """List the samples of shards, in the order of the shards and of the samples in them.
 
     Without ``classes`` the class list is made of the names that the samples give, else of their numbers.
@@ -142,7 +142,7 @@ def _labels_of(
     return (), label_names, vectors
 
 
-def _samples(files: Files, root: Path) -> Iterator[_Sample]:
+def _samples(files: FileList, root: Path) -> Iterator[_Sample]:
     """Group neighbours of one key."""
     sample: _Sample | None = None
     shard = -1
@@ -173,7 +173,7 @@ def _samples(files: Files, root: Path) -> Iterator[_Sample]:
         yield sample
 
 
-def _kind_of_labels(files: Files, root: Path) -> str:
+def _kind_of_labels(files: FileList, root: Path) -> str:
     """The kind of member that holds the labels: the first of ``LABELS`` that most samples have."""
     counts = Counter(name.rpartition("/")[2].partition(".")[2].lower() for name in files.names)
     most = max(counts[kind] for kind in LABELS)
@@ -192,7 +192,7 @@ def _kind_of_labels(files: Files, root: Path) -> str:
 class _LabelReader:
     """Reads samples' labels, and gathers the names that their JSON gives to the numbers of classes."""
 
-    files: Files
+    files: FileList
     root: Path
     kind: str
     names: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from steadytrain.data.sources.filenames import is_image
+from steadytrain.data.filenames import is_image
 
 _WORD = re.compile(r"[^\W\d_]+")
 _THAI = re.compile("(?:[\u0e40-\u0e44]?[\u0e01-\u0e2e][\u0e31\u0e34-\u0e3a\u0e47-\u0e4e]*[\u0e30\u0e32\u0e33\u0e45]?)+")
@@ -33,7 +33,7 @@ _COMMON_HANGUL = frozenset(
 
 
 @dataclass(frozen=True)
-class Reading:
+class NameReading:
     """Names by one encoding.
 
     Args:
@@ -45,7 +45,7 @@ class Reading:
     names: tuple[str, ...]
 
 
-def readings(names: Iterable[bytes]) -> list[Reading]:
+def readings(names: Iterable[bytes]) -> list[NameReading]:
     """Return the encodings by which all these names of members are what people write; none, one or several.
 
     >>> [reading.encoding for reading in readings(["猫狗/1.jpg".encode("gbk"), "鸟/2.jpg".encode("gbk")])]
@@ -63,7 +63,7 @@ def readings(names: Iterable[bytes]) -> list[Reading]:
             continue
         if is_right(texts) and texts not in right.values():
             right[encoding] = texts
-    return [Reading(encoding, right[encoding]) for encoding in _likeliest(right)]
+    return [NameReading(encoding, right[encoding]) for encoding in _likeliest(right)]
 
 
 def _likeliest(right: Mapping[str, tuple[str, ...]]) -> Sequence[str]:
@@ -102,21 +102,21 @@ def _are_amid_letters(texts: Sequence[str]) -> bool:
 
 
 def _is_chinese(texts: Sequence[str]) -> bool:
-    """Whether most signs are of the first level of GB 2312, the 3,755 common ones, and all are of both levels."""
+    """Return whether all signs are of GB 2312, and most of them of its first level, the 3,755 common ones."""
     codes = _ideographs(texts, "gbk")
     common = sum(0xB0 <= code[0] <= 0xD7 for code in codes)
     return bool(codes) and common >= 0.7 * len(codes) and all(code[0] >= 0xB0 and code[-1] >= 0xA1 for code in codes)
 
 
 def _is_traditional_chinese(texts: Sequence[str]) -> bool:
-    """Whether all signs are of Big5's first level, and some of a kind that GB 2312 has not."""
+    """Return whether all signs are of Big5's first level, and some of a kind that GB 2312 has not."""
     codes = _ideographs(texts, "big5")
     is_usual = any(code[-1] < 0xA1 for code in codes) and all(0xA4 <= code[0] <= 0xC6 for code in codes)
     return len(codes) > 1 and is_usual and not _are_amid_letters(texts)
 
 
 def _is_japanese(texts: Sequence[str]) -> bool:
-    """Whether all signs are kana or common ideographs (the first level of JIS X 0208), and not amid Latin letters."""
+    """Return whether all signs are kana or common ideographs (JIS X 0208's first level), not amid Latin letters."""
     codes = _ideographs(texts, "cp932")
     usual = [len(code) == 2 and (0x82 <= code[0] <= 0x83 or 0x88 <= code[0] <= 0x98) for code in codes]
     return len(codes) > 1 and all(usual) and not _are_amid_letters(texts)
@@ -129,7 +129,7 @@ def _is_korean(texts: Sequence[str]) -> bool:
 
 
 def _is_thai(texts: Sequence[str]) -> bool:
-    """Whether all signs are Thai, in syllables, some with a vowel, and not amid Latin letters."""
+    """Return whether all signs are Thai, in syllables, some with a vowel, and not amid Latin letters."""
     words = [_strange(text) for text in texts]
     has_vowel = any("\u0e2f" < sign < "\u0e46" for word in words for sign in word)
     return has_vowel and all(map(_THAI.fullmatch, words)) and not _are_amid_letters(texts)

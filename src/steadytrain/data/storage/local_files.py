@@ -14,14 +14,15 @@ import io
 import mmap
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.errors import DataError, StorageError
 
 PAUSES_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -148,7 +149,32 @@ def open_patiently(path: Path) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(_PatientFile(path)))
 
 
-class LocalFile:
+class ByteRanges(ABC):
+    """Bytes that are read by ranges; slices are copies."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, start: int, end: int) -> memoryview:
+        """Read the bytes from ``start`` up to ``end``. Raises StorageError: they cannot be had."""
+
+    @abstractmethod
+    def gather(self, offsets: Ints, width: int) -> Pixels:
+        """Return the ``width`` bytes from each offset on, uint8[n, width]; errors as of :meth:`read`."""
+
+    @overload
+    def __getitem__(self, key: int) -> int: ...
+    @overload
+    def __getitem__(self, key: slice) -> memoryview: ...
+    def __getitem__(self, key: int | slice) -> int | memoryview:
+        if isinstance(key, int):
+            return self.read(key, key + 1)[0]
+        start, end, _ = key.indices(len(self))
+        return self.read(start, max(start, end))
+
+
+class LocalFile(ByteRanges):
     """An open file whose slices are copies, read by calls that can fail and are tried again with a fresh open.
 
     A map would end the process where a page cannot be read (SIGBUS). Any number of threads may read.
@@ -171,20 +197,8 @@ class LocalFile:
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, key: int) -> int: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> memoryview: ...
-
-    def __getitem__(self, key: int | slice) -> int | memoryview:
-        if isinstance(key, int):
-            return self.read(key, 1)[0]
-        start, end, _ = key.indices(self._size)
-        return self.read(start, max(0, end - start))
-
-    def read(self, offset: int, size: int) -> memoryview:
-        """Read bytes.
+    def read(self, start: int, end: int) -> memoryview:
+        """Read the bytes from ``start`` up to ``end``.
 
         Raises:
             DataError: it is closed.
@@ -193,13 +207,14 @@ class LocalFile:
         if (descriptor := self._descriptor) is None:
             raise DataError("closed")
         if (mapped := self._map) is not None:
-            return memoryview(mapped[offset : offset + size])
+            return memoryview(mapped[start:end])
+        size = end - start
         with contextlib.suppress(OSError):
-            data = os.pread(descriptor.number, size, offset)
+            data = os.pread(descriptor.number, size, start)
             if len(data) == size:
                 return memoryview(data)
         try:
-            return memoryview(read_patiently(partial(self._reopen_and_read, offset, size), str(self.path)))
+            return memoryview(read_patiently(partial(self._reopen_and_read, start, size), str(self.path)))
         except OSError as error:
             raise StorageError(
                 f"cannot read {self.path} any more ({error.strerror}): put it back and run the same command again"
@@ -220,14 +235,13 @@ class LocalFile:
             self._descriptor = descriptor
         return data
 
-    def gather(self, offsets: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-        """Return the ``width`` bytes from each offset on, uint8[n, width]; errors as of :meth:`read`."""
+    def gather(self, offsets: Ints, width: int) -> Pixels:
         rows = np.empty((len(offsets), width), np.uint8)
         for start in range(0, len(offsets), _AT_ONCE):
             part = offsets[start : start + _AT_ONCE]
             first, end = int(part.min()), int(part.max()) + width
             if end - first <= _NEAR * len(part):
-                data = np.frombuffer(self.read(first, end - first), np.uint8)
+                data = np.frombuffer(self.read(first, end), np.uint8)
                 rows[start : start + len(part)] = data[(part - first)[:, None] + np.arange(width)]
                 continue
             places = part.tolist()
@@ -243,7 +257,7 @@ class LocalFile:
                 data = b"".join([pread(number, width, place) for place in places])
                 if len(data) == width * len(places):
                     return data
-        return b"".join([self.read(place, width) for place in places])
+        return b"".join([self.read(place, place + width) for place in places])
 
     def _expect(self, places: list[int], width: int) -> None:
         """Have the system fetch what will be read, all at once: on a disk that is several times as fast."""

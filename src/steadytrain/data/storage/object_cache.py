@@ -33,11 +33,19 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.filenames import braces, validation_names
+from steadytrain.data.filenames import braces, validation_names
 from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, lock_at_once, locked, origin_path, paged_files
-from steadytrain.data.storage.store import MOST_REQUESTS, Fault, NoObjectError, ObjectFacts, Place, Store, faults_words
-from steadytrain.errors import DataError, StorageError, storage_error
-from steadytrain.machine.facts import cache_folder
+from steadytrain.data.storage.store import (
+    MOST_REQUESTS,
+    Fault,
+    NoObjectError,
+    ObjectFacts,
+    ObjectPlace,
+    Store,
+    faults_words,
+)
+from steadytrain.errors import DataError, storage_error
+from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files
 
 LEAST_LIMIT = 256 * 2**20
@@ -55,10 +63,7 @@ LISTED_NAMES = 8
 
 def objects_folder() -> Path:
     """Return where objects lie: ``objects/BOOT`` in the cache. Raises StorageError: this user has no home."""
-    folder = cache_folder()
-    if folder is None:
-        raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
-    return folder / "objects" / _boot()
+    return require_cache_folder() / "objects" / _boot()
 
 
 def limit_bytes(objects: Path) -> int:
@@ -133,7 +138,7 @@ def open_object(
         DataError: no such object, no credentials, refused.
         StorageError: the store does not answer, or the cache cannot be written.
     """
-    place = Place.parse(uri)
+    place = ObjectPlace.parse(uri)
     faults: Counter[Fault] = Counter()
     store = Store(place, lambda fault: faults.update([fault]), patience_seconds=OPENING_SECONDS)
     facts = store.stat(place) if siblings is None or place.name not in siblings else siblings[place.name]
@@ -168,10 +173,10 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
     ``say`` and errors as of :func:`open_object`; DataError where a wildcard fits nothing. Removes from the cache what
     is above its limit, once a minute: opening an object takes no room, and reading looks again as it fetches.
     """
-    places: dict[Place, None] = {}
-    siblings: dict[Place, Mapping[str, ObjectFacts] | None] = {}  # by folder, of those that were listed
+    places: dict[ObjectPlace, None] = {}
+    siblings: dict[ObjectPlace, Mapping[str, ObjectFacts] | None] = {}  # by folder, of those that were listed
     for name in braces(uri):
-        place = Place.parse(name)
+        place = ObjectPlace.parse(name)
         if not glob.has_magic(name):
             places[place] = None
             continue
@@ -183,13 +188,13 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
         if not matches:
             raise NoObjectError(f"there is no object {name}")
         places |= dict.fromkeys(place.sibling(match) for match in matches)
-    names: dict[Place, list[str]] = {}
+    names: dict[ObjectPlace, list[str]] = {}
     for place in places:
         names.setdefault(place.sibling(""), []).append(place.name)
     for folder in names.keys() - siblings.keys():
         siblings[folder] = _list_objects(folder, names[folder])
 
-    def open_one(place: Place) -> Path:
+    def open_one(place: ObjectPlace) -> Path:
         # Elsewhere than in S3, what a listing says of an object may be spelled otherwise than in an answer for it.
         return open_object(str(place), say, siblings[place.sibling("")] if place.scheme == "s3" else None)
 
@@ -215,7 +220,7 @@ def fetch_list(file: Path, uri: str) -> Path | None:
     """
     path = file.with_suffix(".lst")
     if not path.exists():
-        place = Place.parse(uri)
+        place = ObjectPlace.parse(uri)
         try:
             with locked(file.parent / ".lock"):
                 _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
@@ -224,7 +229,7 @@ def fetch_list(file: Path, uri: str) -> Path | None:
     return path if path.exists() else None
 
 
-def _list_objects(folder: Place, names: Sequence[str]) -> dict[str, ObjectFacts] | None:
+def _list_objects(folder: ObjectPlace, names: Sequence[str]) -> dict[str, ObjectFacts] | None:
     """List many objects of a folder together with their companions; None: each has to be asked for.
 
     One request tells of a thousand objects what else is one request each.
@@ -244,7 +249,7 @@ def find_validation_object(uri: str) -> str | None:
 
     Errors as of :func:`open_object`.
     """
-    place = Place.parse(uri)
+    place = ObjectPlace.parse(uri)
     store = Store(place, patience_seconds=OPENING_SECONDS)
     for name in validation_names(place.name):
         with contextlib.suppress(DataError):
@@ -254,7 +259,7 @@ def find_validation_object(uri: str) -> str | None:
 
 
 def _fetch_companion(
-    store: Store, place: Place, file: Path, suffix: str, siblings: Mapping[str, ObjectFacts] | None
+    store: Store, place: ObjectPlace, file: Path, suffix: str, siblings: Mapping[str, ObjectFacts] | None
 ) -> None:
     """Fetch the index or the card of a record file, unless the cache has it and it has not changed."""
     companion, copy = place.sibling(Path(place.name).with_suffix(suffix).name), file.with_suffix(suffix)

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any
 
 from steadytrain.data.storage.pages import lock_at_once
-from steadytrain.data.storage.store import Fault, NoObjectError, Place, Store, abort_uploads, faults_words
+from steadytrain.data.storage.store import Fault, NoObjectError, ObjectPlace, Store, abort_uploads, faults_words
 from steadytrain.errors import DataError, StorageError, storage_error
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import cache_folder
@@ -39,7 +39,7 @@ class Outgoing:
     """
 
     def __init__(self, uri: str) -> None:
-        self.place = Place.parse(uri)
+        self.place = ObjectPlace.parse(uri)
         cache = cache_folder()
         if cache is None:
             raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.storage.store import FAULTS, Fault, ObjectFacts
 from steadytrain.errors import DataError, StorageError
 
@@ -46,8 +46,6 @@ _REMOVALS, _REQUESTS, _BYTES, _FAULTS = 0, 2, 3, 4
 _NUMBER = struct.Struct("<Q")
 _PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _EPOCH = 1_767_225_600  # 2026: times of use are tenths of seconds since then, which fit into 32 bits
-
-Ints = NDArray[np.int64]
 
 
 @contextlib.contextmanager

@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Ints, Pixels
+from steadytrain.data.storage.local_files import ByteRanges
 from steadytrain.data.storage.object_cache import LEAST_LIMIT, limit_bytes, make_room, used_bytes
-from steadytrain.data.storage.pages import Ints, PagedFile, origin_path, pages_path, runs
-from steadytrain.data.storage.store import MOST_REQUESTS, Place, Store
+from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path, runs
+from steadytrain.data.storage.store import MOST_REQUESTS, ObjectPlace, Store
 from steadytrain.errors import SteadyError, StorageError, storage_error
 from steadytrain.format import size as size_words
 
@@ -43,7 +45,7 @@ def remote_file_of(file: Path) -> RemoteFile | None:
     return RemoteFile(file) if is_remote_file(file) else None
 
 
-class RemoteFile:
+class RemoteFile(ByteRanges):
     """The bytes of an object, by ranges. Threads may share it.
 
     ``len(remote)`` is the object's size; a slice is a copy of its bytes.
@@ -64,7 +66,7 @@ class RemoteFile:
         """Whether the cache has room for it, and for what is read with it."""
         self.began = self.disk.traffic()
         """What had been fetched when it was opened here."""
-        self._place = Place.parse(self.uri)
+        self._place = ObjectPlace.parse(self.uri)
         self._store = Store(self._place, self.disk.count_fault)
         self._closed = False
         self._begin(_pool_of(os.getpid()))
@@ -81,18 +83,6 @@ class RemoteFile:
     def __len__(self) -> int:
         return self.facts.size
 
-    @overload
-    def __getitem__(self, key: int) -> int: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> memoryview: ...
-
-    def __getitem__(self, key: int | slice) -> int | memoryview:
-        if isinstance(key, int):
-            return self.read(key, key + 1)[0]
-        start, end, _ = key.indices(len(self))
-        return self.read(start, max(start, end))
-
     def read(self, start: int, end: int) -> memoryview:
         """Return a copy of bytes ``start`` to ``end``, fetched if need be.
 
@@ -108,8 +98,7 @@ class RemoteFile:
             raise self._closed_error() from None
         return memoryview(data)
 
-    def gather(self, offsets: Ints, width: int) -> NDArray[np.uint8]:
-        """Return the ``width`` bytes from each offset on, uint8[n, width]; errors as of :meth:`read`."""
+    def gather(self, offsets: Ints, width: int) -> Pixels:
         rows, step = b"", max(1, self.limit // 8 // (self.disk.page_bytes + width))
         for start in range(0, len(offsets), step):
             block = offsets[start : start + step]

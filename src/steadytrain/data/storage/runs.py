@@ -17,7 +17,15 @@ from pathlib import Path
 
 from steadytrain.config import Recipe
 from steadytrain.data.storage.pages import locked
-from steadytrain.data.storage.store import WRITE_BYTES, ChangedError, Fault, NoObjectError, Place, Store, faults_words
+from steadytrain.data.storage.store import (
+    WRITE_BYTES,
+    ChangedError,
+    Fault,
+    NoObjectError,
+    ObjectPlace,
+    Store,
+    faults_words,
+)
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
 
 MANIFEST = "uploaded.json"
@@ -35,7 +43,7 @@ class Uploaded:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder in a store holds, by name; ``etag`` is of the manifest itself, empty where there is none."""
+    """The files of a folder in a store, by name; ``etag`` is of the manifest itself, empty where there is none."""
 
     files: dict[str, Uploaded] = field(default_factory=dict)
     etag: str = ""
@@ -52,9 +60,9 @@ def read_manifest(uri: str) -> Manifest:
         DataError: it is none that was uploaded, or is refused.
         StorageError: the store does not answer.
     """
-    place = Place.folder(uri)
+    place = ObjectPlace.folder(uri)
     try:
-        data, facts = Store(place).read(Place(place.base, place.key + MANIFEST))
+        data, facts = Store(place).read(ObjectPlace(place.base, place.key + MANIFEST))
     except NoObjectError:
         return Manifest()
     try:
@@ -74,7 +82,7 @@ def fetch_folder(uri: str, folder: Path) -> Manifest:
         DataError: there is nothing.
         StorageError: the store does not answer, or the disk is full.
     """
-    place = Place.folder(uri)
+    place = ObjectPlace.folder(uri)
     store = Store(place)
     part = folder.with_name(f".{folder.name}.fetched")
     for _ in range(5):  # a newer one may be uploaded meanwhile, which removes files of this one
@@ -87,7 +95,7 @@ def fetch_folder(uri: str, folder: Path) -> Manifest:
                 if not path.resolve().is_relative_to(part.resolve()):
                     raise DataError(f"{place}{MANIFEST} names {name}, a place outside of the folder")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _fetch_file(store, Place(place.base, place.key + file.key), path, file)
+                _fetch_file(store, ObjectPlace(place.base, place.key + file.key), path, file)
             for path in sorted(part.rglob("*"), reverse=True):  # of another checkpoint, where this is another attempt
                 if path.is_file() and path.relative_to(part).as_posix() not in manifest.files:
                     path.unlink()
@@ -103,7 +111,7 @@ def fetch_folder(uri: str, folder: Path) -> Manifest:
     raise StorageError(f"{uri} was uploaded anew each time that it was fetched: run the same command again")
 
 
-def _fetch_file(store: Store, place: Place, path: Path, file: Uploaded) -> None:
+def _fetch_file(store: Store, place: ObjectPlace, path: Path, file: Uploaded) -> None:
     """Fetch an object in parts, or the beginning of one that grows."""
     with path.open("wb") as out:
         for start in range(0, file.bytes, WRITE_BYTES):
@@ -133,7 +141,7 @@ class FolderUpload:
         self.say = say
         self.faults: dict[Fault, int] = {}
         self.error: SteadyError | None = None
-        self._place = Place.folder(uri)
+        self._place = ObjectPlace.folder(uri)
         self._store = Store(self._place, self._count)
         self._sent: dict[str, tuple[tuple[int, int], Uploaded]] = {}
         self._links: set[Path] = set()
@@ -217,8 +225,8 @@ class FolderUpload:
         self._sent[name] = (size, time), uploaded
         return uploaded
 
-    def _at(self, key: str) -> Place:
-        return Place(self._place.base, self._place.key + key)
+    def _at(self, key: str) -> ObjectPlace:
+        return ObjectPlace(self._place.base, self._place.key + key)
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """List what there is to send: name -> bytes and time. Hidden files, locks and links stay."""
@@ -263,11 +271,11 @@ def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:
     manifest = read_manifest(uri)
     if not manifest.files:
         return
-    place = Place.folder(uri)
+    place = ObjectPlace.folder(uri)
     if "recipe.json" not in manifest.files:
         raise RunError(f"at {uri} is something else than a run: choose another URI")
     key = place.key + manifest.files["recipe.json"].key
-    text = bytes(Store(place).read(Place(place.base, key))[0]).decode("utf-8", "replace")
+    text = bytes(Store(place).read(ObjectPlace(place.base, key))[0]).decode("utf-8", "replace")
     try:
         differences = Recipe.from_json(text).differences(recipe)
     except RecipeError as error:
@@ -300,7 +308,7 @@ def local_run(uri: str, say: Callable[[str], None]) -> Path:
     Raises:
         DataError, StorageError: it cannot be fetched.
     """
-    folder = Path("runs") / Place.folder(uri).name
+    folder = Path("runs") / ObjectPlace.folder(uri).name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}.lock")):
         if not folder.exists() and read_manifest(uri).files:

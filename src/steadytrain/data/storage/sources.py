@@ -12,12 +12,12 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
-from steadytrain.data.sources.filenames import is_pattern
+from steadytrain.data.filenames import is_pattern
 from steadytrain.data.storage.object_cache import (
     FETCHED,
     OPENING_SECONDS,
@@ -33,18 +33,16 @@ from steadytrain.data.storage.store import (
     Fault,
     NoObjectError,
     ObjectFacts,
-    Place,
+    ObjectPlace,
     Store,
     faults_words,
     is_uri,
     local_name,
 )
 from steadytrain.errors import StorageError, storage_error
-from steadytrain.format import count
+from steadytrain.format import Say, count
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
-
-Say = Callable[[str], None]
 
 _OBJECTS_AT_ONCE = 4
 """Of those that are fetched whole: small ones share the time that answers take, large ones the requests at a time."""
@@ -131,7 +129,7 @@ def _require_room(uri: object, num_bytes: int, limit: int) -> None:
 
 def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     """Fetch all objects below a prefix. Raises DataError where there are none."""
-    place = Place.folder(uri)
+    place = ObjectPlace.folder(uri)
     store = Store(place, patience_seconds=OPENING_SECONDS)
     found, digest = store.list_all(place, sorted), hashlib.sha256(str(place).encode())
     for name, facts in found:
@@ -166,7 +164,7 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     return path
 
 
-def _fetch_files(store: Store, place: Place, folder: Path, found: Sequence[tuple[str, ObjectFacts]]) -> None:
+def _fetch_files(store: Store, place: ObjectPlace, folder: Path, found: Sequence[tuple[str, ObjectFacts]]) -> None:
     """Fetch objects that are not here yet, many at a time; a file appears when it is whole."""
 
     def fetch(name: str, facts: ObjectFacts) -> None:
@@ -175,7 +173,7 @@ def _fetch_files(store: Store, place: Place, folder: Path, found: Sequence[tuple
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        data, _ = store.read(Place(place.base, place.key + name), expected=facts)
+        data, _ = store.read(ObjectPlace(place.base, place.key + name), expected=facts)
         part.write_bytes(data)
         part.replace(path)
 

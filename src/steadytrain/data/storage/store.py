@@ -111,7 +111,7 @@ def _refuse_mistyped(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class ObjectPlace:
     """An object, or a prefix of several: ``base`` is what a store is opened for, ``key`` is within it."""
 
     base: str
@@ -129,12 +129,12 @@ class Place:
         """The last part of the key."""
         return self.key.rstrip("/").rpartition("/")[2]
 
-    def sibling(self, name: str) -> Place:
+    def sibling(self, name: str) -> ObjectPlace:
         """Return the object of that name beside this one."""
-        return Place(self.base, self.key[: len(self.key) - len(self.name)] + name)
+        return ObjectPlace(self.base, self.key[: len(self.key) - len(self.name)] + name)
 
     @staticmethod
-    def parse(uri: str) -> Place:
+    def parse(uri: str) -> ObjectPlace:
         """Read a URI.
 
         Raises:
@@ -145,20 +145,20 @@ class Place:
         >>> Place.parse("hf://datasets/me/photos/train.rec")
         Place(base='hf://datasets/me/photos', key='train.rec')
         """
-        return Place._parse(uri, is_folder=False)
+        return ObjectPlace._parse(uri, is_folder=False)
 
     @staticmethod
-    def folder(uri: str) -> Place:
+    def folder(uri: str) -> ObjectPlace:
         """Read the URI of a prefix, or of a whole bucket; its key is empty or ends with a slash.
 
         >>> Place.folder("s3://bucket"), Place.folder("s3://bucket/photos")
         (Place(base='s3://bucket', key=''), Place(base='s3://bucket', key='photos/'))
         """
-        place = Place._parse(uri, is_folder=True)
-        return Place(place.base, place.key.strip("/") and place.key.rstrip("/") + "/")
+        place = ObjectPlace._parse(uri, is_folder=True)
+        return ObjectPlace(place.base, place.key.strip("/") and place.key.rstrip("/") + "/")
 
     @staticmethod
-    def _parse(uri: str, *, is_folder: bool) -> Place:
+    def _parse(uri: str, *, is_folder: bool) -> ObjectPlace:
         scheme, _, rest = uri.partition("://")
         scheme = scheme.lower()
         host, _, key = rest.partition("/")
@@ -178,11 +178,11 @@ class Place:
             parts = rest.split("/", 3)
             if parts[0] not in ("datasets", "models", "spaces") or len(parts) < 4 or not parts[3]:
                 raise DataError(f"{uri} is no file of a repository: name it as hf://datasets/OWNER/NAME/PATH")
-            return Place(f"hf://{'/'.join(parts[:3])}", parts[3])
+            return ObjectPlace(f"hf://{'/'.join(parts[:3])}", parts[3])
         if not host or not (key.strip("/") or is_folder):
             needed = "a host and a path" if scheme.startswith("http") else "a bucket and a name in it"
             raise DataError(f"{uri} names no object: give {needed}, such as {scheme}://photos/train.rec")
-        return Place(f"{scheme}://{host}", unquote(key) if scheme in ("http", "https") else key)
+        return ObjectPlace(f"{scheme}://{host}", unquote(key) if scheme in ("http", "https") else key)
 
 
 class NoObjectError(DataError):
@@ -199,7 +199,7 @@ class TakenError(StorageError):
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What a store says of an object: bytes, and what changes when its content does."""
+    """A store's account of an object: bytes, and what changes when its content does."""
 
     size: int
     etag: str
@@ -223,7 +223,7 @@ class Store:
 
     def __init__(
         self,
-        place: Place,
+        place: ObjectPlace,
         on_fault: Callable[[Fault], None] = lambda fault: None,
         *,
         patience_seconds: float | None = None,
@@ -237,7 +237,12 @@ class Store:
         self._is_stopped = threading.Event()
 
     def read(
-        self, place: Place, start: int | None = None, end: int | None = None, *, expected: ObjectFacts | None = None
+        self,
+        place: ObjectPlace,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        expected: ObjectFacts | None = None,
     ) -> tuple[memoryview, ObjectFacts]:
         """Read bytes ``start`` to ``end`` of an object, or all of it, and what the store says of it.
 
@@ -265,14 +270,14 @@ class Store:
 
         return self._repeat(place, get)
 
-    def stat(self, place: Place) -> ObjectFacts:
+    def stat(self, place: ObjectPlace) -> ObjectFacts:
         """Return what the store says of an object; errors as of :meth:`read`.
 
         Its first byte is asked for: what is wrong is told in the body of an answer, and one to HEAD has none.
         """
         return self.read(place, 0, 1)[1]
 
-    def list_folder(self, folder: Place) -> dict[str, ObjectFacts]:
+    def list_folder(self, folder: ObjectPlace) -> dict[str, ObjectFacts]:
         """List the objects in a folder (``folder.key`` ends with ``/``), not those of folders in it, sorted by name.
 
         Raises:
@@ -282,7 +287,7 @@ class Store:
         listing = self._repeat(folder, lambda store: store.list_with_delimiter(folder.key.rstrip("/") or None))
         return dict(sorted((meta["path"].rpartition("/")[2], _facts(meta)) for meta in listing["objects"]))
 
-    def list_after(self, folder: Place, first: str, last: str, *, most: int) -> dict[str, ObjectFacts] | None:
+    def list_after(self, folder: ObjectPlace, first: str, last: str, *, most: int) -> dict[str, ObjectFacts] | None:
         """List the objects in a folder behind one name, up to another; None where there are more than ``most``.
 
         Errors as of :meth:`list_folder`.
@@ -302,7 +307,7 @@ class Store:
 
         return self._repeat(folder, list_once)
 
-    def list_all(self, folder: Place, collect: Callable[[Iterator[tuple[str, ObjectFacts]]], T]) -> T:
+    def list_all(self, folder: ObjectPlace, collect: Callable[[Iterator[tuple[str, ObjectFacts]]], T]) -> T:
         """List all objects below a folder; return what ``collect`` makes of them.
 
         Args:
@@ -326,7 +331,7 @@ class Store:
 
         return self._repeat(folder, lambda store: collect(objects(store)))
 
-    def write(self, place: Place, content: bytes | Path, replaces: str | None = None) -> str:
+    def write(self, place: ObjectPlace, content: bytes | Path, replaces: str | None = None) -> str:
         """Write an object whole, from a file in parts; nothing is seen of it before. Return its ETag.
 
         Ctrl-C ends an upload in parts, of which some may then be there (:func:`abort_uploads`).
@@ -387,12 +392,12 @@ class Store:
             time.sleep(_POLL_SECONDS)
         return answer.result()
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: ObjectPlace) -> None:
         """Remove an object, if it is there; errors as of :meth:`read`."""
         with contextlib.suppress(FileNotFoundError):
             self._repeat(place, lambda store: store.delete(place.key))
 
-    def _repeat(self, place: Place, request: Callable[[ObjectStore], T], *, repeats: int = 0) -> T:
+    def _repeat(self, place: ObjectPlace, request: Callable[[ObjectStore], T], *, repeats: int = 0) -> T:
         """Make a request until it succeeds; obstore repeats each that it consists of up to ``repeats`` times."""
         until, pause, attempts = 0.0, _FIRST_PAUSE, 0
         while True:
@@ -417,7 +422,7 @@ class Store:
             time.sleep(pause * (0.5 + random.random()))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _open(self, place: Place, repeats: int) -> ObjectStore:
+    def _open(self, place: ObjectPlace, repeats: int) -> ObjectStore:
         with self._lock:
             if self._process != os.getpid():
                 _require_no_fork()
@@ -452,10 +457,10 @@ def _settings() -> tuple[object, ...]:
 @lru_cache(maxsize=16)
 def _shared_store(base: str, repeats: int, settings: tuple[object, ...]) -> ObjectStore:
     """Return the store that all readers of this process share, and with it connections and credentials."""
-    return _open_store(Place(base, ""), repeats)
+    return _open_store(ObjectPlace(base, ""), repeats)
 
 
-def _open_store(place: Place, repeats: int) -> ObjectStore:
+def _open_store(place: ObjectPlace, repeats: int) -> ObjectStore:
     """Open a store, with credentials and settings of the environment. Raises DataError where something is lacking."""
     try:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -503,7 +508,7 @@ def _open_store(place: Place, repeats: int) -> ObjectStore:
         ) from None
 
 
-def _endpoint(place: Place) -> str:
+def _endpoint(place: ObjectPlace) -> str:
     """Return the address of a store, where it is known; it says whether plain http is wanted."""
     match place.scheme:
         case "s3":
@@ -539,7 +544,7 @@ def _has_aws_keys() -> bool:
     return any(os.environ.get(name) for name in _AWS_KEYS) or importlib.util.find_spec("boto3") is None
 
 
-def _aws_session(place: Place) -> Any:
+def _aws_session(place: ObjectPlace) -> Any:
     """Return what gives credentials as the AWS tools find them: profiles, single sign-on, the machine's role."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -550,7 +555,7 @@ def _aws_session(place: Place) -> Any:
 
 
 def abort_uploads(
-    place: Place, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool = True
+    place: ObjectPlace, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool = True
 ) -> None:
     """Remove the parts that uploads of objects beside a place have left that did not end, which S3 keeps and bills.
 
@@ -598,7 +603,7 @@ _REGION = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLoc
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 
 
-def _judge(error: Exception, place: Place) -> Fault | SteadyError:
+def _judge(error: Exception, place: ObjectPlace) -> Fault | SteadyError:
     """Classify an error of obstore: a fault that may pass, or the error to raise."""
     text, kind = str(error), type(error).__name__
     match = _STATUS.search(text)
@@ -645,11 +650,11 @@ def _judge(error: Exception, place: Place) -> Fault | SteadyError:
     return "no connection" if re.search(r"ConnectionRefused|dns error|Unreachable", text) else "lost connection"
 
 
-def _no_credentials(place: Place) -> DataError:
+def _no_credentials(place: ObjectPlace) -> DataError:
     return DataError(f"there are no credentials for {place.base}: {_RENEW.get(place.scheme, 'it needs some')}")
 
 
-def _changed(place: Place, now: ObjectFacts | None = None, before: ObjectFacts | None = None) -> ChangedError:
+def _changed(place: ObjectPlace, now: ObjectFacts | None = None, before: ObjectFacts | None = None) -> ChangedError:
     sizes = f" ({before.size:,} bytes, now {now.size:,})" if now and before and now.size != before.size else ""
     return ChangedError(
         f"{place} has changed since it was opened{sizes}: nothing of the new object was used. Run the same command"

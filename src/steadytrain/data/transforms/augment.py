@@ -1,4 +1,4 @@
-"""What a training batch goes through on its device before it is normalised: the recipe's transforms, in their order.
+"""The recipe's transforms of a training batch, on its device and in their order, before it is normalised.
 
 Every number that is drawn is a pure function of the seed, the kind of transform and the position of the image in the
 stream, so an image gets the same whatever batch, rank or attempt it is made in. Only mixing looks at another image: the
@@ -22,9 +22,10 @@ from torch.nn import functional
 
 from steadytrain.config.factories import import_factory
 from steadytrain.config.transforms import MIXING, Transform, is_mixing
+from steadytrain.data.arrays import Floats
 from steadytrain.data.loader.sampler import TRANSFORMS, uniforms
 from steadytrain.data.transforms import operations
-from steadytrain.data.transforms.operations import Floats, to_device
+from steadytrain.data.transforms.operations import to_device
 from steadytrain.data.transforms.policies import augmix, autoaugment, randaugment, trivialaugment
 from steadytrain.errors import RecipeError, did_you_mean, first_line
 
@@ -66,7 +67,7 @@ class Augmentation:
 
     @property
     def is_mixing(self) -> bool:
-        """Whether labels become float32[B, K]."""
+        """Return whether labels become float32[B, K]."""
         return is_mixing(self.transforms)
 
     def __call__(self, images: Tensor, labels: Tensor, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

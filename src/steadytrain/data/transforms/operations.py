@@ -1,4 +1,4 @@
-"""What is done to the pixels of many images at once, each with numbers of its own: uint8 [n, H, W, C] to the same.
+"""Operations on the pixels of many images at once, each with numbers of its own: uint8 [n, H, W, C] to the same.
 
 Four kinds of operations, each one pass over the images: a map of places (``warp``), a linear map of colours
 (``recolor``), a table of 256 values for each image and channel (``look_up``), and sharpening (``sharpen``). They are
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-Floats = NDArray[np.float64]
+from steadytrain.data.arrays import Floats
 
 LUMA = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in grey, as torchvision has them (ITU-R BT.601)."""

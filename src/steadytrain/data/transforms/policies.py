@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steadytrain.config.transforms import Transform
+from steadytrain.data.arrays import Floats
 from steadytrain.data.transforms import operations
-from steadytrain.data.transforms.operations import Floats, to_device
+from steadytrain.data.transforms.operations import to_device
 
 Ops = NDArray[np.int64]
 
@@ -53,7 +54,7 @@ _MIXED = np.array([Op.AUTOCONTRAST, Op.EQUALIZE, Op.POSTERIZE, Op.ROTATE, Op.SOL
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the highest level (1) of each operation is.
+    """The highest level (1) of each operation.
 
     Args:
         shear: share of the other side.

@@ -1,4 +1,4 @@
-"""What transforms cost, and a picture of what the model will see."""
+"""The cost of transforms, and a picture of the model's input."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class ThreadLoad:
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether it waits for a file or a disk, and not for a device, a pipe or another process."""
+        """Return whether it waits for a file or a disk, and not for a device, a pipe or another process."""
         call, _, file = self.waits_in.partition(" ")
         if file.startswith("/dev/"):
             return False
@@ -74,7 +74,7 @@ class ProcessLoad:
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether one of its threads waits for a file or a disk."""
+        """Return whether one of its threads waits for a file or a disk."""
         return any(thread.waits_for_disk for thread in self.threads)
 
     @property

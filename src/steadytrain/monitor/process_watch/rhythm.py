@@ -43,14 +43,13 @@ class Rhythm:
         return (self.low + self.high) / 2
 
 
-def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: float = LEAST_SWING) -> Rhythm | None:
+def rhythm(values: Sequence[float], *, interval_seconds: float) -> Rhythm | None:
     """Find the oscillation of evenly spaced ``values``; None where they are steady, only noisy, or too few.
 
     Args:
         values: loads, such as utilisation from 0 to 1.
         interval_seconds: between two of them. Periods from four of these to a third of the whole are found; the duty is
             right where both of its parts last for two and a half.
-        least_swing: from the low to the high level, in the values' unit; less is no oscillation.
 
     >>> swing = rhythm([0.95, 0.95, 0.95, 0.1, 0.1] * 8, interval_seconds=0.5)
     >>> round(swing.period_seconds, 2), round(swing.duty, 2), swing.high, swing.low
@@ -62,7 +61,7 @@ def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: flo
     if num < _LEAST_CYCLES * _LEAST_SAMPLES_A_PERIOD:
         return None
     low, high = levels(values)
-    if high - low < least_swing:
+    if high - low < LEAST_SWING:
         return None
     correlation = autocorrelation(values, int(num / _LEAST_CYCLES))
     peak = _first_hill(correlation, num)
@@ -188,7 +187,7 @@ def _top(correlation: Sequence[float], lag: int) -> float:
 
 
 def _is_seen(values: Sequence[float], period: float, low: float, high: float) -> bool:
-    """Whether the values, smoothed over a tenth of the period, rise from low to high once a period, nearly evenly.
+    """Return whether the values, smoothed over a tenth of the period, rise nearly evenly, once a period.
 
     A rise is where they come above two thirds of the way up, having been below one third.
     """

@@ -94,7 +94,7 @@ class Sampler:
 
     @property
     def lives(self) -> bool:
-        """Whether the watched process still runs."""
+        """Return whether the watched process still runs."""
         stat = read_stat(f"/proc/{self.pid}")
         return stat is not None and stat.started == self._started and stat.state not in _ENDED
 

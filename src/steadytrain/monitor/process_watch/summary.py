@@ -36,7 +36,7 @@ class Activity:
 
     @property
     def active(self) -> bool:
-        """Whether it does anything worth mentioning."""
+        """Return whether it does anything worth mentioning."""
         return self.busy + self.disk >= _ACTIVE
 
 
@@ -99,7 +99,7 @@ class WatchSummary:
 
     @property
     def is_full(self) -> bool:
-        """Whether hardly a core is free."""
+        """Return whether hardly a core is free."""
         return self.machine.idle is not None and self.free_cores <= max(0.1 * self.machine.cores, 0.15)
 
     @property

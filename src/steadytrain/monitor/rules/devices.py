@@ -1,4 +1,4 @@
-"""What holds a GPU back (copies to it, its clock, whom it is shared with), and ranks that wait for each other."""
+"""Causes that hold a GPU back (copies to it, its clock, whom it is shared with), and ranks that wait for each other."""
 
 from __future__ import annotations
 

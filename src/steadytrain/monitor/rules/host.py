@@ -1,4 +1,4 @@
-"""What the loop's thread does in an update: whose code it is in, what it waits for, and who takes its processor.
+"""Causes in the loop's thread during an update: whose code it is in, what it waits for, and who takes its processor.
 
 Time of that thread is either run, queued for a processor, or waited. The kernel counts the first two exactly; looks at
 the thread tell what it waits for and where (:class:`~steadytrain.events.ThreadStats`). What looks cannot tell apart,

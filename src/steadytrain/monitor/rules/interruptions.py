@@ -1,4 +1,4 @@
-"""What interrupts training: starts, restarts, compiling, evaluations, checkpoints, log lines."""
+"""Interruptions of training: starts, restarts, compiling, evaluations, checkpoints, log lines."""
 
 from __future__ import annotations
 

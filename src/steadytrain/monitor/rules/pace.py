@@ -75,7 +75,7 @@ class Pace:
         return sum(self.stage(name) for name in STAGES)
 
     def stage(self, name: str) -> float:
-        """The same of one stage: ``read``, ``decode``, ``augment`` or ``batch``."""
+        """Return the seconds of one stage: ``read``, ``decode``, ``augment`` or ``batch``."""
         feed = self.feed
         if feed is None or feed.images <= 0:
             return 0.0
@@ -88,7 +88,7 @@ class Pace:
 
     @property
     def is_by_loop(self) -> bool:
-        """Whether the loop makes its batches itself."""
+        """Return whether the loop makes its batches itself."""
         return self.feed is not None and self.feed.by_loop
 
     @property
@@ -111,7 +111,7 @@ class Pace:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether all cores are busy."""
+        """Return whether all cores are busy."""
         return self.idle is not None and self.idle <= IDLE * self.cores
 
     @property
@@ -125,7 +125,7 @@ class Pace:
 
     @property
     def is_from_disk(self) -> bool:
-        """Whether the feed reads from a disk, and not from the page cache."""
+        """Return whether the feed reads from a disk, and not from the page cache."""
         machine, feed = self.machine, self.feed
         if machine is None or feed is None or feed.images <= 0 or self.step <= 0:
             return False
@@ -134,7 +134,7 @@ class Pace:
 
     @property
     def is_unexplained(self) -> bool:
-        """Whether the loop's waits are not explained by the feed: its threads are idle most of the time."""
+        """Return whether the loop's waits are not explained by the feed: its threads are idle most of the time."""
         is_fed_slowly = self.is_by_loop or self.busy / self.threads >= 0.6 * self.step
         return self.busy <= 0 or not (is_fed_slowly or self.is_saturated)
 

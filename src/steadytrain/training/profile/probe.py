@@ -22,6 +22,7 @@ from steadytrain.data.loader import ImageLoader
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
+from steadytrain.format import Say
 from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 from steadytrain.training import build
@@ -41,7 +42,6 @@ SETTLE_SECONDS = 60.0
 """The longest time given to the feed for decoding images that it will keep."""
 WARM_UPDATES = 2
 
-Say = Callable[[str], None]
 Place = Literal["threads", "process"]
 
 

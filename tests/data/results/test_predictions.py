@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from steadytrain.cli import main
-from steadytrain.data.predictions import HEAD, ImageResult, read_predictions, write_predictions
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.recordio.writer import RecordWriter
+from steadytrain.data.results.predictions import HEAD, ImageResult, read_predictions, write_predictions
 from steadytrain.errors import DataError
 
 

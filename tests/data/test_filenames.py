@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.data.sources.filenames import braces, expand, group_by_split, is_pattern, order_splits, split_of
+from steadytrain.data.filenames import braces, expand, group_by_split, is_pattern, order_splits, split_of
 from steadytrain.errors import DataError
 
 WRITTEN = [

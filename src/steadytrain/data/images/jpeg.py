@@ -17,7 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
+
+from steadytrain.data.arrays import Pixels
+from steadytrain.data.images.file_types import FRAMES, SCAN, markers
 
 parts: Any = None
 with suppress(ImportError):
@@ -25,7 +27,6 @@ with suppress(ImportError):
     parts = native if native.DECODES else None
 """The native decoder; None where it was not built, or this processor lacks what it needs."""
 
-Pixels = NDArray[np.uint8]
 Channels = Literal[1, 3]
 
 # What libjpeg-turbo says of bytes that are left over, up to the end of the image or to a restart marker.
@@ -33,14 +34,12 @@ _LEFT_OVER = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 
 _COLOURS = {1: "GRAY", 3: "RGB"}
 _MCU = 16  # rows that are decoded together, at most
 
-# Markers: start of a frame (the first two of them baseline: Huffman coded, sequential), of a scan; end of the image.
-_FRAMES, _BASELINE = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}), (0xC0, 0xC1)
+_BASELINE = (0xC0, 0xC1)  # frames that are Huffman coded and sequential
 _LAST_COMMON = 0xC2  # progressive; the others are rare, and some end the process inside libjpeg-turbo: for Pillow
-_SCAN, _END = 0xDA, 0xD9
 
 
 class JpegHeader(NamedTuple):
-    """What a JPEG's header says.
+    """The header of a JPEG.
 
     Args:
         height, width: in pixels.
@@ -57,7 +56,7 @@ class JpegHeader(NamedTuple):
 def read_header_of(data: Any) -> JpegHeader | None:
     """Read the header; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
     view = memoryview(data)
-    if bytes(view[:2]) != b"\xff\xd8" or (frame_and_scan := _walk(view)) is None:
+    if bytes(view[:2]) != b"\xff\xd8" or (frame_and_scan := _find_frame_and_scan(view)) is None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -137,25 +136,15 @@ def decode_top(
     return memory[: shape[0] * shape[1] * shape[2]].reshape(shape)
 
 
-def _walk(data: memoryview) -> tuple[int, int] | None:
+def _find_frame_and_scan(data: memoryview) -> tuple[int, int] | None:
     """Find where the frame and the scan begin; None where there is no frame of a common kind."""
-    at, frame, kind, colours = 2, 0, 0, 0
-    try:
-        while data[at] == 0xFF:
-            marker = data[at + 1]
-            if marker == 0xFF:  # padding
-                at += 1
-                continue
-            length = data[at + 2] << 8 | data[at + 3]
-            if marker in _FRAMES:
+    frame, kind, colours = 0, 0, 0
+    with suppress(IndexError):
+        for marker, at in markers(data):
+            if marker in FRAMES:
                 if frame or marker > _LAST_COMMON:
                     break
                 frame, kind, colours = at + 5, marker, data[at + 9]
-            elif marker == _SCAN and kind in _BASELINE and data[at + 4] == colours:
-                return frame, at + 2 + length
-            if marker in (_SCAN, _END):
-                break
-            at += 2 + length
-    except IndexError:
-        pass
+            elif marker == SCAN and kind in _BASELINE and data[at + 4] == colours:
+                return frame, at + 2 + (data[at + 2] << 8 | data[at + 3])
     return (frame, 0) if frame else None

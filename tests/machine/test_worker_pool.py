@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from steadytrain.data.packing.worker_pool import map_in_children
 from steadytrain.errors import FailedError, StorageError
+from steadytrain.machine.worker_pool import map_in_children
 
 PORTIONS = [list(range(at, min(at + 3, 20))) for at in range(0, 20, 3)]
 
@@ -47,7 +47,7 @@ def _died(number: int, how: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
     # The functions above are found by the name of this file's module, which the children must be able to import.
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -17,12 +17,13 @@ from statistics import median, median_low
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Floats
+from steadytrain.data.images import encode
+from steadytrain.data.images.encode import PackedImage, PackSettings
 from steadytrain.data.loader.crop import SMALL, Crop, packed_side
 from steadytrain.data.loader.image_loader import ImageLoader
-from steadytrain.data.packing import encode
-from steadytrain.data.packing.encode import Packed, Settings, pack_file
+from steadytrain.data.packing.portions import pack_file
 from steadytrain.data.recordio.framing import frame, pack_header
 from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
@@ -31,8 +32,6 @@ SAMPLE_SIZE = 200
 BATCH_SIZE = 32
 ROUNDS = 3
 _LOOKED_AT = 16
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Estimate:
         smallest, largest: bytes of the sample's records.
     """
 
-    settings: Settings
+    settings: PackSettings
     num_bytes: float
     error: float
     pack_seconds: float
@@ -95,14 +94,14 @@ def draw_sample(listings: Sequence[Listing], *, most: int = SAMPLE_SIZE) -> Samp
 def measure_sides(sampled: Sample) -> tuple[int, int]:
     """Measure the median shorter side and the longest side of some images as they are, in pixels; 0 if none is good."""
     some = sampled.places[:: max(1, len(sampled.places) // _LOOKED_AT)]
-    images = [image for image in (pack_file(place, Settings()) for place in some) if isinstance(image, Packed)]
+    images = [image for image in (pack_file(place, PackSettings()) for place in some) if isinstance(image, PackedImage)]
     return (
         median_low([min(image.height, image.width) for image in images] or [0]),
         max((max(image.height, image.width) for image in images), default=0),
     )
 
 
-def alternatives(requested: Settings, *, shorter: int, largest: int) -> list[Settings]:
+def alternatives(requested: PackSettings, *, shorter: int, largest: int) -> list[PackSettings]:
     """List the settings worth comparing: the requested ones first, then one thing changed at a time.
 
     Args:
@@ -131,7 +130,7 @@ def alternatives(requested: Settings, *, shorter: int, largest: int) -> list[Set
 
 def estimate(
     sampled: Sample,
-    choices: Sequence[Settings],
+    choices: Sequence[PackSettings],
     crop: Crop,
     *,
     seconds: float = 1.0,
@@ -159,10 +158,10 @@ def estimate(
         results = [pack_file(place, settings) for place in sampled.places]
         seconds_each = (time.process_time() - began) / len(results)
         reason = reason or next((result for result in results if isinstance(result, str)), "")
-        sizes = [len(frame(header + image.data)) if isinstance(image, Packed) else 0 for image in results]
+        sizes = [len(frame(header + image.data)) if isinstance(image, PackedImage) else 0 for image in results]
         num_bytes, error = regress(np.array(sizes, np.float64), sampled.sizes, sampled.mean_size, sampled.num_images)
         used = [size for size in sizes if size]
-        sources.append(_PackedImages([image.data for image in results if isinstance(image, Packed)]))
+        sources.append(_PackedImages([image.data for image in results if isinstance(image, PackedImage)]))
         estimates.append(
             Estimate(
                 settings=settings,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.data.sources.listing import Names
+from steadytrain.data.names import Names
 
 # Texts as file systems give them: bytes that are no UTF-8 are escaped.
 NAMES = st.lists(st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.binary().map(os.fsdecode)))

@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes, and why bytes cannot be used as an image: in a few words, with the remedy.
+"""Types of files, by their first bytes; reasons why bytes cannot be used as an image, in a few words, with the remedy.
 
 >>> file_type = recognise(b"version https://git-lfs.github.com/spec/v1", 130)
 >>> file_type.name, file_type.advice
@@ -16,8 +16,6 @@ import struct
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from steadytrain.data.recordio.framing import MAGIC
-
 LOOK_AT = 4096
 """How many bytes from the beginning are needed."""
 
@@ -28,7 +26,7 @@ PACK_IMAGES = "pack the images themselves: steady pack FOLDER OUT"  # instead of
 
 
 class FileType(NamedTuple):
-    """What a file is, advice to those who hoped for images, and whether packing takes such files."""
+    """A type of file, advice to those who hoped for images, and whether packing takes such files."""
 
     name: str
     advice: str
@@ -100,7 +98,7 @@ def recognise(start: bytes, size: int) -> FileType | None:
     """
     if not size:
         return FileType("empty: 0 bytes", "fetch or write it again")
-    if start[:4] == struct.pack("<I", MAGIC):
+    if start[:4] == b"\x0a\x23\xd7\xce":  # MXNet's RecordIO
         return None
     if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         first = start[30 : 30 + int.from_bytes(start[26:28], "little")]
@@ -209,7 +207,7 @@ def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> st
 
 
 def _ends_early(data: bytes | memoryview) -> bool:
-    """Whether a WebP is shorter than it says, or the tables of a TIFF would lie beyond its end."""
+    """Return whether a WebP is shorter than it says, or the tables of a TIFF would lie beyond its end."""
     start = bytes(data[:8])
     if start[:4] == b"RIFF":
         return int.from_bytes(start[4:], "little") + 8 > len(data)
@@ -234,10 +232,10 @@ def why_damaged(error: Exception) -> str:
     return next((meaning for pattern, meaning in _PILLOW_ERRORS if pattern.search(text)), f"damaged: {text}")
 
 
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}
 _HIERARCHICAL = {0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF}
-_SCAN, _END = 0xDA, 0xD9
+SCAN, _END = 0xDA, 0xD9
 
 
 class Frame(NamedTuple):
@@ -252,16 +250,16 @@ class Frame(NamedTuple):
 
 def frame_of(data: bytes | memoryview) -> Frame | None:
     """The frame header of a JPEG; None where there is none before the first scan."""
-    for marker, at in _markers(data):
-        if marker in _FRAMES and at + 10 <= len(data):
+    for marker, at in markers(data):
+        if marker in FRAMES and at + 10 <= len(data):
             height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
             return Frame(marker, data[at + 4], height, width, data[at + 9])
     return None
 
 
 def scan_of(data: bytes | memoryview) -> int:
-    """Where the first scan of a JPEG begins; the number of its bytes where there is none."""
-    return next((at for marker, at in _markers(data) if marker == _SCAN), len(data))
+    """Return the byte at which the first scan of a JPEG begins; the number of its bytes where there is none."""
+    return next((at for marker, at in markers(data) if marker == SCAN), len(data))
 
 
 def has_all_scans(data: bytes | memoryview) -> bool:
@@ -275,7 +273,7 @@ def has_all_scans(data: bytes | memoryview) -> bool:
     left_bits: dict[tuple[int, int], int] = {}
     data = bytes(data)
     while at + 10 <= len(data):
-        if data[at + 1] == _SCAN:
+        if data[at + 1] == SCAN:
             end = at + 5 + 2 * data[at + 4]
             first, last, bits = data[end : end + 3].ljust(3, b"\xff")
             for colour in data[at + 5 : end : 2]:
@@ -288,14 +286,14 @@ def has_all_scans(data: bytes | memoryview) -> bool:
 _BEHIND_DATA = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # neither a stuffed byte nor a restart marker
 
 
-def _markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+def markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
     """The second bytes of a JPEG's markers, and where they stand, as far as its first scan or its end."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
         if marker != 0xFF:
             yield marker, at
-        if marker in (_SCAN, _END):
+        if marker in (SCAN, _END):
             return
         # Any number of 0xFF may stand before a marker; every marker this early has a length.
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -304,7 +302,7 @@ def _markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
 def _why_no_jpeg(data: bytes | memoryview) -> str:
     frame = frame_of(data)
     if frame is None:
-        has_scan_or_end = any(bytes((0xFF, marker)) in bytes(data) for marker in (_SCAN, _END))
+        has_scan_or_end = any(bytes((0xFF, marker)) in bytes(data) for marker in (SCAN, _END))
         return "damaged header" if has_scan_or_end else CUT_SHORT
     if frame.kind in _LOSSLESS:
         return f"a lossless JPEG of {frame.bits} bits, which is not read here: convert it to PNG"

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from steadytrain.data.recordio.framing import from_ppm, to_ppm
+from steadytrain.data.images.decode import from_ppm
+from steadytrain.data.images.encode import to_ppm
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), colour=st.booleans())

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.recordio.damage import made_of
 
-from steadytrain.data.checking.file_types import LOOK_AT, recognise
-from steadytrain.data.checking.images import raw_shape
+from steadytrain.data.images.file_types import LOOK_AT, recognise
+from steadytrain.data.images.look import raw_shape
 
 
 def _image(kind: str) -> bytes:

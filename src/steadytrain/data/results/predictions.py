@@ -1,4 +1,4 @@
-"""What a network predicted for each image of a data set: a CSV file that an evaluation writes and reports read.
+"""Predictions for each image of a data set: a CSV file that an evaluation writes and reports read.
 
 A line for each image, in the order of the data set: the ``file`` that it was packed from, where a ``.lst`` beside the
 records names it; the record file (``shard``) and the number of the ``record`` in it, from 0; the ``true`` and the
@@ -28,7 +28,7 @@ MOST_LINES = 65_536
 
 
 class ImageResult(NamedTuple):
-    """What was predicted for one image: a line of the file."""
+    """The prediction for one image: a line of the file."""
 
     file: str
     shard: str

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Score:
+class ClassScore:
     """Precision, recall and F1 as fractions; None where there is nothing to divide by.
 
     ``precision``: of the images predicted as a class, those that are of it. ``recall``: of the images of a class, those
@@ -23,27 +23,27 @@ class Score:
     f1: float | None
 
 
-def score_of(right: int, n: int, guesses: int) -> Score:
+def score_of(right: int, n: int, guesses: int) -> ClassScore:
     """Compute the score of a class: images rightly predicted as it, images of it, images predicted as it."""
-    return Score(
+    return ClassScore(
         precision=right / guesses if guesses else None,
         recall=right / n if n else None,
         f1=2 * right / (n + guesses) if n else None,
     )
 
 
-def macro(scores: Sequence[Score]) -> Score:
+def macro(scores: Sequence[ClassScore]) -> ClassScore:
     """Average scores over the classes that have images, all weighing the same; a precision of None counts as 0."""
     present = [score for score in scores if score.recall is not None]
     if not present:
-        return Score(None, None, None)
+        return ClassScore(None, None, None)
     columns = zip(*((score.precision or 0.0, score.recall or 0.0, score.f1 or 0.0) for score in present), strict=True)
-    return Score(*(sum(column) / len(present) for column in columns))
+    return ClassScore(*(sum(column) / len(present) for column in columns))
 
 
 @dataclass(frozen=True)
-class LabelScore(Score):
-    """Of one label: a :class:`Score`, the images that have it, for which it is predicted, and for which rightly so.
+class LabelScore(ClassScore):
+    """Add to the score of a label the images that have it, for which it is predicted, and for which rightly so.
 
     ``ap``: its average precision; None where no image has it.
     """

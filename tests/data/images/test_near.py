@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from steadytrain.cli import main
-from steadytrain.data.checking.near import MOST_BITS, Hashes, find_alike, perceptual_hash
 from steadytrain.data.checking.records import examine_records
 from steadytrain.data.checking.sources import examine_source
+from steadytrain.data.images.near import MOST_BITS, Hashes, find_alike, perceptual_hash
 from steadytrain.data.packing.pack import pack
 
 

@@ -14,10 +14,10 @@ from tests.reports.runs import finished, recipe
 import steadytrain
 from steadytrain.errors import RunError
 from steadytrain.events import Ceilings
-from steadytrain.monitor import Evidence, diagnose
-from steadytrain.monitor.diagnose import order
+from steadytrain.monitor import Cause, Evidence, diagnose
 from steadytrain.monitor.ledger import BUCKETS
-from steadytrain.monitor.rules import Cause, find_causes
+from steadytrain.monitor.rules import find_causes
+from steadytrain.monitor.rules.diagnose import order
 from steadytrain.run import Run
 
 

@@ -1,4 +1,4 @@
-"""What the names of files say: images, splits, patterns such as ``shards-{000..010}.tar``, and how to print them."""
+"""Names of files: of images, of splits, and patterns such as ``shards-{000..010}.tar``."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ _UNLABELLED_WORDS = frozenset(
 
 
 def is_image(name: str) -> bool:
-    """Whether a file's name ends as an image's does."""
+    """Return whether a file's name ends as an image's does."""
     stem, dot, suffix = name.rpartition(".")  # called a million times
     return bool(stem) and (dot + suffix).lower() in SUFFIXES
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a file or folder belongs to no data set: hidden, or left by a file manager."""
+    """Return whether a file or folder belongs to no data set: hidden, or left by a file manager."""
     return name.startswith(".") or name.casefold() in _IGNORED
 
 
@@ -131,7 +131,7 @@ def folder_splits(names: Sequence[str]) -> dict[str, str]:
 
 
 def is_wrapper(name: str, within: str) -> bool:
-    """Whether a folder is no class of what lies in the folder ``within``, but one more folder around the images.
+    """Return whether a folder inside ``within`` is no class, but one more folder around the images.
 
     >>> is_wrapper("images", "train"), is_wrapper("seg_train", "seg_train"), is_wrapper("cat", "train")
     (True, True, False)
@@ -141,7 +141,7 @@ def is_wrapper(name: str, within: str) -> bool:
 
 
 def holds_no_labels(name: str) -> bool:
-    """Whether a folder's or a table's name says that it has no labels: ``seg_pred``, ``sample_submission.csv``.
+    """Return whether a folder's or a table's name says that it has no labels: ``seg_pred``, ``sample_submission.csv``.
 
     >>> holds_no_labels("seg_pred"), holds_no_labels("sampleSubmission.csv"), holds_no_labels("labels.csv")
     (True, True, False)
@@ -168,7 +168,7 @@ def validation_names(train: str) -> list[str]:
 
 
 def is_shard(name: str) -> bool:
-    """Whether a file is numbered among several, as ``photos-00000-of-00004.rec``."""
+    """Return whether a file is numbered among several, as ``photos-00000-of-00004.rec``."""
     return _SHARD.search(name.partition(".")[0]) is not None
 
 
@@ -199,7 +199,7 @@ def order_splits(parts: dict[str, T], say: Callable[[str], None], where: str) ->
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a name stands for several.
+    """Return whether a name stands for several.
 
     >>> is_pattern("a-{0..3}.tar"), is_pattern("a-*.tar"), is_pattern("a{b}.tar")
     (True, True, False)
@@ -227,7 +227,7 @@ def braces(text: str) -> list[str]:
 
 
 def _options(inside: str) -> list[str] | None:
-    """What a pair of braces stands for; None where it is no more than a pair of braces."""
+    """List the names that a pair of braces stands for; None where it is no more than a pair of braces."""
     match = _RANGE.fullmatch(inside)
     if match is None:
         return inside.split(",") if "," in inside else None

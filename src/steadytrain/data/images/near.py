@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.recordio.framing import Pixels
+from steadytrain.data.arrays import Ints, Pixels
 
-Rows = NDArray[np.int64]
 Hashes = NDArray[np.uint64]  # [N, 2]: of each image, and of it mirrored; zeros where there is none
 
 MOST_BITS = 6  # in which two hashes may differ, at most 7 here; docs/check.md has the measurement
@@ -94,7 +93,7 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
     return sorted(pairs)
 
 
-def _ranges(starts: Rows, ends: Rows) -> Iterator[tuple[Rows, Rows]]:
+def _ranges(starts: Ints, ends: Ints) -> Iterator[tuple[Ints, Ints]]:
     """All the places from ``starts[n]`` to ``ends[n] - 1``, each with its n, some millions at a time."""
     counts = ends - starts
     stops = np.cumsum(counts)

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import io
 import math
-import struct
-import zlib
-from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,27 +23,25 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageChops
 
-from steadytrain.data.checking.file_types import frame_of, scan_of
-from steadytrain.data.packing.images import (
+from steadytrain.data.arrays import Pixels
+from steadytrain.data.images.decode import (
     MAX_PIXELS,
-    STRIP_PIXELS,
     BadImageError,
-    Counts,
-    PixelCount,
-    complete_jpeg,
+    decode_file,
+    decode_jpeg,
     format_of,
+    from_ppm,
     is_common,
-    is_common_jpeg,
-    load,
     orientation,
+    plain_png,
     read_header,
+    reduction,
     to_pixels,
     turn,
 )
-from steadytrain.data.packing.resize import resize
-from steadytrain.data.packing.worker_pool import map_in_children
-from steadytrain.data.recordio.framing import MAX_PAYLOAD, Pixels, from_ppm, to_ppm
-from steadytrain.data.sources.listing import Piece, read_file, read_piece
+from steadytrain.data.images.file_types import frame_of, scan_of
+from steadytrain.data.images.resize import resize
+from steadytrain.data.images.statistics import PixelCount
 from steadytrain.errors import DataError, did_you_mean
 
 native: Any = None
@@ -57,7 +52,7 @@ Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 Subsampling = Literal["420", "444", "auto"]
 
 SMALL_SIDE = 64
-_ROOM = 4096  # bytes of a record kept free for its header and labels
+MOST_BYTES = 2**29 - 1 - 4096  # of an encoded image: what a record can hold, less its header and labels
 _LONGEST_SIDE = {"jpg": 65_500, "webp": 16_383}  # pixels, by libjpeg and by the format
 MIN_CHROMA_PSNR = 36.0
 """Decibels of chroma below which ``auto`` takes 4:4:4; measured in docs/records.md."""
@@ -68,8 +63,8 @@ _MCU_WIDTH = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  #
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How images are stored.
+class PackSettings:
+    """The form in which images are stored.
 
     Args:
         shorter_side: larger images are scaled down to this many pixels on their shorter side (bicubic, antialiased);
@@ -129,7 +124,7 @@ class Settings:
 
     @property
     def stores_jpegs(self) -> bool:
-        """Whether images may be encoded as JPEGs."""
+        """Return whether images may be encoded as JPEGs."""
         return self.encoding in ("auto", "jpg")
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +141,7 @@ class Settings:
         return values
 
 
-class Packed(NamedTuple):
+class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
     ``full_chroma``: it was encoded as a JPEG of 4:4:4. ``peak``: the largest value of an image of 16 bits whose range
@@ -163,27 +158,7 @@ class Packed(NamedTuple):
     peak: int = -1
 
 
-def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None = None) -> Packed | str:
-    """Read and encode one image; return the reason, in a few words, where it cannot be used.
-
-    Args:
-        place: the path of an image file, or where an image lies inside a file.
-        count: takes the pixels in, before compression.
-    """
-    try:
-        if isinstance(place, str):
-            return pack_bytes(read_file(place), settings, count)
-        data = read_piece(place)
-        if place.pixels is not None:
-            return pack_pixels(place.pixels.of(data), settings, count)
-        return pack_bytes(data, settings, count)
-    except BadImageError as error:
-        return str(error)
-    except MemoryError:
-        return "too large for this machine's memory"
-
-
-def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None) -> Packed:
+def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
     """Check and encode one image; arguments as for :func:`pack_file`.
 
     Raises:
@@ -202,7 +177,7 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     if isinstance(pixels, Image.Image):
         peak = pixels.info.get("peak", -1)
     if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
-        pixels = to_pixels(pixels, factor=max(1, _reduction(pixels.size, settings.shorter_side)))
+        pixels = to_pixels(pixels, factor=max(1, reduction(pixels.size, settings.shorter_side)))
     image = image._replace(decoded=pixels)  # what Pillow holds of a large image is as large again
     pixels = turn(_resize(pixels, size, settings), image.orientation)
     if stays or kept:
@@ -214,7 +189,7 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     return packed if peak < 0 else packed._replace(peak=peak)
 
 
-def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = None) -> Packed:
+def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
     """Encode bare pixels, uint8[H, W, 3] or uint8[H, W]; the rest as for :func:`pack_bytes`.
 
     Raises:
@@ -239,7 +214,7 @@ class _Opened(NamedTuple):
     can_stay: bool
 
 
-def _open(data: bytes, settings: Settings) -> _Opened:
+def _open(data: bytes, settings: PackSettings) -> _Opened:
     image = read_header(data)
     decoded, is_sound = decode_file(image, data, settings.shorter_side)
     name, turned = format_of(image), orientation(image)
@@ -258,7 +233,7 @@ def _open(data: bytes, settings: Settings) -> _Opened:
     return _Opened(decoded, image.size, len(image.getbands()), name, turned, can_stay)
 
 
-def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
+def _open_plain_jpeg(data: bytes, settings: PackSettings) -> _Opened | None:
     """Open the JPEG that most photographs are without Pillow; None for any other, and for a damaged one."""
     frame = frame_of(data) if data[:2] == b"\xff\xd8" else None
     if frame is None or not is_common(frame) or frame.parts not in (1, 3):
@@ -268,74 +243,25 @@ def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
         return None  # it may be turned, or of other colours
     size = frame.width, frame.height
     try:
-        pixels = _decode_jpeg(data, size, frame.parts, settings.shorter_side)
+        pixels = decode_jpeg(data, size, frame.parts, settings.shorter_side)
     except ValueError:
         return None
     can_stay = settings.stores_jpegs and not (settings.grey and frame.parts == 3)
     return _Opened(pixels, size, frame.parts, "jpg", 1, can_stay)
 
 
-def _open_plain_png(data: bytes, settings: Settings) -> _Opened | None:
+def _open_plain_png(data: bytes, settings: PackSettings) -> _Opened | None:
     """Open the PNG that most small images are; None for any other, and for a damaged one."""
     pixels = plain_png(data, most=MAX_PIXELS)
     if pixels is None:
         return None
     size, channels = (pixels.shape[1], pixels.shape[0]), 1 if pixels.ndim == 2 else 3
-    decoded = Image.fromarray(pixels) if _reduction(size, settings.shorter_side) > 1 else pixels
+    decoded = Image.fromarray(pixels) if reduction(size, settings.shorter_side) > 1 else pixels
     can_stay = _target_format(settings, size) == "png" and not (settings.grey and channels == 3)
     return _Opened(decoded, size, channels, "png", 1, can_stay)
 
 
-def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None) -> tuple[Image.Image | Pixels, bool]:
-    """Return pixels as they lie in the file, perhaps scaled down by a JPEG's own transform, and whether it is sound.
-
-    Args:
-        image: what :func:`~steadytrain.data.packing.images.read_header` made of ``data``.
-        shorter_side: that it will be scaled down to, in pixels; None: every pixel is wanted.
-
-    Raises:
-        BadImageError: damaged or cut short.
-    """
-    if format_of(image) != "jpg":
-        return load(image), True
-    if image.mode not in ("L", "RGB") or not is_common_jpeg(data):
-        return load(image), False
-    try:
-        return _decode_jpeg(data, image.size, 1 if image.mode == "L" else 3, shorter_side), True
-    except ValueError as error:
-        complaint = str(error).lower()
-        if "premature end of jpeg file" in complaint:
-            if (whole := complete_jpeg(data)) is None:
-                raise BadImageError("cut short") from None
-            return _decode_jpeg(whole, image.size, 1 if image.mode == "L" else 3, shorter_side), False
-        if "premature end" in complaint:
-            raise BadImageError("damaged: image data is missing") from None
-    # What else libjpeg complains of (stray bytes, odd markers) costs no pixels where Pillow can read it.
-    return load(image), False
-
-
-def _decode_jpeg(data: bytes, size: tuple[int, int], channels: int, shorter_side: int | None) -> Pixels:
-    """Decode to the full size, or to a half, a quarter or an eighth; raise ValueError for anything libjpeg dislikes.
-
-    The other fractions are slower than no scaling at all.
-    """
-    factor = next(f for f in (8, 4, 2, 1) if f <= max(_reduction(size, shorter_side), 1))
-    width, height = (-(-side // factor) for side in size)
-    space = "GRAY" if channels == 1 else "RGB"
-    pixels: Pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
-    return pixels[..., 0] if channels == 1 else pixels
-
-
-def _reduction(size: tuple[int, int], shorter_side: int | None) -> int:
-    """Return the whole factor to average an image down by before it is resized.
-
-    At least twice ``shorter_side`` is left: closer to it the decoder's own scaling would be seen (as Pillow's
-    ``reducing_gap=2``).
-    """
-    return min(size) // (2 * shorter_side) if shorter_side else 1
-
-
-def _resize(pixels: Pixels, size: tuple[int, int], settings: Settings) -> Pixels:
+def _resize(pixels: Pixels, size: tuple[int, int], settings: PackSettings) -> Pixels:
     if settings.grey and pixels.ndim == 3:
         pixels = np.asarray(Image.fromarray(pixels).convert("L"))
     return resize(pixels, size)
@@ -353,13 +279,13 @@ def _fit(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
     return width, height
 
 
-def _target_format(settings: Settings, size: tuple[int, int]) -> str:
+def _target_format(settings: PackSettings, size: tuple[int, int]) -> str:
     if settings.encoding in ("auto", "pass"):
         return "png" if max(size) <= SMALL_SIDE else "jpg"
     return "ppm" if settings.encoding == "raw" else settings.encoding
 
 
-def _encode(pixels: Pixels, name: str, settings: Settings) -> Packed:
+def _encode(pixels: Pixels, name: str, settings: PackSettings) -> PackedImage:
     height, width = pixels.shape[:2]
     if name in _LONGEST_SIDE and max(height, width) > _LONGEST_SIDE[name]:
         raise BadImageError(
@@ -379,10 +305,10 @@ def _encode(pixels: Pixels, name: str, settings: Settings) -> Packed:
     return _packed(data, pixels.shape, name, kept=False)._replace(full_chroma=is_full)
 
 
-def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> Packed:
-    if len(data) > MAX_PAYLOAD - _ROOM:
+def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> PackedImage:
+    if len(data) > MOST_BYTES:
         raise BadImageError(f"{len(data):,} bytes are more than a record can hold")
-    return Packed(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
+    return PackedImage(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
 
 
 def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsampling = "420") -> bytes:
@@ -392,7 +318,7 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
         pixels: uint8[H, W, 3] or uint8[H, W].
         quality: 1 to 100.
         most: as for :func:`restart_interval`; 0: no markers.
-        subsampling: as for ``Settings``; of no consequence for grey.
+        subsampling: as for ``PackSettings``; of no consequence for grey.
     """
     is_full = wants_full_chroma(pixels, subsampling)
     options: dict[str, Any] = {"quality": quality, "subsampling": "4:4:4" if is_full else "4:2:0"}
@@ -469,93 +395,12 @@ def restart_interval(width: int, mcu: int, *, most: int) -> int:
     return next(each for each in range(max(1, most * _RESTART_UNIT // mcu), 0, -1) if across % each == 0)
 
 
-_PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-# Bits a channel, kind of colour, and the methods of compression, filtering and interlacing.
-_PNG_MODES = {b"\x08\0\0\0\0": "L", b"\x08\2\0\0\0": "RGB"}
-_HARMLESS_CHUNKS = {b"IHDR", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"tEXt", b"tIME", b"bKGD", b"sBIT"}
-_read_chunk_head = struct.Struct(">I4s").unpack_from
+def to_ppm(pixels: Pixels) -> bytes:
+    """Write uint8[H, W, 3] as a PPM (P6), or uint8[H, W] as a PGM (P5), which other programs read as well.
 
-
-def plain_png(data: bytes, *, most: int) -> Pixels | None:
-    """Decode a plain PNG with a third of the interpreter's work that Pillow's reader of files costs.
-
-    Small images are mostly that work. Plain is a PNG of 8 bits a channel, grey or RGB, not interlaced, whose chunks are
-    all sound and hold nothing that would change a pixel. Pillow's decoder still does the decoding.
-
-    Returns:
-        uint8[H, W] or uint8[H, W, 3]; None for anything that is not a sound, plain PNG of at most ``most`` pixels.
-
-    >>> plain_png(b"\\x89PNG\\r\\n", most=100) is None
-    True
+    >>> data = to_ppm(np.zeros((2, 3, 3), np.uint8))
+    >>> data[:11], len(data), from_ppm(data).shape
+    (b'P6\\n3 2\\n255\\n', 29, (2, 3, 3))
     """
-    mode = _PNG_MODES.get(data[24:29])
-    if mode is None or data[:16] != _PNG_START:
-        return None
-    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    compressed = _image_data(data) if 0 < width * height <= most else None
-    if compressed is None:
-        return None
-    try:
-        image = Image.frombytes(mode, (width, height), compressed, "zip", mode, 0)
-    except ValueError:
-        return None
-    if width * height > STRIP_PIXELS:  # joining all bytes would take twice their memory
-        return to_pixels(image)
-    shape = (height, width, 3) if mode == "RGB" else (height, width)
-    return np.frombuffer(image.tobytes(), np.uint8).reshape(shape)
-
-
-def _image_data(data: bytes) -> bytes | None:
-    """Join the IDAT chunks; None where a chunk is damaged, or might change a pixel."""
-    at = 8
-    parts: list[bytes] = []
-    while at + 12 <= len(data):
-        size, kind = _read_chunk_head(data, at)
-        end = at + 8 + size
-        if end + 4 > len(data) or zlib.crc32(data[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            return None
-        if kind == b"IEND":
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        if kind == b"tEXt" and data.startswith((b"Raw profile type", b"XML:"), at + 8):
-            return None  # it may be turned
-        if kind == b"IDAT":
-            parts.append(data[at + 8 : end])
-        elif kind not in _HARMLESS_CHUNKS:
-            return None
-        at = end + 4
-    return None
-
-
-Portion = Sequence[tuple[str | Piece, bool]]  # images to encode, each with whether its pixels are counted
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPortion:
-    """For each image of a portion what to store, or why not; and the counts of the pixels to be counted."""
-
-    results: tuple[Packed | str, ...]
-    counts: Counts
-
-
-def encode_portion(portion: Portion, settings: Settings) -> EncodedPortion:
-    """Encode one portion in this process."""
-    count = PixelCount()
-    results = tuple(pack_file(place, settings, count if counted else None) for place, counted in portion)
-    return EncodedPortion(results, count.totals())
-
-
-def encode_all(portions: Iterable[Portion], settings: Settings, *, workers: int) -> Generator[EncodedPortion]:
-    """Encode portions in so many children, which small images need most, or in this process (``workers`` 0).
-
-    Results come in the order of the portions, whatever their number; a portion on which a child died comes in parts. A
-    file on which two children have died is given up, with the reason. Close the iterator to end it early.
-
-    Raises:
-        FailedError: no child could be started.
-    """
-
-    def on_crash(_: tuple[str | Piece, bool], ending: str) -> EncodedPortion:
-        return EncodedPortion((f"the decoder crashed ({ending})",), PixelCount().totals())
-
-    encode = partial(encode_portion, settings=settings)
-    yield from map_in_children(portions, encode, on_crash, workers=workers)
+    kind = 6 if pixels.ndim == 3 else 5
+    return b"P%d\n%d %d\n255\n" % (kind, pixels.shape[1], pixels.shape[0]) + pixels.tobytes()

@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 from tests.data.loader.pictures import encode, scene
 
+from steadytrain.data.images.encode import PackSettings, native
 from steadytrain.data.loader import Crop
-from steadytrain.data.packing.encode import Settings, native
-from steadytrain.data.packing.estimate import Estimate, alternatives, draw_sample, estimate, measure_sides, regress
+from steadytrain.data.loader.estimate import Estimate, alternatives, draw_sample, estimate, measure_sides, regress
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
 
 CUT = Crop(kind="resized-crop", size=48, flip=True)
-WAYS = [Settings(), Settings(shorter_side=64), Settings(shorter_side=64, quality=60), Settings(encoding="raw")]
+WAYS = [
+    PackSettings(),
+    PackSettings(shorter_side=64),
+    PackSettings(shorter_side=64, quality=60),
+    PackSettings(encoding="raw"),
+]
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def _packed_bytes(source: Path, out: Path, settings: Settings) -> int:
+def _packed_bytes(source: Path, out: Path, settings: PackSettings) -> int:
     packed = pack(source, out, shorter_side=settings.shorter_side, quality=settings.quality, encoding=settings.encoding)
     return sum(path.stat().st_size for path, _ in packed)
 
@@ -72,8 +77,8 @@ def test_a_source_without_a_sound_image_is_refused(photos: Path) -> None:
 def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
     shorter, largest = measure_sides(draw_sample(list_folder(photos)))
     assert 80 <= shorter < largest <= 338
-    large = alternatives(Settings(), shorter=500, largest=800)
-    assert large[0] == Settings()
+    large = alternatives(PackSettings(), shorter=500, largest=800)
+    assert large[0] == PackSettings()
     assert [(way.shorter_side, way.quality, way.encoding, way.restart, way.subsampling) for way in large[1:7]] == [
         (256, 95, "auto", 4, "420"),
         (384, 95, "auto", 4, "420"),
@@ -83,12 +88,13 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
         (256, 95, "raw", 4, "420"),
     ]
     assert [(way.shorter_side, way.mark_kept) for way in large[7:]] == [(None, True)] * (native is not None)
-    assert [way.encoding for way in alternatives(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
-    assert [way.subsampling for way in alternatives(Settings(subsampling="auto"), shorter=500, largest=800)[1:7]] == [
+    assert [way.encoding for way in alternatives(PackSettings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
+    auto = PackSettings(subsampling="auto")
+    assert [way.subsampling for way in alternatives(auto, shorter=500, largest=800)[1:7]] == [
         *["auto"] * 4, "420", "420",
     ]  # fmt: skip
-    assert {way.subsampling for way in alternatives(Settings(encoding="webp"), shorter=500, largest=800)} == {"420"}
-    assert {way.subsampling for way in alternatives(Settings(grey=True), shorter=500, largest=800)} == {"420"}
+    assert {way.subsampling for way in alternatives(PackSettings(encoding="webp"), shorter=500, largest=800)} == {"420"}
+    assert {way.subsampling for way in alternatives(PackSettings(grey=True), shorter=500, largest=800)} == {"420"}
 
 
 def test_regression_beats_the_mean_where_large_files_stay_large() -> None:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import encode, scene
 
-from steadytrain.data.loader import jpeg
-from steadytrain.data.packing.images import is_common_jpeg
+from steadytrain.data.images import jpeg
+from steadytrain.data.images.decode import is_common_jpeg
 
 Pixels = NDArray[np.uint8]
 

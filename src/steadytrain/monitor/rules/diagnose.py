@@ -64,7 +64,7 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """How fast a run is, and how fast it could be.
+    """The speed of a run, and the speed that it could have.
 
     Args:
         images_per_second: in the steady state, now.

@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Pixels
+
 wheel: Any = None
 with contextlib.suppress(ImportError):
     import cykooz_resizer
 
     wheel = cykooz_resizer
 
-Pixels = NDArray[np.uint8]
 
 PSNR = 50.0
 
@@ -40,7 +41,7 @@ _EXACT = 1 << 24  # whole numbers up to here are exact in float32
 
 
 class _Weights(NamedTuple):
-    """What each new row is made of: ``first`` row and weights, int32[new, taps], scaled up by 2**``bits``."""
+    """The old rows that make each new one: ``first`` row and weights, int32[new, taps], scaled up by 2**``bits``."""
 
     first: NDArray[np.int64]
     values: NDArray[np.int32]
@@ -78,7 +79,7 @@ def _options() -> object:
 
 
 def by_matrices(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Do the same as :func:`resize` by numpy alone."""
+    """Scale an image down as :func:`resize` does, by numpy alone."""
     if size[1] != pixels.shape[0]:
         pixels = _columns(pixels, size[1])
     if size[0] != pixels.shape[1]:

@@ -32,8 +32,8 @@ import contextlib
 import ctypes
 import functools
 import io
-import math
 import re
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,10 @@ from typing import Any
 import numpy as np
 import PIL
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from steadytrain.data.checking.file_types import Frame, frame_of, has_all_scans, why_damaged, why_no_image
-
-Counts = NDArray[np.int64]
-Pixels = NDArray[np.uint8]
+from steadytrain.data.arrays import Pixels
+from steadytrain.data.images.file_types import Frame, frame_of, has_all_scans, why_damaged, why_no_image
 
 MAX_PIXELS = 100_000_000
 
@@ -65,6 +62,13 @@ STRIP_PIXELS = 4_000_000
 
 _LOOK_FOR_BITS = 2**16  # bytes; sBIT stands before the palette and the pixels
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+_PNG_HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+# Bits a channel, kind of colour, and the methods of compression, filtering and interlacing.
+_PNG_MODES = {b"\x08\0\0\0\0": "L", b"\x08\2\0\0\0": "RGB"}
+_HARMLESS_CHUNKS = {b"IHDR", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"tEXt", b"tIME", b"bKGD", b"sBIT"}
+_read_chunk_head = struct.Struct(">I4s").unpack_from
+_PPM_HEADER = re.compile(rb"P([56])\n([1-9]\d{0,8}) ([1-9]\d{0,8})\n255\n")
+_LONGEST_PPM_HEADER = 32  # bytes, at least those of the longest header
 
 
 class BadImageError(ValueError):
@@ -405,101 +409,116 @@ def _check_range(least: float, largest: float) -> None:
         raise BadImageError(f"grey values from {int(least)} to {int(largest)}: only 0 to 65535 can be used")
 
 
-class DeepImages:
-    """Counts images of 16 bits whose range is not known, and the largest of their values."""
-
-    def __init__(self, count: int = 0, peak: int = 0) -> None:
-        self.count, self.peak = count, peak
-
-    def add(self, peak: int) -> None:
-        """Count in an image by its ``info["peak"]``; -1 for any other."""
-        if peak >= 0:
-            self.count, self.peak = self.count + 1, max(self.peak, peak)
-
-    def __add__(self, other: DeepImages) -> DeepImages:
-        return DeepImages(self.count + other.count, max(self.peak, other.peak))
-
-    def remark(self) -> str:
-        """Say what is lost and how to keep it, where none of them uses the upper bits; empty else.
-
-        >>> DeepImages(3, 4016).remark()[:72], DeepImages(3, 60000).remark()
-        ('3 images of 16 bits have no value above 4,016, as those of 12 bits have,', '')
-        """
-        bits = next((bits for bits in (8, 10, 12, 14) if self.peak < 2**bits), 16)
-        if not self.count or bits == 16:
-            return ""
-        images = "1 image of 16 bits has" if self.count == 1 else f"{self.count:,} images of 16 bits have"
-        return (
-            f"{images} no value above {self.peak:,}, as those of {bits} bits have, and the files do not say so: 65,535"
-            f" is read as white, so that of 256 levels {(self.peak + 128) // 257 + 1} are left. Scale the files first"
-            f" (ImageMagick: mogrify -evaluate multiply {2 ** (16 - bits)} FILES), and alike those that the model will"
-            " be used on"
-        )
-
-
-SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels
-EVERY = 8  # rows of a larger one
-_STACK = 64
-_ROWS = 256  # of squares up to 255 * 255, whose sum float32 still holds exactly
-
-
-class PixelCount:
-    """Counts pixel values of ``L`` and ``RGB`` images. The order of images does not matter, and totals can be added."""
-
-    def __init__(self) -> None:
-        self._totals: Counts = np.zeros((4, 3), np.int64)
-        # Small images of one shape are stacked and counted together.
-        self._stack: Pixels = np.empty((0, 0, 0), np.uint8)
-        self._stacked = 0
-
-    def add(self, image: Image.Image | Pixels) -> None:
-        """Count the pixels of an ``L`` or ``RGB`` image, or of uint8[H, W] or uint8[H, W, 3]."""
-        pixels = np.asarray(image)
-        if pixels.shape[0] * pixels.shape[1] > SMALL:
-            self._count(pixels[min(EVERY, len(pixels)) // 2 :: EVERY])
-            return
-        if self._stack.shape[1:] != pixels.shape or self._stacked == _STACK:
-            self._count_stack()
-            self._stack = np.empty((_STACK, *pixels.shape), np.uint8)
-        self._stack[self._stacked] = pixels
-        self._stacked += 1
-
-    def totals(self) -> Counts:
-        """Return int64[4, 3]: of red, green, blue, and grey (of ``L`` images) number, sum, sum of squares."""
-        self._count_stack()
-        return self._totals
-
-    def _count_stack(self) -> None:
-        if self._stacked:
-            pixels = self._stack[: self._stacked]
-            self._count(pixels.reshape(-1, *pixels.shape[2:]))
-        self._stacked = 0
-
-    def _count(self, pixels: Pixels) -> None:
-        """Sum down the columns by products with ones, the fastest that numpy has; each of them exact in float32."""
-        sums = np.zeros((2, pixels[0].size), np.int64)
-        for top in range(0, len(pixels), _ROWS):
-            values = pixels[top : top + _ROWS].reshape(-1, sums.shape[1]).astype(np.float32)
-            ones = np.ones(len(values), np.float32)
-            sums[0] += (ones @ values).astype(np.int64)
-            np.multiply(values, values, out=values)
-            sums[1] += (ones @ values).astype(np.int64)
-        rows = slice(0, 3) if pixels.ndim == 3 else slice(3, 4)
-        self._totals[rows, 0] += pixels.shape[0] * pixels.shape[1]
-        self._totals[rows, 1:] += sums.reshape(2, pixels.shape[1], -1).sum(axis=1).T
-
-
-def mean_and_std(totals: Counts, *, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, of values in [0, 1]; empty where nothing was counted.
+def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None) -> tuple[Image.Image | Pixels, bool]:
+    """Return pixels as they lie in the file, perhaps scaled down by a JPEG's own transform, and whether it is sound.
 
     Args:
-        totals: of one or several :class:`PixelCount`, added.
-        channels: 3 adds grey images to each colour; 1 takes the grey ones alone.
+        image: what :func:`read_header` made of ``data``.
+        shorter_side: that it will be scaled down to, in pixels; None: every pixel is wanted.
+
+    Raises:
+        BadImageError: damaged or cut short.
     """
-    rows = totals[:3] + totals[3] if channels == 3 else totals[3:]
-    if not rows[:, 0].all():
-        return (), ()
-    # In whole numbers, but for the divisions: no rounding, however many pixels there are.
-    sums = [(n, first, second) for n, first, second in rows.tolist()]
-    means = tuple(first / (255 * n) for n, first, _ in sums)
-    return means, tuple(math.sqrt((second * n - first * first) / (255 * n) ** 2) for n, first, second in sums)
+    if format_of(image) != "jpg":
+        return load(image), True
+    if image.mode not in ("L", "RGB") or not is_common_jpeg(data):
+        return load(image), False
+    try:
+        return decode_jpeg(data, image.size, 1 if image.mode == "L" else 3, shorter_side), True
+    except ValueError as error:
+        complaint = str(error).lower()
+        if "premature end of jpeg file" in complaint:
+            if (whole := complete_jpeg(data)) is None:
+                raise BadImageError("cut short") from None
+            return decode_jpeg(whole, image.size, 1 if image.mode == "L" else 3, shorter_side), False
+        if "premature end" in complaint:
+            raise BadImageError("damaged: image data is missing") from None
+    # What else libjpeg complains of (stray bytes, odd markers) costs no pixels where Pillow can read it.
+    return load(image), False
+
+
+def decode_jpeg(data: bytes, size: tuple[int, int], channels: int, shorter_side: int | None) -> Pixels:
+    """Decode to the full size, or to a half, a quarter or an eighth; raise ValueError for anything libjpeg dislikes.
+
+    The other fractions are slower than no scaling at all.
+    """
+    factor = next(f for f in (8, 4, 2, 1) if f <= max(reduction(size, shorter_side), 1))
+    width, height = (-(-side // factor) for side in size)
+    space = "GRAY" if channels == 1 else "RGB"
+    pixels: Pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
+    return pixels[..., 0] if channels == 1 else pixels
+
+
+def reduction(size: tuple[int, int], shorter_side: int | None) -> int:
+    """Return the whole factor to average an image down by before it is resized.
+
+    At least twice ``shorter_side`` is left: closer to it the decoder's own scaling would be seen (as Pillow's
+    ``reducing_gap=2``).
+    """
+    return min(size) // (2 * shorter_side) if shorter_side else 1
+
+
+def plain_png(data: bytes, *, most: int) -> Pixels | None:
+    """Decode a plain PNG with a third of the interpreter's work that Pillow's reader of files costs.
+
+    Small images are mostly that work. Plain is a PNG of 8 bits a channel, grey or RGB, not interlaced, whose chunks are
+    all sound and hold nothing that would change a pixel. Pillow's decoder still does the decoding.
+
+    Returns:
+        uint8[H, W] or uint8[H, W, 3]; None for anything that is not a sound, plain PNG of at most ``most`` pixels.
+
+    >>> plain_png(b"\\x89PNG\\r\\n", most=100) is None
+    True
+    """
+    mode = _PNG_MODES.get(data[24:29])
+    if mode is None or data[:16] != _PNG_HEAD:
+        return None
+    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    compressed = _image_data(data) if 0 < width * height <= most else None
+    if compressed is None:
+        return None
+    try:
+        image = Image.frombytes(mode, (width, height), compressed, "zip", mode, 0)
+    except ValueError:
+        return None
+    if width * height > STRIP_PIXELS:  # joining all bytes would take twice their memory
+        return to_pixels(image)
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    return np.frombuffer(image.tobytes(), np.uint8).reshape(shape)
+
+
+def _image_data(data: bytes) -> bytes | None:
+    """Join the IDAT chunks; None where a chunk is damaged, or might change a pixel."""
+    at = 8
+    parts: list[bytes] = []
+    while at + 12 <= len(data):
+        size, kind = _read_chunk_head(data, at)
+        end = at + 8 + size
+        if end + 4 > len(data) or zlib.crc32(data[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return None
+        if kind == b"IEND":
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        if kind == b"tEXt" and data.startswith((b"Raw profile type", b"XML:"), at + 8):
+            return None  # it may be turned
+        if kind == b"IDAT":
+            parts.append(data[at + 8 : end])
+        elif kind not in _HARMLESS_CHUNKS:
+            return None
+        at = end + 4
+    return None
+
+
+def from_ppm(data: Any) -> Pixels | None:
+    """Return the pixels that :func:`to_ppm` wrote, uint8[H, W, 3] or uint8[H, W], not copied; None for anything else.
+
+    Only the form that is written here is read here: one space, no comment, 255 as the largest value. Any other PPM is
+    left to a decoder of images.
+    """
+    head = _PPM_HEADER.match(bytes(data[:_LONGEST_PPM_HEADER]))
+    if head is None:
+        return None
+    width, height = int(head[2]), int(head[3])
+    shape = (height, width, 3) if head[1] == b"6" else (height, width)
+    if len(data) != head.end() + width * height * (3 if len(shape) == 3 else 1):
+        return None
+    return np.frombuffer(data, np.uint8, offset=head.end()).reshape(shape)

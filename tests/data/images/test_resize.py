@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.packing import resize as module
-from steadytrain.data.packing.resize import PSNR, by_matrices, resize
+from steadytrain.data.images import resize as module
+from steadytrain.data.images.resize import PSNR, by_matrices, resize
 
 Pixels = NDArray[np.uint8]
 needs_wheel = pytest.mark.skipif(module.wheel is None, reason="the wheel cykooz-resizer is not installed here")

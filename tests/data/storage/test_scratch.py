@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import StorageError
 
 HOLD = """
 import sys
 from pathlib import Path
-from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside
 with scratch_beside(Path(sys.argv[1])) as own:
     (own / "big").write_bytes(b"x")
     print(own, flush=True)

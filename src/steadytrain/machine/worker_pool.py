@@ -126,8 +126,7 @@ def start_child(
         FailedError: no process can be started.
     """
     program = (
-        f"import sys\nsys.path[:] = {sys.path!r}\n"
-        f"from steadytrain.data.packing.worker_pool import run\nrun({module!r})\n"
+        f"import sys\nsys.path[:] = {sys.path!r}\nfrom steadytrain.machine.worker_pool import run\nrun({module!r})\n"
     )
     command, variables = [sys.executable, "-c", program], {**_MEMORY, **os.environ, **_THREADS}
     # The child hears no Ctrl-C, not even as it begins: the parent does, and ends it.

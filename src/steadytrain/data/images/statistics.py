@@ -1,0 +1,109 @@
+"""Mean and standard deviation of pixels, and the levels that images of 16 bits use."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image
+
+from steadytrain.data.arrays import Ints, Pixels
+
+SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels
+EVERY = 8  # rows of a larger one
+_STACK = 64
+_ROWS = 256  # of squares up to 255 * 255, whose sum float32 still holds exactly
+
+
+class PixelCount:
+    """Ints pixel values of ``L`` and ``RGB`` images. The order of images does not matter, and totals can be added."""
+
+    def __init__(self) -> None:
+        self._totals: Ints = np.zeros((4, 3), np.int64)
+        # Small images of one shape are stacked and counted together.
+        self._stack: Pixels = np.empty((0, 0, 0), np.uint8)
+        self._stacked = 0
+
+    def add(self, image: Image.Image | Pixels) -> None:
+        """Count the pixels of an ``L`` or ``RGB`` image, or of uint8[H, W] or uint8[H, W, 3]."""
+        pixels = np.asarray(image)
+        if pixels.shape[0] * pixels.shape[1] > SMALL:
+            self._count(pixels[min(EVERY, len(pixels)) // 2 :: EVERY])
+            return
+        if self._stack.shape[1:] != pixels.shape or self._stacked == _STACK:
+            self._count_stack()
+            self._stack = np.empty((_STACK, *pixels.shape), np.uint8)
+        self._stack[self._stacked] = pixels
+        self._stacked += 1
+
+    def totals(self) -> Ints:
+        """Return int64[4, 3]: of red, green, blue, and grey (of ``L`` images) number, sum, sum of squares."""
+        self._count_stack()
+        return self._totals
+
+    def _count_stack(self) -> None:
+        if self._stacked:
+            pixels = self._stack[: self._stacked]
+            self._count(pixels.reshape(-1, *pixels.shape[2:]))
+        self._stacked = 0
+
+    def _count(self, pixels: Pixels) -> None:
+        """Sum down the columns by products with ones, the fastest that numpy has; each of them exact in float32."""
+        sums = np.zeros((2, pixels[0].size), np.int64)
+        for top in range(0, len(pixels), _ROWS):
+            values = pixels[top : top + _ROWS].reshape(-1, sums.shape[1]).astype(np.float32)
+            ones = np.ones(len(values), np.float32)
+            sums[0] += (ones @ values).astype(np.int64)
+            np.multiply(values, values, out=values)
+            sums[1] += (ones @ values).astype(np.int64)
+        rows = slice(0, 3) if pixels.ndim == 3 else slice(3, 4)
+        self._totals[rows, 0] += pixels.shape[0] * pixels.shape[1]
+        self._totals[rows, 1:] += sums.reshape(2, pixels.shape[1], -1).sum(axis=1).T
+
+
+def mean_and_std(totals: Ints, *, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, of values in [0, 1]; empty where nothing was counted.
+
+    Args:
+        totals: of one or several :class:`PixelCount`, added.
+        channels: 3 adds grey images to each colour; 1 takes the grey ones alone.
+    """
+    rows = totals[:3] + totals[3] if channels == 3 else totals[3:]
+    if not rows[:, 0].all():
+        return (), ()
+    # In whole numbers, but for the divisions: no rounding, however many pixels there are.
+    sums = [(n, first, second) for n, first, second in rows.tolist()]
+    means = tuple(first / (255 * n) for n, first, _ in sums)
+    return means, tuple(math.sqrt((second * n - first * first) / (255 * n) ** 2) for n, first, second in sums)
+
+
+class DeepImages:
+    """Ints images of 16 bits whose range is not known, and the largest of their values."""
+
+    def __init__(self, count: int = 0, peak: int = 0) -> None:
+        self.count, self.peak = count, peak
+
+    def add(self, peak: int) -> None:
+        """Count in an image by its ``info["peak"]``; -1 for any other."""
+        if peak >= 0:
+            self.count, self.peak = self.count + 1, max(self.peak, peak)
+
+    def __add__(self, other: DeepImages) -> DeepImages:
+        return DeepImages(self.count + other.count, max(self.peak, other.peak))
+
+    def remark(self) -> str:
+        """Say what is lost and how to keep it, where none of them uses the upper bits; empty else.
+
+        >>> DeepImages(3, 4016).remark()[:72], DeepImages(3, 60000).remark()
+        ('3 images of 16 bits have no value above 4,016, as those of 12 bits have,', '')
+        """
+        bits = next((bits for bits in (8, 10, 12, 14) if self.peak < 2**bits), 16)
+        if not self.count or bits == 16:
+            return ""
+        images = "1 image of 16 bits has" if self.count == 1 else f"{self.count:,} images of 16 bits have"
+        return (
+            f"{images} no value above {self.peak:,}, as those of {bits} bits have, and the files do not say so: 65,535"
+            f" is read as white, so that of 256 levels {(self.peak + 128) // 257 + 1} are left. Scale the files first"
+            f" (ImageMagick: mogrify -evaluate multiply {2 ** (16 - bits)} FILES), and alike those that the model will"
+            " be used on"
+        )

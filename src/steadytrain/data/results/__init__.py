@@ -1,0 +1,1 @@
+"""Predictions for the images of a data set, and scores of them."""
