@@ -45,7 +45,7 @@ TORCH_FREE = {"monitor", "cost", "reports", "launch", "doctor"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
 DYNAMIC = {
     "steadytrain",
-    "steadytrain.data.packing.worker_pool",
+    "steadytrain.machine.children",
     "steadytrain.config.factories",
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,8 @@ from steadytrain.errors import InputError, RankLostError
 from steadytrain.format import clean, count, rate
 from steadytrain.format import size as bytes_text
 from steadytrain.machine import facts
-from steadytrain.machine.process import given_environment, keep_memory, spin_where_alone
+from steadytrain.machine.children import cause_of_death, run_steady
+from steadytrain.machine.process import keep_memory, spin_where_alone
 
 if TYPE_CHECKING:
     from steadytrain.data.loader import Crop, Speed
@@ -444,13 +444,12 @@ def bench(
         speed = measure(recipe, size=size, channels=channels, num_classes=classes, seconds=seconds, allow_import=True)
         rows.append(vars(speed) | {"of_peak": speed.of_peak})
     else:
-        command = [sys.executable, "-m", "steadytrain", "bench", "train", "--json", "--model", model]
-        command += ["--channels", str(channels), "--classes", str(classes)]
-        command += [] if size is None else ["--size", str(size)]
-        command += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
+        words = ["bench", "train", "--json", "--model", model, "--channels", str(channels), "--classes", str(classes)]
+        words += [] if size is None else ["--size", str(size)]
+        words += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
         with progress("measuring", len(settings), unit="combinations") as advance:
             for done, setting in enumerate(settings, 1):
-                rows.append(_bench_in_subprocess(command, setting))
+                rows.append(_bench_in_subprocess(words, setting))
                 advance(done, len(settings))
     if plot is not None:
         from steadytrain.reports.charts import speeds_page
@@ -463,20 +462,16 @@ def bench(
     return 1 if all("error" in row for row in rows) else 0
 
 
-def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> dict[str, Any]:
+def _bench_in_subprocess(words: Sequence[str], setting: Mapping[str, Any]) -> dict[str, Any]:
     """Measure one combination in a process of its own; what could not be measured has an ``error``."""
-    from steadytrain.launch.supervise import cause_of_death
-
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in setting.items() if value is not None]
-    command = [*command, *(word for flag in flags for word in flag)]
-    process = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
-    if process.returncode == 0:
-        row: dict[str, Any] = json_module.loads(process.stdout)["rows"][0]
-    elif process.returncode == -9:
-        row = {"error": cause_of_death(process.returncode)}
+    ended = run_steady([*words, *(word for flag in flags for word in flag)])
+    if ended.code == 0:
+        row: dict[str, Any] = json_module.loads(ended.output)["rows"][0]
+    elif ended.code == -9:
+        row = {"error": cause_of_death(ended.code)}
     else:
-        lines = [line for line in process.stderr.splitlines() if line.strip()]
-        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"exited with code {process.returncode}"}
+        row = {"error": ended.last_line or f"exited with code {ended.code}"}
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 

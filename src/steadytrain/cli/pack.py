@@ -24,8 +24,9 @@ from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, count
 from steadytrain.format import size as bytes_text
-from steadytrain.launch.supervise import keep_ranks, take_signals
+from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine.cgroups import cores as usable_cores
+from steadytrain.machine.children import take_signals
 
 if TYPE_CHECKING:
     from steadytrain.data.packing.estimate import Estimate, Sample

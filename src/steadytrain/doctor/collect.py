@@ -56,8 +56,8 @@ def examine() -> Facts:
             variables=variables(environment),
             accelerators=gpus,
             packages=packages(platform.python_version()),
-            decoders=probes.decoders(decoders.answer()),
-            torch=probes.torch_build(torch.answer()),
+            decoders=probes.decoders(probes.wait_answer(decoders)),
+            torch=probes.torch_build(probes.wait_answer(torch)),
         )
     return replace(facts, load=replace(now, steal_share=steal_share(before, processor_seconds(root))))
 

@@ -33,8 +33,8 @@ from steadytrain.errors import ModelError, SteadyError, did_you_mean, first_line
 from steadytrain.export.formats import quantize_onnx, write_onnx, write_openvino, write_tensorrt
 from steadytrain.export.networks import NETWORKS, Network, settle
 from steadytrain.format import tells_top5
-from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
+from steadytrain.machine.children import cause_of_death, die_with_parent, end_first
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, match_classes, names_of_synsets
@@ -340,8 +340,7 @@ def answer_requests(connection: Connection) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # exporters and engines print as they like
     os.dup2(nothing, 2)
-    with contextlib.suppress(OSError):  # if memory runs out, this process is the one to end
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    end_first()
     keep_memory(facts.memory_bytes())  # as prediction and the server do
     holder = Holder()
     while True:

@@ -43,17 +43,22 @@ from steadytrain.launch.supervise import (
     FORWARDED,
     GRACE,
     LASTING,
-    POLL_SECONDS,
     PREEMPTED,
     RANK_LOST,
     SHOWN_LINES,
-    die_with_parent,
-    exit_code,
     free_port,
-    in_foreground,
     job_exit_code,
-    kill_at_last,
     rank_variables,
+    start_rank,
+)
+from steadytrain.machine.children import (
+    POLL_SECONDS,
+    die_with_parent,
+    ending,
+    exit_code,
+    in_foreground,
+    kill_at_last,
+    start,
     take_signals,
 )
 
@@ -225,14 +230,8 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
             words += [f"--address={address}"]
             _await_port(head, world.port - 1, should_stop)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=_outlast_signals,
-        )
+        ray = [sys.executable, "-m", "ray.scripts.scripts", *words]
+        process = start(ray, prepare=_outlast_signals, own_group=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             while b"Ray runtime started" not in (output := os.pread(log.fileno(), 1 << 20, 0)):
                 if process.poll() is not None:
@@ -354,7 +353,7 @@ class _Workers:
         return job_exit_code(exit_code(codes[place]) for place in ended)
 
     def _start_again(self, place: int, host: Host) -> None:
-        name, rank = signal.Signals(-self._processes[place].returncode).name, self._first + place
+        name, rank = ending(self._processes[place].returncode), self._first + place
         left = host.lose(rank)
         batches = f" with {left} batches unfinished, which others do" if left else ""
         self._say(f"worker {rank} was killed by {name}{batches}: it is started again")
@@ -365,19 +364,8 @@ class _Workers:
         variables: Mapping[str, str] = {}
         if not self._is_launched:
             variables = rank_variables(rank, self._size, free_port(), first=first, local_size=self._size - first)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            return subprocess.Popen(
-                self._command,
-                env={**os.environ, **variables, **host.variables},
-                stdin=subprocess.DEVNULL if rank else None,
-                stdout=subprocess.DEVNULL if rank else None,
-                stderr=self._errors[place] if rank else None,
-                preexec_fn=die_with_parent,
-            )
-        except OSError as error:
-            raise InputError(f"cannot start {self._command[0]}: {error.strerror or error}") from error
+        variables = {**os.environ, **variables, **host.variables}
+        return start_rank(self._command, variables, self._errors[place] if rank else None)
 
     def _send(self, number: int) -> None:
         for process in list(self._processes):

@@ -10,10 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -24,8 +21,8 @@ from typing import Any, Literal, Self
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
-from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
+from steadytrain.machine.children import LineServer, call_in_fork, cause_of_death, die_with_parent, keep_output
 from steadytrain.machine.process import lasting_imports, share_cores
 
 What = Literal["facts", "updates", "loading", "both", "rate"]
@@ -78,7 +75,7 @@ class Prober:
 
     def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
         self._world = world
-        self._server: subprocess.Popen[str] | None = None
+        self._server: LineServer | None = None
         self._is_ready = False
 
     def __enter__(self) -> Self:
@@ -103,7 +100,7 @@ class Prober:
         Raises:
             FailedError: no process can be started, or torch cannot be imported in it.
         """
-        self._wait_until_ready()
+        server = self._wait_until_ready()
         request = {
             "what": what,
             "recipe": recipe.to_dict(),
@@ -113,7 +110,7 @@ class Prober:
             "updates": updates,
             "world": asdict(self._world),
         }
-        line, is_late = self._exchange(json.dumps(request), limit_seconds)
+        line, is_late = server.ask(json.dumps(request), limit_seconds)
         if line:
             answer = json.loads(line)
             return Outcome(answer["figures"], answer["trouble"], answer["error"], limit_seconds)
@@ -122,71 +119,29 @@ class Prober:
             return Outcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
         return Outcome({}, *_trouble_of(code), limit_seconds)
 
-    def _start(self) -> None:
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
-        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the user's own modules as well
-        try:
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", "from steadytrain.tuning.probes import serve; serve()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=variables,
-                start_new_session=True,  # Ctrl-C is for us, and we end them all
-            )
-        except OSError as error:
-            raise FailedError(f"no process can be started to measure in: {error.strerror}") from error
-        self._is_ready = False
-
-    def _wait_until_ready(self) -> None:
-        if self._server is None:
-            self._start()
+    def _wait_until_ready(self) -> LineServer:
+        server = self._server or self._start()
         if not self._is_ready:
-            line, _ = self._exchange(None, START_SECONDS)
+            line, _ = server.ask(None, START_SECONDS)
             if not line:
                 code = self._end(GRACE_SECONDS)
                 raise FailedError(
                     f"the process that measures ended with code {code} before it began: try steady doctor, or less load"
                 )
             self._is_ready = True
+        return server
 
-    def _exchange(self, request: str | None, limit_seconds: float) -> tuple[str, bool]:
-        """Send a line; return the answer, empty if the server died, and whether it was killed for being late."""
-        server = self._server
-        assert server is not None and server.stdin is not None and server.stdout is not None
-        is_late = threading.Event()
-
-        def kill() -> None:
-            is_late.set()
-            _kill_group(server)
-
-        timer = threading.Timer(limit_seconds, kill)
-        timer.start()
-        try:
-            if request is not None:
-                server.stdin.write(request + "\n")
-                server.stdin.flush()
-            line = server.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            timer.cancel()
-            timer.join()
-        return line, is_late.is_set() and not line
+    def _start(self) -> LineServer:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the user's own modules as well
+        self._server = LineServer("from steadytrain.tuning.probes import serve; serve()", variables)
+        self._is_ready = False
+        return self._server
 
     def _end(self, grace_seconds: float = 0.0) -> int:
-        """Wait for the server to end, then kill it and its children; return its exit code."""
+        """End the server; return its exit code."""
         server, self._server = self._server, None
-        if server is None:
-            return 0
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(grace_seconds)
-        died_by_itself = server.poll()
-        _kill_group(server)
-        with contextlib.suppress(BrokenPipeError), server:  # what it has not read is lost
-            pass
-        return server.returncode if died_by_itself is None else died_by_itself
+        return 0 if server is None else server.end(grace_seconds)
 
 
 class RankProbers:
@@ -243,14 +198,6 @@ def weakest(outcomes: Sequence[Outcome]) -> Outcome:
     elif "memory_bytes" in joined:
         joined["memory_bytes"] = max(row["memory_bytes"] for row in rows)
     return replace(slowest, figures=joined)
-
-
-def _kill_group(server: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(server.pid, signal.SIGKILL)
-        else:
-            server.kill()
 
 
 def _trouble_of(code: int) -> tuple[Trouble, str]:
@@ -351,8 +298,7 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 def serve() -> None:
     """Answer requests from standard input, a line each, until it is closed."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no answer
+    answers = keep_output()
     die_with_parent()
     share_cores()  # as a command that trains does, unless the caller's has
     with lasting_imports():
@@ -368,26 +314,11 @@ def serve() -> None:
 
 
 def _answer_in_fork(line: str) -> dict[str, Any]:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            die_with_parent()
-            os.close(reader)
-            with contextlib.suppress(OSError):  # if memory runs out, this process is the one to end
-                Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-            with os.fdopen(writer, "w", encoding="utf-8") as file:
-                file.write(json.dumps(_answer(line)))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as file:
-        text = file.read()
-    _, status = os.waitpid(child, 0)
-    if text:
+    text = call_in_fork(lambda: json.dumps(_answer(line)))
+    if isinstance(text, str):
         answer: dict[str, Any] = json.loads(text)
         return answer
-    trouble, error = _trouble_of(os.waitstatus_to_exitcode(status))
+    trouble, error = _trouble_of(text)
     return {"figures": {}, "trouble": trouble, "error": error}
 
 

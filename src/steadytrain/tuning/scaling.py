@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from steadytrain.errors import FailedError, InputError
 from steadytrain.format import count, duration, fold, number, percent, rate, size
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine import facts
-from steadytrain.machine.process import given_environment
+from steadytrain.machine.children import run_steady
 from steadytrain.reports.plots import Panel
 from steadytrain.reports.tables import aligned
 from steadytrain.tuning.scale import (
@@ -124,13 +123,10 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
 
 def _run_verb(words: Sequence[str]) -> dict[str, Any]:
     """Run another verb in a process of its own and return its document. Raises FailedError."""
-    command = [sys.executable, "-m", "steadytrain", *words]
-    result = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
-    if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        message = lines[-1].removeprefix("steady: ") if lines else f"{words[0]} ended with {result.returncode}"
-        raise FailedError(message)
-    document: dict[str, Any] = json.loads(result.stdout)
+    ended = run_steady(words)
+    if ended.code:
+        raise FailedError(ended.last_line or f"{words[0]} ended with {ended.code}")
+    document: dict[str, Any] = json.loads(ended.output)
     return document
 
 
