@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json as json_module
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError, ModelError, storage_error, storage_errors
-from steadytrain.format import NONE, count, number, percent, rate, wrap
+from steadytrain.format import NONE, count, hide_columns, number, percent, rate, text_table, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 
@@ -355,23 +355,13 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
 
 
-def _fit(columns: Mapping[str, tuple[int, list[str]]], width: int) -> tuple[list[str], list[str]]:
+def _fit(columns: Columns, width: int) -> tuple[list[str], list[str]]:
     """Lay columns out, without the least important ones that do not fit; their heads come second."""
-    shown, left_out = dict(columns), list[str]()
-    widths = {head: max(map(len, (head, *cells))) for head, (_, cells) in columns.items()}
-    while sum(widths[head] + 2 for head in shown) - 2 > width and any(rank for rank, _ in shown.values()):
-        least = max(shown, key=lambda head: shown[head][0])
-        left_out.insert(0, least)
-        del shown[least]
-    names = {"engine", "numbers", "on", "network", "fastest", "at 1", "at most"}
-    lines = []
-    for cells in zip(*([head, *cells] for head, (_, cells) in shown.items()), strict=True):
-        texts = [
-            cell.ljust(widths[head]) if head in names else cell.rjust(widths[head])
-            for head, cell in zip(shown, cells, strict=True)
-        ]
-        lines.append("  ".join(texts).rstrip())
-    return lines, left_out
+    optional = sorted((head for head in reversed(columns) if columns[head][0]), key=lambda head: columns[head][0])
+    left_out = hide_columns({head: cells for head, (_, cells) in columns.items()}, optional, width, in_order=True)
+    shown = [[head, *cells] for head, (_, cells) in columns.items() if head not in left_out]
+    right = [k for k, (head, *_) in enumerate(shown) if head not in ("engine", "numbers", "on", "network", "fastest")]
+    return text_table(list(zip(*shown, strict=True)), right=right).splitlines(), left_out
 
 
 def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:

@@ -30,7 +30,7 @@ from steadytrain.cli.options import (
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
-from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5
+from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 from steadytrain.run import replacing
 
 if TYPE_CHECKING:
@@ -471,16 +471,11 @@ def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alo
 def _text(document: Mapping[str, Any], chosen: str) -> str:
     """Describe an evaluation; of many classes the worst and the best are listed, and none without images."""
     rows = sorted((row for row in document["classes"] if row["n"]), key=lambda row: row["top1"])
-    outputs, names = len(document["classes"]), {row["class"]: clean(row["class"]) for row in rows}
-    width = max(len(name) for name in ["class", *names.values()])
-    table = [
-        f"{names[row['class']]:{width}}  {row['n']:>6}  {row['right']:>6}"
-        f"  {percent(row['recall'], 2):>8}  {percent(row['precision'], 2):>9}  {percent(row['f1'], 2):>8}"
-        for row in rows
-    ]
-    if (more := len(rows) - MAX_CLASSES) > 0:
-        half = MAX_CLASSES // 2
-        table[half:-half] = [f"... {more} more (--json has them all)"]
+    outputs = len(document["classes"])
+    cells = [["class", "n", "right", "recall", "precision", "F1"]]
+    for row in rows:
+        shares = (percent(row[key], 2) for key in ("recall", "precision", "f1"))
+        cells.append([clean(row["class"]), str(row["n"]), str(row["right"]), *shares])
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
     among = []
     if len(rows) < outputs:
@@ -502,25 +497,27 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
             *_temperature_text(document),
             f"{rate(document['images_per_second'])} images/s",
             "",
-            f"{'class':{width}}  {'n':>6}  {'right':>6}  {'recall':>8}  {'precision':>9}  {'F1':>8}",
-            *table,
+            *_worst_and_best(cells, least=(0, 6, 6, 8, 9, 8)),
         ]
     )
+
+
+def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
+    """Lay out a table, heads first; of more than :data:`MAX_CLASSES` rows the first and the last."""
+    lines = text_table(cells, right=range(1, len(cells[0])), least=least).splitlines()
+    if (more := len(cells) - 1 - MAX_CLASSES) > 0:
+        half = MAX_CLASSES // 2
+        lines[half + 1 : -half] = [f"... {more} more (--json has them all)"]
+    return lines
 
 
 def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
     """Describe an evaluation where an image may have several labels; of many the worst and the best are listed."""
     rows = sorted((row for row in document["labels"] if row["n"]), key=lambda row: row["ap"])
-    names = [clean(row["label"]) for row in rows]
-    width = max(len(name) for name in ["label", *names])
-    table = [
-        f"{name:{width}}  {row['n']:>6}  {percent(row['ap'], 2):>8}"
-        f"  {percent(row['recall'], 2):>8}  {percent(row['precision'], 2):>9}  {percent(row['f1'], 2):>8}"
-        for name, row in zip(names, rows, strict=True)
-    ]
-    if (more := len(rows) - MAX_CLASSES) > 0:
-        half = MAX_CLASSES // 2
-        table[half:-half] = [f"... {more} more (--json has them all)"]
+    cells = [["label", "n", "AP", "recall", "precision", "F1"]]
+    for row in rows:
+        shares = (percent(row[key], 2) for key in ("ap", "recall", "precision", "f1"))
+        cells.append([clean(row["label"]), str(row["n"]), *shares])
     few = f" of {len(document['labels']):,}: the others have no image" if len(rows) < len(document["labels"]) else ""
     means = {
         kind: ", ".join(
@@ -545,8 +542,7 @@ def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
             *_temperature_text(document),
             f"{rate(document['images_per_second'])} images/s",
             "",
-            f"{'label':{width}}  {'n':>6}  {'AP':>8}  {'recall':>8}  {'precision':>9}  {'F1':>8}",
-            *table,
+            *_worst_and_best(cells, least=(0, 6, 8, 8, 9, 8)),
         ]
     )
 

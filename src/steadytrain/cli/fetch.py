@@ -124,7 +124,7 @@ def _line(file: PackedFile) -> str:
 def _print_catalogue(*, json: bool) -> None:
     """List the data sets."""
     from steadytrain.data.fetching.catalogue import catalogue
-    from steadytrain.reports.tables import aligned
+    from steadytrain.format import text_table
 
     sets = list(catalogue().values())
     if json:
@@ -139,8 +139,8 @@ def _print_catalogue(*, json: bool) -> None:
     rows.append(
         ["imagenet", "154.7 GB", number(1_331_167), number(1000), "its own; --from FOLDER", "https://image-net.org"]
     )
-    table = aligned([["name", "size", "images", "classes", "licence", "source"], *rows])
+    table = text_table([["name", "size", "images", "classes", "licence", "source"], *rows])
     if max(map(len, table.splitlines())) > shutil.get_terminal_size().columns:
         heads = ["name", "size", "images", "classes", "licence"]
-        table = aligned([heads, *(row[:5] for row in rows)])
+        table = text_table([heads, *(row[:5] for row in rows)])
     print_text(table + "\n\nsteady fetch NAME fetches and packs one; steady fetch --json says where each is from")

@@ -31,7 +31,7 @@ from steadytrain.cli.options import (
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
 from steadytrain.errors import InputError, RankLostError
-from steadytrain.format import clean, count, rate
+from steadytrain.format import clean, count, hide_columns, rate, text_table
 from steadytrain.format import size as bytes_text
 from steadytrain.machine import facts
 from steadytrain.machine.children import cause_of_death, run_steady
@@ -355,13 +355,13 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
     shares["other"] = max(0.0, 1 - sum(shares.values()))
     lines += ["", "share of the threads' time", *(f"  {name:<15}{share:7.1%}" for name, share in shares.items())]
     if speeds := document.get("transforms"):
-        wide = max(len(speed["transform"]) for speed in speeds)
         where = "on the CPU" if speeds[0]["device"] == "cpu" else "on the GPU"
         lines += ["", f"transforms of a batch of {document['batch_size']}, {where}, at the start of an update"]
-        lines += [
-            f"  {s['transform']:<{wide}}  {s['seconds'] * 1000:8.2f} ms  {s['images_per_second']:>12,.0f} images/s"
+        cells = [
+            ["", s["transform"], f"{s['seconds'] * 1000:8.2f} ms", f"{s['images_per_second']:>12,.0f} images/s"]
             for s in speeds
         ]
+        lines.append(text_table(cells))
     return "\n".join(lines)
 
 
@@ -508,20 +508,11 @@ def _bench_table(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]
         yield from _wrap(f"peak, measured here with a large matrix multiplication: {peaks}", width)
         yield ""
     figures = _bench_figures(rows)
-    chosen, left = set[str](), width + 2 - sum(max(map(len, [name, *cells])) + 2 for name, cells in settings.items())
-    for name in sorted(figures, key=FIGURES.index):
-        if (needed := max(map(len, [name, *figures[name]])) + 2) <= left:
-            chosen.add(name)
-            left -= needed
-    lines = [[name, *cells] for name, cells in settings.items()]
-    lines += [[name, *cells] for name, cells in figures.items() if name in chosen]
-    widths = [max(map(len, column)) for column in lines]
-    for cells in [tuple(column[0] for column in lines), *zip(*(column[1:] for column in lines), strict=True)]:
-        texts = [
-            cell.rjust(size) if name == "batch" or name in chosen else cell.ljust(size)
-            for cell, size, name in zip(cells, widths, [column[0] for column in lines], strict=True)
-        ]
-        yield "  ".join(texts).rstrip()
+    columns = settings | figures
+    hidden = hide_columns(columns, sorted(figures, key=FIGURES.index), width)
+    lines = [[name, *cells] for name, cells in columns.items() if name not in hidden]
+    right = range(len(settings) - 1, len(lines))  # from the batch size on
+    yield from text_table(list(zip(*lines, strict=True)), right=right).splitlines()
     errors: dict[str, list[str]] = {}
     for row, setting in zip(rows, zip(*settings.values(), strict=True), strict=True):
         if "error" in row:
@@ -531,8 +522,8 @@ def _bench_table(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]
     remarks += [f"note: {remark}" for remark in dict.fromkeys(note for row in rows for note in row.get("notes", ()))]
     breaks = dict.fromkeys(place for row in rows for place in row.get("breaks", ()))
     remarks += [f"Python comes between compiled pieces at {place}" for place in breaks]
-    if hidden := [name for name in figures if name not in chosen]:
-        remarks.append(f"left out at this width: {', '.join(hidden)} (--json or a wider terminal shows all)")
+    if left_out := [name for name in figures if name in hidden]:
+        remarks.append(f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)")
     for remark in remarks:
         yield from _wrap(remark, width)
 

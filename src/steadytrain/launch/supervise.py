@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import IO
 
 from steadytrain.distributed.world import LOOPBACK
@@ -23,8 +23,9 @@ from steadytrain.machine.children import (
     die_with_parent,
     ending,
     exit_code,
-    in_foreground,
+    forward,
     kill_at_last,
+    send,
     start,
     take_signals,
     wait_together,
@@ -114,18 +115,8 @@ def keep_ranks(
             say(killed_words(rank, code, is_last=all(process.poll() for process in ranks)))
             on_killed(rank)
 
-    def send(number: int) -> None:
-        for process in list(ranks):
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
-
-    def forward(number: int) -> None:
-        # A terminal has sent Ctrl-C to all ranks already; kill -INT has not.
-        if number != signal.SIGINT or not in_foreground():
-            send(number)
-
     left = restarts
-    with take_signals(FORWARDED, forward) as received:
+    with take_signals(FORWARDED, partial(forward, ranks)) as received:
         while True:
             began = time.monotonic()
             ranks.clear()
@@ -133,10 +124,10 @@ def keep_ranks(
             with kill_at_last(ranks):
                 _start_ranks(command, count, ranks, errors)
                 for number in received:  # before there was anyone to forward it to
-                    send(number)
+                    send(ranks, number)
                 ended = wait_together(
                     ranks,
-                    ask_to_end=lambda: send(signal.SIGTERM),
+                    ask_to_end=lambda: send(ranks, signal.SIGTERM),
                     grace_seconds=GRACE,
                     lenience_seconds=GRACE,
                     may_be_killed=count - 1 if independent else 0,

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,8 +56,9 @@ from steadytrain.machine.children import (
     die_with_parent,
     ending,
     exit_code,
-    in_foreground,
+    forward,
     kill_at_last,
+    send,
     start,
     take_signals,
 )
@@ -294,9 +295,8 @@ class _Workers:
         self._first = self._size = 0
 
     def forward(self, number: int) -> None:
-        """Pass a signal on. A terminal has sent Ctrl-C to all already; ``kill -INT`` has not."""
-        if number != signal.SIGINT or not in_foreground():
-            self._send(number)
+        """Pass a signal on."""
+        forward(self._processes, number)
 
     def may_restart(self) -> bool:
         """Count a restart; return whether it is allowed. Those long ago do not count."""
@@ -316,7 +316,7 @@ class _Workers:
                 self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - read when the worker has ended
                 self._processes.append(self._start(place, host))
             for number in received:  # before there was anyone to forward it to
-                self._send(number)
+                send(self._processes, number)
             ended: list[int] = []
             end_at: float | None = None
             kill_at: float | None = None
@@ -330,7 +330,7 @@ class _Workers:
                         continue
                     ended.append(place)
                     if process.returncode == RANK_LOST:  # a server is gone: what the others have is lost with it
-                        self._send(signal.SIGKILL)
+                        send(self._processes, signal.SIGKILL)
                     # The first worker ends the run; another that has done its part does not.
                     if end_at is None and (place + first == 0 or process.returncode):
                         is_good = process.returncode in (0, PREEMPTED)
@@ -338,9 +338,9 @@ class _Workers:
                 now = time.monotonic()
                 if end_at is not None and kill_at is None and now >= end_at:
                     kill_at = now + (SHORT_GRACE if first or 0 in ended else GRACE)  # the first one saves
-                    self._send(signal.SIGTERM)
+                    send(self._processes, signal.SIGTERM)
                 elif kill_at is not None and now >= kill_at:
-                    self._send(signal.SIGKILL)
+                    send(self._processes, signal.SIGKILL)
                 time.sleep(POLL_SECONDS)
         codes = [process.returncode for process in self._processes]
         if (first == 0 and codes[0] == 0) or RANK_LOST in codes:
@@ -366,8 +366,3 @@ class _Workers:
             variables = rank_variables(rank, self._size, free_port(), first=first, local_size=self._size - first)
         variables = {**os.environ, **variables, **host.variables}
         return start_rank(self._command, variables, self._errors[place] if rank else None)
-
-    def _send(self, number: int) -> None:
-        for process in list(self._processes):
-            with suppress(ProcessLookupError):
-                process.send_signal(number)

@@ -401,6 +401,18 @@ def cause_of_death(code: int) -> str:
     return f"the process crashed ({ending(code).removeprefix('exit ')})"
 
 
+def send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    """Send a signal to the processes that still run."""
+    for process in list(processes):
+        process.send_signal(number)
+
+
+def forward(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    """Pass a signal on that came here. A terminal has sent Ctrl-C to all of them already; ``kill -INT`` has not."""
+    if number != signal.SIGINT or not in_foreground():
+        send(processes, number)
+
+
 def in_foreground() -> bool:
     """Say whether this process and its children have a terminal's keys: all of them get what Ctrl-C sends."""
     for file in (0, 2, 1):

@@ -10,11 +10,10 @@ from typing import Any
 
 from steadytrain.cost.bill import parts_of
 from steadytrain.errors import InputError
-from steadytrain.format import NONE, count, percent, rate
+from steadytrain.format import NONE, count, percent, rate, text_table
 from steadytrain.interop.logs import LogRun
 from steadytrain.reports.files import find_all, names
 from steadytrain.reports.summary import Account
-from steadytrain.reports.tables import aligned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Comparison:
             speedup = f"{run.speedup:.3g} of {run.devices}"
             figures = [str(run.devices), batch, rate(run.images_per_second), speedup, percent(run.efficiency, 0)]
             rows.append([run.name, *figures])
-        return aligned(rows, right=(1, 2, 3, 4, 5))
+        return text_table(rows, right=(1, 2, 3, 4, 5))
 
 
 def compare_runs(places: Sequence[str]) -> Comparison:

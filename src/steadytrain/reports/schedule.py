@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from steadytrain.config import Recipe
 from steadytrain.config.batches import Batches
 from steadytrain.config.schedules import momentum, schedule, spans, usual_momentum, words
-from steadytrain.format import count
+from steadytrain.format import count, text_table
 from steadytrain.reports.plots import Panel, round_ticks
 
 MOST_UPDATES = 20_000
@@ -120,19 +120,11 @@ def lines(forecast: Forecast, rows: int = 16) -> list[str]:
         bar = "#" * round(BAR * moment.lr / highest)
         cells = (f"{moment.epoch:.4g}", f"{moment.update:,}", f"{moment.lr:.4g}", *momentum, f"{moment.batch_size:,}")
         table.append((*cells, bar, moment.event))
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    last = len(heads) - 2
     at_first = " at first" if forecast.batches.is_growing else ""
     return [
         f"{count(forecast.steps, 'update')}, {forecast.steps_per_epoch:,.1f} an epoch{at_first} of"
         f" {count(forecast.num_train, 'image')}; rate {forecast.peak:.4g}, {forecast.words}",
-        *(
-            "  ".join(
-                cell.ljust(width) if column >= last else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ),
+        *text_table(table, right=range(len(heads) - 2)).splitlines(),
     ]
 
 

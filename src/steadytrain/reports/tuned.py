@@ -14,9 +14,8 @@ from typing import Any
 from steadytrain.config.parts import require
 from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
 from steadytrain.errors import RecipeError
-from steadytrain.format import clean, count, percent, rate, size, wrap
+from steadytrain.format import clean, count, percent, rate, size, text_table, wrap
 from steadytrain.reports.plots import Panel, svg
-from steadytrain.reports.tables import aligned
 from steadytrain.run import Run, replace_file
 
 WAITED_SHARE = 0.05
@@ -222,7 +221,9 @@ def table(evidence: Evidence, width: int) -> str:
     """Format the evidence in lines of at most ``width`` columns: each measurement, then the :func:`summary`."""
     rows = measurement_rows(evidence)
     lines = []
-    for line, (*_, remark) in zip(aligned([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True):
+    for line, (*_, remark) in zip(
+        text_table([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True
+    ):
         is_short = len(line) + 2 + len(remark) <= width
         lines.append(f"{line}  {remark}".rstrip() if is_short else line.rstrip())
         lines += [] if is_short else wrap(remark, width, "    ")

@@ -22,8 +22,7 @@ from typing import Any
 
 from steadytrain.config import Parallel
 from steadytrain.distributed.powersgd import num_values
-from steadytrain.format import duration, fold, percent
-from steadytrain.reports.tables import aligned
+from steadytrain.format import duration, fold, percent, text_table
 from steadytrain.tuning.scale import Cluster, Gradient, buckets, exposed_seconds, fit_backend
 
 NEAR = 0.1
@@ -172,7 +171,7 @@ def engines_text(tables: Sequence[Mapping[str, Any]], width: int) -> str:
             for table in tables
         ]
         lines.append([row["engine"], *cells])
-    text = [aligned(lines, right=range(1, len(lines[0])))]
+    text = [text_table(lines, right=range(1, len(lines[0])))]
     for name in dict.fromkeys(table["recommended"] for table in tables):
         row = next(row for row in tables[0]["engines"] if row["engine"] == name)
         flags = f" ({row['flags']})" if row["flags"] else ""

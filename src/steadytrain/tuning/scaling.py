@@ -17,12 +17,11 @@ from typing import Any
 
 from steadytrain.config import Recipe
 from steadytrain.errors import FailedError, InputError
-from steadytrain.format import count, duration, fold, number, percent, rate, size
+from steadytrain.format import count, duration, fold, number, percent, rate, size, text_table
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine import facts
 from steadytrain.machine.children import run_steady
 from steadytrain.reports.plots import Panel
-from steadytrain.reports.tables import aligned
 from steadytrain.tuning.scale import (
     LINKS,
     Advice,
@@ -308,7 +307,7 @@ def _table(rows: Sequence[Mapping[str, Any]], images: float | None, price: float
         cells += [str(row["limit"]), duration(row[f"seconds{suffix}"])]
         cells += [] if price is None else [number(row[f"cost{suffix}"], 2)]
         lines.append(cells)
-    return aligned(lines, right=range(len(lines[0])))
+    return text_table(lines, right=range(len(lines[0])))
 
 
 def panels(tables: Mapping[str, Sequence[Prediction]], document: Mapping[str, Any]) -> list[Panel]:

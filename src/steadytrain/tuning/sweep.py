@@ -23,10 +23,10 @@ from steadytrain.config import Recipe
 from steadytrain.config.parts import require
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.errors import InputError, RecipeError, RunError
-from steadytrain.format import NONE, duration, epoch, money, percent, score_name
+from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, Interval, Spread, reached, spread
-from steadytrain.reports.tables import finite, fitted, interval_text, spread_words
+from steadytrain.reports.tables import finite, interval_text, spread_words
 from steadytrain.run import MAX_REPEATS, REPEAT, Run, replace_file
 
 MOST_RUNS = 10_000
@@ -404,7 +404,7 @@ def to_text(table: Sequence[Row], *, target: float | None = None, width: int = 8
         cells += [_money(row.cost, row.currency)] * has_cost
         is_partial = 0 < row.finished < row.seeds
         lines.append([*cells, row.status + f" ({row.finished} of {row.seeds} seeds)" * is_partial])
-    text = fitted(lines, width)
+    text = fit_table(lines, width)
     if any(row.best_spread for row in table):
         text += "\n± standard deviation over seeds, and in brackets the 95 % interval of their mean (Student)"
     return text

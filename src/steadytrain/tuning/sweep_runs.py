@@ -16,7 +16,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -36,6 +35,7 @@ from steadytrain.machine.children import (
     in_foreground,
     kill_at_last,
     run_program,
+    send,
     start,
     take_signals,
 )
@@ -185,15 +185,12 @@ class ProcessTrainer:
         active: list[tuple[Slot, Run, subprocess.Popen[bytes]]] = []
         free, processes = deque(self._slots), list[subprocess.Popen[bytes]]()
 
-        def forward(number: int) -> None:
-            # A terminal has sent Ctrl-C to all processes already; kill -INT has not.
-            for process in processes:
-                if process.poll() is None and (number != signal.SIGINT or not in_foreground()):
-                    with suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGTERM if self._launch else number)  # launch takes no SIGUSR1
+        def pass_on(number: int) -> None:
+            if number != signal.SIGINT or not in_foreground():
+                send(processes, signal.SIGTERM if self._launch else number)  # launch takes no SIGUSR1
 
         names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
-        with take_signals(names, forward) as received, kill_at_last(processes):
+        with take_signals(names, pass_on) as received, kill_at_last(processes):
             while active or (waiting and not received):
                 while waiting and free and not received:
                     run, slot = waiting.popleft(), free.popleft()
