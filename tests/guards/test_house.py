@@ -18,7 +18,7 @@ SOURCE = PROJECT / "src"
 
 # A package imports from the rows above its own; those of the first row know each other as well.
 LAYERS = (
-    {"errors", "config", "events", "format", "run"},
+    {"errors", "config", "events", "files", "format", "run"},
     {"machine", "native", "interop"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},

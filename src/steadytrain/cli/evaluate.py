@@ -30,8 +30,8 @@ from steadytrain.cli.options import (
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
+from steadytrain.files import replacing
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
-from steadytrain.run import replacing
 
 if TYPE_CHECKING:
     from steadytrain.training import Evaluation, Trained

@@ -13,8 +13,8 @@ from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json, Settings, TrainingOptions, require_alone, require_range
 from steadytrain.cli.schedule import draw, require_picture
 from steadytrain.errors import InputError
+from steadytrain.files import replace_file
 from steadytrain.machine.process import own_start, spin_where_alone
-from steadytrain.run import replace_file
 
 MOST_MINUTES = 24 * 60
 

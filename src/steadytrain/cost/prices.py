@@ -23,9 +23,9 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_errors
+from steadytrain.files import replace_file
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
-from steadytrain.run import replace_file
 
 TABLE = Path(__file__).with_name("prices.toml")
 VARIABLE = "STEADYTRAIN_PRICE"

@@ -20,11 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain import __version__
 from steadytrain.errors import StorageError, first_line
+from steadytrain.files import replace_file
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models.nets import BUILTINS
 from steadytrain.models.registry import Entry
 from steadytrain.models.weights import NETWORK_ERRORS
-from steadytrain.run import replace_file
 
 _LAYOUT = 1  # raised when the same network would be counted otherwise
 

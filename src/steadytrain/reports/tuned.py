@@ -14,9 +14,10 @@ from typing import Any
 from steadytrain.config.parts import require
 from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
 from steadytrain.errors import RecipeError
+from steadytrain.files import replace_file
 from steadytrain.format import clean, count, percent, rate, size, text_table, wrap
 from steadytrain.reports.plots import Panel, svg
-from steadytrain.run import Run, replace_file
+from steadytrain.run import Run
 
 WAITED_SHARE = 0.05
 """Of the time, that a thread may wait for processors which others use before the figures are said to be disturbed."""

@@ -25,7 +25,7 @@ from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing, Names
 from steadytrain.errors import DataError
-from steadytrain.run import replacing
+from steadytrain.files import replacing
 
 _PORTION = 32
 

@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
+from steadytrain.files import replace_file
 from steadytrain.format import count, duration, size
 
 CHUNK_BYTES = 1 << 18
@@ -435,9 +436,7 @@ def _span(response: http.client.HTTPResponse, have: int) -> tuple[int, int | Non
 def _keep_notes(notes: Path, url: str, headers: Message) -> None:
     """Keep what tells whether the file at a place is still the same."""
     document = {"url": url, "etag": headers.get("ETag", ""), "modified": headers.get("Last-Modified", "")}
-    fresh = notes.with_name(f"{notes.name}.new")
-    fresh.write_text(json.dumps(document), encoding="utf-8")
-    fresh.replace(notes)
+    replace_file(notes, json.dumps(document))
 
 
 def _validator(notes: Path, url: str) -> str:

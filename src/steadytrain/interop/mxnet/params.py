@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import ModelError
+from steadytrain.files import replacing
 from steadytrain.interop.mxnet.files import require_content
-from steadytrain.run import replacing
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[str, Array] | list[Array]
