@@ -6,11 +6,14 @@ import json
 import math
 import os
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 
 NONE = "\N{EN DASH}"
+
+Say = Callable[[str], None]
+"""Takes a line for the user."""
 
 
 def percent(fraction: float | None, digits: int | None = None) -> str:
@@ -246,7 +249,7 @@ def hide_columns(
     """
     needed = {head: max(map(len, (head, *cells))) + 2 for head, cells in columns.items()}
     room = width + 2 - sum(wide for head, wide in needed.items() if head not in optional)
-    hidden = []
+    hidden: list[str] = []
     for head in optional:
         if needed[head] <= room and not (in_order and hidden):
             room -= needed[head]

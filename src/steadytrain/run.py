@@ -97,7 +97,7 @@ def _is_only_begun(path: Path) -> bool:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come, as its log tells: what a process needs to know before it trains on.
 
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
@@ -171,8 +171,8 @@ class Run:
         return LogReader(self.log_path(), condensed=True)
 
     @functools.cached_property
-    def _progress(self) -> Progress:
-        return Progress()
+    def _progress(self) -> RunProgress:
+        return RunProgress()
 
     @staticmethod
     def create(directory: str | Path, recipe: Recipe) -> Run:
@@ -313,13 +313,13 @@ class Run:
         """Return the event that ended the run for good, or None if it is still to be finished."""
         return self.progress().finished
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """Return how far the run has come; reads only what was written since the last call."""
         generation = self._reader.generation
         for chunk in itertools.chain(self._reader.chunks(), [[]]):
             if generation != self._reader.generation:  # the log was replaced, or is gone
                 generation = self._reader.generation
-                vars(self._progress).update(vars(Progress()))
+                vars(self._progress).update(vars(RunProgress()))
             for event in chunk:
                 self._progress.take(event)
         return replace(self._progress)

@@ -12,7 +12,7 @@ from PIL import features
 
 from steadytrain.data.packing import resize
 from steadytrain.doctor.facts import Torch
-from steadytrain.doctor.probes import DECODERS, TORCH, Answer, decoders, started, torch_build, wait_answer
+from steadytrain.doctor.probes import DECODERS, TORCH, ProbeAnswer, decoders, started, torch_build, wait_answer
 from steadytrain.machine.gpus import covers
 
 
@@ -121,14 +121,14 @@ def test_the_jpeg_decoder_at_work_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_crash_is_told_of_both() -> None:
-    libraries = decoders(Answer({}, "ended by SIGILL: without a word"))
+    libraries = decoders(ProbeAnswer({}, "ended by SIGILL: without a word"))
     assert libraries.simplejpeg_error == libraries.pillow_error == "ended by SIGILL: without a word"
 
 
 def test_another_libjpeg_in_pillow_is_told_apart_from_an_unknown_one() -> None:
     pillow = {"pillow_turbo": "no", "pillow_webp": False}
-    assert decoders(Answer({"pillow": pillow})).pillow_turbo == "no"
-    assert decoders(Answer({})).pillow_turbo is None
+    assert decoders(ProbeAnswer({"pillow": pillow})).pillow_turbo == "no"
+    assert decoders(ProbeAnswer({})).pillow_turbo is None
 
 
 def ask(seconds: float = 240) -> Torch:
@@ -197,7 +197,7 @@ def test_what_gpus_answer_is_kept_in_one_line_each() -> None:
         "sees_gpu": True,
         "devices": [device],
     }
-    torch = torch_build(Answer(values))
+    torch = torch_build(ProbeAnswer(values))
     assert torch.devices[0].failure == failure.splitlines()[0]
     assert (torch.cudnn, torch.nccl) == ("8.9.7", "2.30.7")
 

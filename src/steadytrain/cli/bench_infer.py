@@ -16,10 +16,10 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
 from steadytrain.cli.options import (
-    Device,
+    DeviceFlag,
     Json,
     LabelColumn,
-    Labels,
+    LabelsFlag,
     PathColumn,
     Root,
     SplitColumn,
@@ -36,7 +36,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
-    from steadytrain.export.speed import EngineSpeed, NetworkSpeed, Plan
+    from steadytrain.export.speed import EngineSpeed, InferencePlan, NetworkSpeed
     from steadytrain.reports.plots import Dots
 
 EngineName = Literal["plain", "eager", "channels-last", "compile", "onnxruntime", "openvino", "tensorrt"]
@@ -58,10 +58,10 @@ def bench_infer(
         tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)
     ] = (),
     threads: int | None = None,
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     data: str | None = None,
     root: Root = None,
-    labels: Labels = None,
+    labels: LabelsFlag = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
@@ -199,7 +199,7 @@ def _list_plain_folder(data: str) -> Path | None:
     return path
 
 
-def _document(plan: Plan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
+def _document(plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
     """Return all figures, with what they depend on."""
     from steadytrain.export.speed import versions
 
@@ -215,7 +215,7 @@ def _document(plan: Plan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
     }
 
 
-def _settings(plan: Plan) -> dict[str, Any]:
+def _settings(plan: InferencePlan) -> dict[str, Any]:
     return {
         "engines": sorted(" ".join(pair) for pair in plan.engines),
         "batches": list(plan.batches),
@@ -227,7 +227,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _read(path: Path, plan: Plan) -> dict[str, NetworkSpeed]:
+def _read(path: Path, plan: InferencePlan) -> dict[str, NetworkSpeed]:
     """Read what an earlier command saved, by name. Raises InputError where that was something else."""
     from steadytrain.export.speed import from_plain
 
@@ -244,7 +244,7 @@ def _read(path: Path, plan: Plan) -> dict[str, NetworkSpeed]:
         raise InputError(f"{path} is no file of steady bench infer ({error}): name another file") from error
 
 
-def _write(path: Path, plan: Plan, speeds: Sequence[NetworkSpeed]) -> None:
+def _write(path: Path, plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> None:
     """Save all figures, whole or not at all. Raises StorageError."""
     from steadytrain.reports.files import write
 
@@ -311,17 +311,17 @@ def _smaller_batches(measured: Sequence[EngineSpeed]) -> list[str]:
     return [f"in batches of {batches}, because larger ones would take long: {names}"]
 
 
-Columns = dict[str, tuple[int, list[str]]]
+TableColumns = dict[str, tuple[int, list[str]]]
 """Cells by the head of their column, with its importance: 0 always stays."""
 
 
-def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> Columns:
+def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> TableColumns:
     """Format the figures of each engine."""
     from steadytrain.export.speed import BASE
 
     base, sample = speed.speed(BASE), "images" if speed.kind == "images" else "samples"
     first = measured[0].batches[0].batch_size
-    columns: Columns = {
+    columns: TableColumns = {
         "engine": (0, [engine.engine for engine in measured]),
         "numbers": (0, [engine.numbers for engine in measured]),
         "on": (0, [engine.provider or NONE for engine in measured]),
@@ -355,7 +355,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
 
 
-def _fit(columns: Columns, width: int) -> tuple[list[str], list[str]]:
+def _fit(columns: TableColumns, width: int) -> tuple[list[str], list[str]]:
     """Lay columns out, without the least important ones that do not fit; their heads come second."""
     optional = sorted((head for head in reversed(columns) if columns[head][0]), key=lambda head: columns[head][0])
     left_out = hide_columns({head: cells for head, (_, cells) in columns.items()}, optional, width, in_order=True)
@@ -376,7 +376,7 @@ def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
         f"plain: torch without its optimised backend; best: the fastest engine whose outputs agree (cosine {SAME} up)"
     )
     yield from wrap(text, width, "", "  ")
-    columns: Columns = {"network": (0, []), "plain ms": (2, []), "best ms": (0, []), "times": (1, [])}
+    columns: TableColumns = {"network": (0, []), "plain ms": (2, []), "best ms": (0, []), "times": (1, [])}
     columns |= {"plain /s": (3, []), "best /s": (0, []), "times ": (1, []), "fastest": (0, [])}
     for speed, base, quick, wide in rows:
         assert quick is not None and wide is not None

@@ -17,14 +17,14 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.convert import read_colours
 from steadytrain.cli.options import (
-    Device,
+    DeviceFlag,
     Json,
     LabelColumn,
-    Labels,
+    LabelsFlag,
     PathColumn,
     Root,
     SplitColumn,
-    Which,
+    WhichFlag,
     require_range,
 )
 from steadytrain.cli.train import require_licence
@@ -41,7 +41,7 @@ TELLING_GAP = 0.02
 """Between the mean top-1 probability and the accuracy, where it is also outside the accuracy's 95 % interval."""
 NAME_COLUMNS = 24  # that a class's name is padded to where each image has a line
 
-Weights = Annotated[
+WeightsFlag = Annotated[
     str,
     Parameter(
         help="A run's folder, a weights or an exported file, or a pretrained model such as timm/resnet18.a1_in1k."
@@ -55,7 +55,7 @@ Size = Annotated[
         help="Side of the images, in pixels; fixres: where objects look as large as in training [default: as trained].",
     ),
 ]
-Views = Annotated[
+ViewsFlag = Annotated[
     str | None,
     Parameter(help="Average over views of each image: flip, five-crop or ten-crop (test-time augmentation)."),
 ]
@@ -71,26 +71,26 @@ AcceptLicence = Annotated[
 
 
 def evaluate(
-    place: Weights,
+    place: WeightsFlag,
     data: str | None = None,
     /,
     *,
     root: Root = None,
-    labels: Labels = None,
+    labels: LabelsFlag = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
-    weights: Which = "best",
+    weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
     restrict: bool = False,
     size: Size = None,
     rgb_mean: str | None = None,
     rgb_std: str | None = None,
-    tta: Views = None,
+    tta: ViewsFlag = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
     per_image: Path | None = None,
     threshold: Threshold = None,
@@ -263,18 +263,18 @@ def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> di
 
 
 def predict(
-    place: Weights,
+    place: WeightsFlag,
     /,
     *images: Path,
     top: int | None = None,
     threshold: Threshold = None,
-    weights: Which = "best",
+    weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
     size: Size = None,
-    tta: Views = None,
+    tta: ViewsFlag = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
     accept_licence: AcceptLicence = False,
     csv: Path | None = None,

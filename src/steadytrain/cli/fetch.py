@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, Settings, require_range
+from steadytrain.cli.options import MAX_WORKERS, RepeatedFlag, require_range
 from steadytrain.errors import InputError
 from steadytrain.format import number, size
 
 if TYPE_CHECKING:
-    from steadytrain.cli.console import Advance
+    from steadytrain.cli.console import ReportProgress
     from steadytrain.data.packing.pack import PackedFile
 
 
@@ -24,7 +24,7 @@ def fetch(
     /,
     *,
     output: Annotated[str | None, Parameter(name=["--output", "-o"])] = None,
-    mirror: Settings = (),
+    mirror: RepeatedFlag = (),
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     shorter_side: int | None = None,
     clutter: bool = False,
@@ -102,7 +102,7 @@ class _Fetched:
         self._stack = stack
         self._name = ""
         self._began = 0
-        self._advance: Advance | None = None
+        self._advance: ReportProgress | None = None
 
     def __call__(self, name: str, done: int, total: int) -> None:
         if name != self._name:

@@ -18,10 +18,10 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import (
-    Device,
+    DeviceFlag,
     Json,
     LabelColumn,
-    Labels,
+    LabelsFlag,
     PathColumn,
     Root,
     SplitColumn,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from steadytrain.distributed.world import World
 
 Augment = Literal["auto", "resized-crop", "pad-crop", "none"]
-Backend = Literal["auto", "gloo", "nccl"]
-What = Literal["train"]
+BackendFlag = Literal["auto", "gloo", "nccl"]
+BenchSubject = Literal["train"]
 YesNo = Literal["yes", "no"]
 
 MAX_COLUMNS = 100
@@ -114,7 +114,7 @@ def feed(
     /,
     *,
     root: Root = None,
-    labels: Labels = None,
+    labels: LabelsFlag = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
@@ -366,7 +366,7 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
 
 
 def bench(
-    what: What,
+    what: BenchSubject,
     /,
     *,
     model: Annotated[str, Parameter(name=("--model", "--network"))],
@@ -384,7 +384,7 @@ def bench(
     channels: Literal[1, 3] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
     optimizer: str = "sgd",
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     threads: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (),
     seconds: float = 3.0,
     plot: Path | None = None,
@@ -582,7 +582,7 @@ def bandwidth(
     *,
     model: str = "resnet50",
     procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
-    backend: Backend = "auto",
+    backend: BackendFlag = "auto",
     seconds: float = 5.0,
     step_seconds: float | None = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
@@ -672,7 +672,7 @@ def _measure_step(world: World, model: str, batch_size: int, size: int | None) -
 
 
 def _measure_links(
-    world: World, model: str, backend: Backend, seconds: float, step_seconds: float | None
+    world: World, model: str, backend: BackendFlag, seconds: float, step_seconds: float | None
 ) -> dict[str, Any]:
     """Return the document, on every rank; only the first shows progress."""
     from steadytrain.distributed.bandwidth import links

@@ -16,7 +16,7 @@ from steadytrain.errors import InputError
 from steadytrain.format import text_table
 
 if TYPE_CHECKING:
-    from steadytrain.models.counts import Counts
+    from steadytrain.models.counts import ModelCounts
     from steadytrain.models.registry import Entry
 
 MAX_COUNTED = 60  # networks that are counted unasked: half a minute on one core
@@ -80,7 +80,7 @@ def models(
             note(line)
 
 
-def _row(entry: Entry, counted: Mapping[str, Counts] | None) -> dict[str, Any]:
+def _row(entry: Entry, counted: Mapping[str, ModelCounts] | None) -> dict[str, Any]:
     """Return a model as JSON has it."""
     from steadytrain.models.registry import licence_kind
 

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli import INTERRUPTED
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, Root, Settings, SplitColumn, require_range
+from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, RepeatedFlag, Root, SplitColumn, require_range
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, count, text_table
@@ -66,8 +66,8 @@ def pack(
     root: Root = None,
     labels: str | None = None,
     classes: str | None = None,
-    only: Settings = (),
-    exclude: Settings = (),
+    only: RepeatedFlag = (),
+    exclude: RepeatedFlag = (),
     val_fraction: float | None = None,
     train_per_class: int | None = None,
     seed: int = 0,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from steadytrain.cli.console import Foot, Stream, note, print_json, print_text
+from steadytrain.cli.console import Foot, TerminalStream, note, print_json, print_text
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
@@ -105,7 +105,7 @@ def watch_process(
         return _watch_command(command, seconds, json)
     if pid <= 0:
         raise InputError(f"--pid is {pid}; process ids are above 0")
-    stream = Stream(sys.stderr)
+    stream = TerminalStream(sys.stderr)
     with Sampler(pid) as sampler:
         history = ProcessHistory(pid, sampler.command, settles=False)
         note(f"watching process {shorten_name(history.name, 40)}; Ctrl-C stops watching, not the process")

@@ -122,7 +122,7 @@ for function in (simplejpeg, pillow, resizer, parts):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """The values that a process returned; ``failure``: why it returned none; ``hangs``: it did not finish in time."""
 
     values: dict[str, Any]
@@ -144,18 +144,18 @@ def started(code: str, *, python: str = sys.executable) -> Iterator[subprocess.P
         yield process
 
 
-def wait_answer(process: subprocess.Popen[bytes], seconds: float = SECONDS) -> Answer:
+def wait_answer(process: subprocess.Popen[bytes], seconds: float = SECONDS) -> ProbeAnswer:
     """Wait for the answer of a process, ``seconds`` at most."""
     ended = finish(process, seconds=seconds)
     if ended.is_late:
-        return Answer({}, f"no answer within {seconds:g} s", hangs=True)
+        return ProbeAnswer({}, f"no answer within {seconds:g} s", hangs=True)
     if ended.code == 0 and ended.output:
-        return Answer(json.loads(ended.output))
+        return ProbeAnswer(json.loads(ended.output))
     how = f"killed by {ending(ended.code)}" if ended.code < 0 else f"exited with code {ended.code}"
-    return Answer({}, f"{how}: {ended.last_line or 'no message'}")
+    return ProbeAnswer({}, f"{how}: {ended.last_line or 'no message'}")
 
 
-def torch_build(answer: Answer) -> Torch:
+def torch_build(answer: ProbeAnswer) -> Torch:
     """Return the facts about torch from its answer to :data:`TORCH`."""
     if answer.failure is not None:
         return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
@@ -181,7 +181,7 @@ def _line(text: str | None) -> str | None:
     return lines[0][:300] if lines else None
 
 
-def decoders(answer: Answer) -> Decoders:
+def decoders(answer: ProbeAnswer) -> Decoders:
     """Return the facts about decoders from the answer to :data:`DECODERS`."""
     if answer.failure is not None:
         return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)

@@ -31,7 +31,7 @@ from steadytrain.config import Model
 from steadytrain.data.loader import ImageLoader
 from steadytrain.errors import ModelError, SteadyError, did_you_mean, first_line
 from steadytrain.export.formats import quantize_onnx, write_onnx, write_openvino, write_tensorrt
-from steadytrain.export.networks import NETWORKS, Network, settle
+from steadytrain.export.networks import NETWORKS, BenchNetwork, settle
 from steadytrain.format import tells_top5
 from steadytrain.machine import facts
 from steadytrain.machine.children import cause_of_death, die_with_parent, end_first
@@ -46,7 +46,7 @@ from steadytrain.training.compute.precision import to_channels_last
 from steadytrain.training.data import open_records
 from steadytrain.training.trained import restore
 
-Run = Callable[[Tensor], Any]
+RunEngine = Callable[[Tensor], Any]
 
 MOST_TO_QUANTIZE = 64
 """Samples by which ranges of int8 are found."""
@@ -64,7 +64,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class InferenceEngine:
     """A way to run a network.
 
     Args:
@@ -88,18 +88,20 @@ class Engine:
         return f"{numbers}{self.suffix}" if self.suffix == ".engine" else self.suffix and f"model{self.suffix}"
 
 
-ENGINES: dict[str, Engine] = {
-    "plain": Engine(title="torch without its optimised backend", numbers=("fp32",)),
-    "eager": Engine(title="torch"),
-    "channels-last": Engine(title="torch with channels last"),
-    "compile": Engine(title="torch.compile"),
-    "onnxruntime": Engine(
+ENGINES: dict[str, InferenceEngine] = {
+    "plain": InferenceEngine(title="torch without its optimised backend", numbers=("fp32",)),
+    "eager": InferenceEngine(title="torch"),
+    "channels-last": InferenceEngine(title="torch with channels last"),
+    "compile": InferenceEngine(title="torch.compile"),
+    "onnxruntime": InferenceEngine(
         title="ONNX Runtime", numbers=("fp32", "int8"), needs=("onnxruntime", "onnxscript"), suffix=".onnx"
     ),
-    "openvino": Engine(
+    "openvino": InferenceEngine(
         title="OpenVINO", numbers=("fp32", "bf16", "int8"), needs=("openvino",), suffix=".xml", gpu=False
     ),
-    "tensorrt": Engine(title="TensorRT", numbers=("fp32", "fp16"), needs=("tensorrt",), suffix=".engine", gpu=True),
+    "tensorrt": InferenceEngine(
+        title="TensorRT", numbers=("fp32", "fp16"), needs=("tensorrt",), suffix=".engine", gpu=True
+    ),
 }
 """By the name that the command line takes."""
 
@@ -135,7 +137,7 @@ class Subject:
     """
 
     module: nn.Module
-    network: Network
+    network: BenchNetwork
     input: Input | None
     weights: str = ""
     classes: tuple[str, ...] = ()
@@ -180,7 +182,7 @@ def load_subject(name: str) -> Subject:
             raise ModelError(f"{file or name} runs on the engine that it is for alone: name the run or the weights")
         trained = restore(file or name, model=network_name if file else None, device="cpu", numbers="fp32")
         shape = (trained.input.channels, trained.input.size or 224, trained.input.size or 224)
-        network = Network(title=trained.name, make=lambda: trained.module, shape=shape)
+        network = BenchNetwork(title=trained.name, make=lambda: trained.module, shape=shape)
         known = {} if trained.is_multi_label else {"classes": trained.classes, "synsets": trained.synsets}
         return Subject(module=trained.module, network=network, input=trained.input, weights=str(trained.path), **known)
     if "/" in name and ":" not in name and not name.startswith(("timm/", "torchvision/")):
@@ -191,7 +193,7 @@ def load_subject(name: str) -> Subject:
         hint = "" if "Did you mean" in str(error) else did_you_mean(name, NETWORKS)
         raise ModelError(f"{error}{hint}") from error
     side = built.input.size or 224
-    network = Network(title=find(name, allow_import=True).name, make=lambda: built.module, shape=(3, side, side))
+    network = BenchNetwork(title=find(name, allow_import=True).name, make=lambda: built.module, shape=(3, side, side))
     return Subject(module=built.module.eval(), network=network, input=built.input.filled(side, MEAN, STD))
 
 
@@ -375,9 +377,9 @@ class Holder:
 
     def __init__(self) -> None:
         self._began_bytes = facts.resident_bytes()
-        self._run: Run | None = None
+        self._run: RunEngine | None = None
         self._device = torch.device("cpu")
-        self._network: Network | None = None
+        self._network: BenchNetwork | None = None
         self._options = contextlib.ExitStack()
         self._together = SAMPLES
 
@@ -438,7 +440,7 @@ class Holder:
             provider = self._device.type.upper()
             self._run = self._torch_engine(engine, _module(name, place), numbers)
         reference = _reference(place)
-        self._network = Network(title=name, make=nn.Identity, **reference["takes"])
+        self._network = BenchNetwork(title=name, make=nn.Identity, **reference["takes"])
         self._pass(reference["samples"][:1].to(self._device))
         gc.collect()
         with contextlib.suppress(OSError):
@@ -484,7 +486,7 @@ class Holder:
             return {"bytes": int(torch.cuda.max_memory_allocated(self._device))}
         return {"bytes": max(0, facts.peak_resident_bytes() - self._began_bytes)}
 
-    def _torch_engine(self, engine: str, module: nn.Module, numbers: str) -> Run:
+    def _torch_engine(self, engine: str, module: nn.Module, numbers: str) -> RunEngine:
         """Return a function that runs the module itself."""
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[numbers]
         module = module.to(self._device, dtype)
@@ -494,7 +496,7 @@ class Holder:
         layout = torch.contiguous_format if engine in ("plain", "eager") else torch.channels_last
         is_last = layout is torch.channels_last
         module = to_channels_last(module) if is_last else module.to(memory_format=layout)
-        run: Run = module
+        run: RunEngine = module
         if engine == "compile":
             from torch._inductor import config
 

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -20,10 +20,10 @@ from typing import Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, storage_errors
-from steadytrain.format import count
+from steadytrain.format import Say, count
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, Plan, Stage
-from steadytrain.launch.ssh import Answer, copy, judge, require_same_torch
+from steadytrain.launch.plan import Command, Plan, PlanStage
+from steadytrain.launch.ssh import HostAnswer, copy, judge, require_same_torch
 from steadytrain.launch.supervise import PREEMPTED, job_exit_code, may_restart
 from steadytrain.machine.children import (
     die_with_parent,
@@ -37,8 +37,6 @@ from steadytrain.machine.children import (
 )
 
 _AFTER_GRACE_SECONDS = 15.0  # for the other side to end what did not end by itself, and to say so
-
-Say = Callable[[str], None]
 
 
 def write_files(plan: Plan, folder: Path) -> list[Path]:
@@ -96,7 +94,7 @@ def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
     with kill_at_last(processes):
         for command, process in zip(commands, processes, strict=True):
             ended = finish(process, command.stdin)
-            answer = Answer(host=command.label, code=ended.code, output=ended.output, errors=ended.errors)
+            answer = HostAnswer(host=command.label, code=ended.code, output=ended.output, errors=ended.errors)
             facts[answer.host] = judge(job, answer, __version__, several=len(commands) > 1)
     require_same_torch(facts)
     ranks = {machine.host.name: machine.procs for machine in job.machines}
@@ -143,7 +141,7 @@ def _send(command: Command, folder: Path, chosen: Chosen) -> None:
         )
 
 
-def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
+def _run(stage: PlanStage, grace_seconds: float, say: Say) -> int:
     """Run the ranks, up to ``stage.restarts`` times again after a failure; return the exit code."""
     for attempt in range(stage.restarts + 1):
         began = time.monotonic()
@@ -155,7 +153,7 @@ def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
     return code
 
 
-def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
+def _run_once(stage: PlanStage, grace_seconds: float, say: Say) -> tuple[int, bool]:
     """Run the commands of a stage; return the exit code, and whether this process was asked to end."""
     running: list[subprocess.Popen[bytes]] = []
     copying: list[threading.Thread] = []

@@ -81,7 +81,7 @@ def start(
 
 
 @dataclass(frozen=True)
-class Ended:
+class FinishedProgram:
     """How a program ended: its return ``code``, negative for a signal, and what it wrote.
 
     ``is_late``: it was killed, as it was not done in time.
@@ -99,7 +99,7 @@ class Ended:
         return lines[-1].removeprefix("steady: ") if lines else ""
 
 
-def finish(process: subprocess.Popen[bytes], feed: str | None = None, seconds: float | None = None) -> Ended:
+def finish(process: subprocess.Popen[bytes], feed: str | None = None, seconds: float | None = None) -> FinishedProgram:
     """Feed a program that was started with pipes, and wait for its end; kill it if it is not done after ``seconds``."""
     is_late = False
     try:
@@ -109,10 +109,12 @@ def finish(process: subprocess.Popen[bytes], feed: str | None = None, seconds: f
         kill_group(process)
         output, errors = process.communicate()
     written, said = ((text or b"").decode(errors="replace") for text in (output, errors))
-    return Ended(process.returncode, written, said, is_late)
+    return FinishedProgram(process.returncode, written, said, is_late)
 
 
-def run_program(command: Sequence[str], feed: str | None = None, seconds: float | None = None, **options: Any) -> Ended:
+def run_program(
+    command: Sequence[str], feed: str | None = None, seconds: float | None = None, **options: Any
+) -> FinishedProgram:
     """Run a program to its end, or for so many seconds; ``options`` are those of :func:`start`."""
     pipe = subprocess.PIPE
     process = start(command, stdin=subprocess.DEVNULL if feed is None else pipe, stdout=pipe, stderr=pipe, **options)
@@ -120,7 +122,7 @@ def run_program(command: Sequence[str], feed: str | None = None, seconds: float 
         return finish(process, feed, seconds)
 
 
-def run_steady(words: Sequence[str]) -> Ended:
+def run_steady(words: Sequence[str]) -> FinishedProgram:
     """Run another command of ours to its end, in the environment that this one was given."""
     return run_program([sys.executable, "-m", "steadytrain", *words], variables=given_environment())
 

@@ -34,7 +34,7 @@ COLUMNS = {
 # The column by which a series is thinned is the one whose spikes are to be seen.
 THINNED_BY = {"train": 3, "val": 3, "rate": 3}
 
-Row = tuple[float | None, ...]
+ChartRow = tuple[float | None, ...]
 Trace = dict[str, Any]
 Drawn = Step | Logged | EpochTrained | Evaluated
 E = TypeVar("E", bound=Drawn)
@@ -158,7 +158,7 @@ def _alternate(first: Sequence[Trace], second: Sequence[Trace]) -> list[Trace]:
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     """One row of a live chart: ``series`` is ``train``, ``val``, ``rate``, ``feed``, ``machine`` or ``device-0``, ...
 
     A row begins with the seconds of the run's own wall time. Shares are fractions, processors in cores, what is not
@@ -166,10 +166,10 @@ class Point:
     """
 
     series: str
-    row: Row
+    row: ChartRow
 
 
-def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> list[Point]:
+def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> list[ChartPoint]:
     """Return what an event adds to the live charts.
 
     Args:
@@ -179,8 +179,8 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
     """
     seconds = history.elapsed(event.time)
 
-    def point(series: str, *values: float | None) -> Point:
-        return Point(series, (round(seconds, 3), *(_six_digits(value) for value in values)))
+    def point(series: str, *values: float | None) -> ChartPoint:
+        return ChartPoint(series, (round(seconds, 3), *(_six_digits(value) for value in values)))
 
     match event:
         case Logged():
@@ -215,7 +215,7 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
     return []
 
 
-def thin_rows(series: str, rows: Sequence[Row]) -> list[Row]:
+def thin_rows(series: str, rows: Sequence[ChartRow]) -> list[ChartRow]:
     """Return at most :data:`MAX_POINTS` rows: of each stretch those least and greatest in its :data:`THINNED_BY`."""
     column = THINNED_BY.get(series, 1)
     return [rows[i] for i in thin([row[column] for row in rows], MAX_POINTS)] if len(rows) > MAX_POINTS else list(rows)

@@ -30,7 +30,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScalingComparison:
     """Runs by their number of devices, and what is worth knowing about the comparison."""
 
     runs: tuple[MeasuredRun, ...]
@@ -51,7 +51,7 @@ class Comparison:
         return text_table(rows, right=(1, 2, 3, 4, 5))
 
 
-def compare_runs(places: Sequence[str]) -> Comparison:
+def compare_runs(places: Sequence[str]) -> ScalingComparison:
     """Compare the rates of runs and logs, each a path, with ``@8`` behind it where it does not say its devices.
 
     Raises:
@@ -88,7 +88,7 @@ def compare_runs(places: Sequence[str]) -> Comparison:
                 efficiency=speedup / devices,
             )
         )
-    return Comparison(tuple(rows), tuple(_remarks(rows)))
+    return ScalingComparison(tuple(rows), tuple(_remarks(rows)))
 
 
 def _devices(run: object, account: Account, given: int | None, path: str) -> int:

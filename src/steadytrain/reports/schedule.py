@@ -20,7 +20,7 @@ BAR = 16
 
 
 @dataclass(frozen=True)
-class Moment:
+class ScheduleMoment:
     """One update of a planned run: its number from 1 on, the epochs done before it, and what happens there, if that is
     worth a word.
     """
@@ -52,7 +52,7 @@ class Forecast:
     steps_per_epoch: float
     peak: float
     words: str
-    moments: Sequence[Moment]
+    moments: Sequence[ScheduleMoment]
     batches: Batches
 
 
@@ -89,7 +89,7 @@ def forecast(recipe: Recipe, num_train: int) -> Forecast:
     events[steps - 1] = "the last update"
     chosen = {*range(0, steps, max(1, steps // MOST_UPDATES)), *(step for step in events if step < steps)}
     moments = [
-        Moment(
+        ScheduleMoment(
             update=step + 1,
             epoch=progress(step) / per_epoch,
             lr=peak * rate(progress(step)),

@@ -27,7 +27,7 @@ from steadytrain.format import (
     text_table,
 )
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
-from steadytrain.reports.summary import Account, Epoch, Interval, Repeats, Score, Spread, Summary, find_repeats
+from steadytrain.reports.summary import Account, Epoch, Interval, Repeats, RunScore, Spread, Summary, find_repeats
 from steadytrain.reports.time_spent import rows, to_dict
 
 MARK = "steadytrain-report"
@@ -251,14 +251,14 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     return "\n".join([fit_table(lines, width), *means])
 
 
-def _score(score: Score | None) -> str:
+def _score(score: RunScore | None) -> str:
     if score is None or math.isnan(score.value):
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
     return f"{_interval(score)} at epoch {epoch(score.epoch)}{weights}"
 
 
-def _interval(score: Score | None) -> str:
+def _interval(score: RunScore | None) -> str:
     value = percent(score.value if score else None, 2)
     return value if score is None or score.interval is None else f"{value} ({interval_text(score.interval)})"
 

@@ -42,7 +42,7 @@ _LAUNCHERS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeOutcome:
     """The outcome of a measurement: its figures, or why it failed.
 
     Args:
@@ -94,7 +94,7 @@ class Prober:
         limit_seconds: float,
         settle_seconds: float = 0.0,
         updates: int = 0,
-    ) -> Outcome:
+    ) -> ProbeOutcome:
         """Measure for at most ``limit_seconds``; the rest is as in :func:`steadytrain.tuning.measure.measure`.
 
         Raises:
@@ -113,11 +113,11 @@ class Prober:
         line, is_late = server.ask(json.dumps(request), limit_seconds)
         if line:
             answer = json.loads(line)
-            return Outcome(answer["figures"], answer["trouble"], answer["error"], limit_seconds)
+            return ProbeOutcome(answer["figures"], answer["trouble"], answer["error"], limit_seconds)
         code = self._end(0.0 if is_late else GRACE_SECONDS)
         if is_late:
-            return Outcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
-        return Outcome({}, *_trouble_of(code), limit_seconds)
+            return ProbeOutcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
+        return ProbeOutcome({}, *_trouble_of(code), limit_seconds)
 
     def _wait_until_ready(self) -> LineServer:
         server = self._server or self._start()
@@ -164,7 +164,7 @@ class RankProbers:
         for prober in self._probers:
             prober.__exit__(kind, error, at)
 
-    def ask(self, what: What, recipe: Recipe, **limits: Any) -> Outcome:
+    def ask(self, what: What, recipe: Recipe, **limits: Any) -> ProbeOutcome:
         """Measure as :meth:`Prober.ask` does, on all ranks; return the :func:`weakest` outcome."""
         pool = ThreadPoolExecutor(len(self._probers))
         try:
@@ -177,13 +177,13 @@ class RankProbers:
             pool.shutdown()
 
 
-def weakest(outcomes: Sequence[Outcome]) -> Outcome:
+def weakest(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
     """Merge the outcomes of several ranks: one that failed, else the slowest, with the largest memory that one needs.
 
     Facts are merged to the least memory, and the number formats that all ranks have.
 
-    >>> weakest([Outcome({"images_per_second": 9.0, "memory_bytes": 5}),
-    ...          Outcome({"images_per_second": 7.0, "memory_bytes": 4})]).figures
+    >>> weakest([ProbeOutcome({"images_per_second": 9.0, "memory_bytes": 5}),
+    ...          ProbeOutcome({"images_per_second": 7.0, "memory_bytes": 4})]).figures
     {'images_per_second': 7.0, 'memory_bytes': 5}
     """
     if (failed := next((outcome for outcome in outcomes if outcome.trouble is not None), None)) is not None:
@@ -213,14 +213,14 @@ class ProbeCache:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, ProbeOutcome] = {}
         with contextlib.suppress(OSError):
             for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was torn by a kill
                     value = json.loads(line)
-                    self._outcomes[value["key"]] = Outcome(**value["outcome"])
+                    self._outcomes[value["key"]] = ProbeOutcome(**value["outcome"])
 
-    def get(self, key: str) -> Outcome | None:
+    def get(self, key: str) -> ProbeOutcome | None:
         """Return an earlier outcome; None: not measured."""
         return self._outcomes.get(key)
 
@@ -231,7 +231,7 @@ class ProbeCache:
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
 
-    def put(self, key: str, outcome: Outcome) -> None:
+    def put(self, key: str, outcome: ProbeOutcome) -> None:
         """Add an outcome. Raises StorageError if it cannot be written."""
         self._outcomes[key] = outcome
         if self.path is None:

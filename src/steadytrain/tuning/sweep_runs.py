@@ -25,7 +25,7 @@ from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, RunError, storage_errors
 from steadytrain.events import open_no_follow
-from steadytrain.format import count, percent
+from steadytrain.format import Say, count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
 from steadytrain.launch.submit import submit
@@ -56,8 +56,6 @@ LOG = "output.log"
 """File in the folder of a run: the output of its process."""
 SEARCH_FILE, ARRAY_FILE = "search.journal", "slurm.json"
 """Files in the folder of the sweep: the trials of a search; the number of the array job that trains runs."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
