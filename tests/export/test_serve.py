@@ -447,6 +447,10 @@ def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[
 def test_addresses_inside_a_network_are_refused_unless_allowed(pictures: str) -> None:
     with pytest.raises(FetchError, match=r"127\.0\.0\.1, an address inside a network"):
         asyncio.run(fetch(f"{pictures}/1.jpg", [pictures], max_bytes=10**6, seconds=5))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/1.jpg"
+        with pytest.raises(FetchError, match=r"takes longer than 0\.2 s"):
+            asyncio.run(fetch(url, [url], max_bytes=10**6, seconds=0.2, allow_private=True))
     allowed = ["https://a.org/photos"]
     for url in ("https://a.org/photos", "https://a.org:443/photos/x.jpg?w=3", "HTTPS://A.ORG/photos/a/b"):
         assert is_allowed(url, allowed), url

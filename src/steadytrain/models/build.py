@@ -27,6 +27,7 @@ from steadytrain.interop.mxnet import checkpoint as mxnet
 from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import translate
 from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
+from steadytrain.machine.web import client
 from steadytrain.models.class_names import OutputNames, imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
 from steadytrain.models.objects import find_given
@@ -622,7 +623,8 @@ def _cached_weights(name: str, config: Any) -> dict[str, str]:
     if constants.HF_HUB_OFFLINE:
         raise _unreachable(name, "HF_HUB_OFFLINE is set")
     try:
-        with urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10):
+        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+        with client(trusted=None, on_redirect=bool).open(request, timeout=10):
             return {}
     except urllib.error.HTTPError:
         return {}  # it answers, if only with an error
