@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.errors import FailedError, InputError
-from steadytrain.machine.children import LineServer, run_program, start
+from steadytrain.machine.children import ChildEndedError, ForkServer, run_program, start
 
 
 def python(code: str) -> list[str]:
@@ -57,28 +55,44 @@ def test_a_program_that_is_not_there_is_refused_with_the_callers_error(
     assert caught.value.exit_code == code
 
 
-def test_a_server_answers_lines_until_it_dies_or_is_late() -> None:
-    code = (
-        "import os, sys, time\n"
-        "print('ready', flush=True)\n"
-        "for line in sys.stdin:\n"
-        "    time.sleep(600) if line == 'hang\\n' else os._exit(7) if line == 'die\\n' else None\n"
-        "    print(line.strip().upper(), flush=True)\n"
-    )
-    server = LineServer(code, dict(os.environ))
-    assert server.ask(None, 60) == ("ready\n", False)
-    assert server.ask("two words", 60) == ("TWO WORDS\n", False)
-    assert server.ask("hang", 0.2) == ("", True)
-    assert server.end() == -signal.SIGKILL
-    server = LineServer(code, dict(os.environ))
-    assert server.ask("die", 60)[0] == "ready\n"
-    assert server.ask(None, 60) == ("", False)
-    assert server.end(5) == 7
+SERVER = """
+import os, time
+from steadytrain.machine.children import serve_forks
+loaded = os.getpid()
+def talk(connection):
+    while True:
+        try:
+            word = connection.recv()
+        except EOFError:
+            return
+        if word == "hang":
+            time.sleep(600)
+        if word == "die":
+            os._exit(7)
+        connection.send((word.upper(), loaded == os.getppid(), os.getpid()))
+serve_forks(talk)
+"""
 
 
-def test_a_call_in_a_fork_returns_its_text_or_how_the_child_died() -> None:
-    code = (
-        "import os\nfrom steadytrain.machine.children import call_in_fork\n"
-        "print(call_in_fork(lambda: 'ab'), call_in_fork(lambda: os.kill(os.getpid(), 9)))"
-    )
-    assert subprocess.run(python(code), capture_output=True, text=True, check=True).stdout == "ab -9\n"
+def test_children_of_a_server_answer_side_by_side_and_one_that_dies_or_hangs_is_told() -> None:
+    server = ForkServer(SERVER)
+    try:
+        first, second = server.fork(60), server.fork(60)
+        answers = [child.ask(word, 60) for word in ("one", "two") for child in (first, second)]
+        assert [answer[:2] for answer in answers] == [("ONE", True)] * 2 + [("TWO", True)] * 2
+        assert len({answer[2] for answer in answers}) == 2, "a process each, which keeps its state"
+        with pytest.raises(ChildEndedError, match=r"crashed \(code 7\)"):
+            first.ask("die", 60)
+        with pytest.raises(TimeoutError, match="not done in 0 s"):
+            second.ask("hang", 0.1)
+        assert (first.end(), second.end()) == (7, -signal.SIGKILL)
+        third = server.fork(60)
+        assert third.ask("three", 60)[0] == "THREE" and third.end() == 0
+    finally:
+        assert server.end() == -signal.SIGKILL
+
+
+def test_a_server_that_cannot_start_is_told() -> None:
+    with pytest.raises(ChildEndedError) as caught:
+        ForkServer("raise SystemExit(3)").fork(60)
+    assert caught.value.code == 3

@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import multiprocessing
-import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +31,7 @@ from steadytrain.export.formats import quantize_onnx, write_onnx, write_openvino
 from steadytrain.export.networks import NETWORKS, BenchNetwork, settle
 from steadytrain.format import tells_top5
 from steadytrain.machine import facts
-from steadytrain.machine.children import cause_of_death, die_with_parent, end_first
+from steadytrain.machine.children import ChildEndedError, ForkServer, serve_forks
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, match_classes, names_of_synsets
@@ -53,8 +50,8 @@ MOST_TO_QUANTIZE = 64
 SAMPLES = 8
 """Drawn samples on which outputs are compared, where no images were given."""
 
-GRACE_SECONDS = 3.0
-"""Given to a process to end by itself."""
+START_SECONDS = 600.0
+"""For importing torch and what the engines need, from a cold disk."""
 
 SETTLING = 4
 """Samples whose statistics batch norms get."""
@@ -289,11 +286,11 @@ class Worker:
     """A process that has one engine open. Leaving the context ends it."""
 
     def __init__(self) -> None:
-        context = _processes()
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=answer_requests, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
+        try:
+            self._child = _server().fork(START_SECONDS, ("timm", "torchvision", "onnxruntime"))
+        except ChildEndedError as error:
+            _server.cache_clear()
+            raise WorkerError(str(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -304,45 +301,32 @@ class Worker:
     def ask(self, what: str, *, limit_seconds: float, **values: Any) -> dict[str, Any]:
         """Send a request; return its figures. Raises WorkerError if it fails, dies or takes too long."""
         try:
-            self._connection.send({"what": what, **values})
-            if not self._connection.poll(limit_seconds):
-                self.close()
-                raise WorkerError(f"not done in {limit_seconds:.0f} s")
-            answer: dict[str, Any] = self._connection.recv()
-        except (EOFError, OSError) as error:
-            self._process.join(5)
-            raise WorkerError(cause_of_death(self._process.exitcode or 0)) from error
+            answer: dict[str, Any] = self._child.ask({"what": what, **values}, limit_seconds)
+        except (TimeoutError, ChildEndedError) as error:
+            raise WorkerError(str(error)) from error
         if "error" in answer:
             raise WorkerError(answer["error"])
         return answer
 
     def close(self) -> None:
         """End the process: it goes by itself where it waits for a request."""
-        self._connection.close()
-        self._process.join(GRACE_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+        self._child.end()
 
 
 @cache
-def _processes() -> Any:
-    """The server that forks workers: it has imported torch and more once, and computed nothing."""
-    if sys.platform == "win32":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
+def _server() -> ForkServer:
+    """Start the server that forks workers, once: it has imported torch and more, and computed nothing."""
     # Not openvino: a thread of its telemetry would hold locks of imports, for which a forked child waits for ever.
-    context.set_forkserver_preload([__name__, "timm", "torchvision", "onnxruntime"])
-    return context
+    return ForkServer("from steadytrain.export.engines import serve; serve()")
+
+
+def serve() -> None:
+    """Be the server of :class:`Worker`."""
+    serve_forks(answer_requests)
 
 
 def answer_requests(connection: Connection) -> None:
     """Answer requests of a connection until it is closed; errors are answers, too."""
-    die_with_parent()
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)  # exporters and engines print as they like
-    os.dup2(nothing, 2)
-    end_first()
     keep_memory(facts.memory_bytes())  # as prediction and the server do
     holder = Holder()
     while True:

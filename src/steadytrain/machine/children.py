@@ -1,7 +1,7 @@
 """Child processes: started, fed, given a time limit, waited for together, and ended with all that they started.
 
 Every child of this project is started by :func:`start`, or by :func:`start_module` where it runs a module of ours.
-:func:`run_program` is for a program that is waited for, :class:`LineServer` for one that answers requests, and
+:func:`run_program` is for a program that is waited for, :class:`ForkServer` for children that answer requests, and
 :func:`wait_together` for several that are one job.
 """
 
@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import math
+import multiprocessing
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -28,7 +33,10 @@ from steadytrain.errors import FailedError, InputError, SteadyError
 from steadytrain.machine.process import given_environment
 
 POLL_SECONDS = 0.05
+GRACE_SECONDS = 5.0
+"""For a child that no longer answers to end by itself, which gives its return code."""
 _PipeEnd = int | IO[bytes] | None
+_PID = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 # One thread each: the children themselves are the parallelism.
@@ -165,84 +173,140 @@ def run_module(module: str) -> None:
     importlib.import_module(module).main()
 
 
-class LineServer:
-    """A process that answers each line with a line; it and its children are killed where an answer takes too long.
+class ChildEndedError(Exception):
+    """A child that ended before it had answered; ``code``: its return code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(cause_of_death(code))
+        self.code = code
+
+
+class ForkServer:
+    """A process that has loaded what takes long; it forks children that start at once and with empty memory.
 
     Args:
-        program: Python, which reads standard input and writes to what :func:`keep_output` returns.
-        variables: its environment.
+        program: Python that loads it and calls :func:`serve_forks`. Nobody sees what it prints.
+        variables: its environment; None: this process's own.
 
     Raises:
         FailedError: no process can be started.
     """
 
-    def __init__(self, program: str, variables: Mapping[str, str]) -> None:
-        pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        command = [sys.executable, "-c", program]
-        # Ctrl-C is for us, and we end them all.
-        options: dict[str, Any] = {"variables": variables, "refusal": FailedError, "own_group": True}
-        self._process = start(command, **options, stdin=pipe, stdout=pipe, stderr=null)
+    def __init__(self, program: str, variables: Mapping[str, str] | None = None) -> None:
+        self._control, theirs = socket.socketpair()
+        path = f"import sys\nsys.path[:] = {sys.path!r}\n"
+        with theirs:
+            self._process = start(
+                [sys.executable, "-c", path + program, str(theirs.fileno())],
+                variables=variables,
+                refusal=FailedError,
+                own_group=True,  # Ctrl-C is for us, and we end them all
+                inherits=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
 
-    def ask(self, request: str | None, limit_seconds: float) -> tuple[str, bool]:
-        """Send a line; return the answer, empty if the server died, and whether it was killed for being late."""
-        server, is_late = self._process, threading.Event()
-        assert server.stdin is not None and server.stdout is not None
+    def fork(self, limit_seconds: float, needs: Sequence[str] = ()) -> Forked:
+        """Start a child, as soon as the server is ready; ``needs``: modules that it loads before, if they are there.
 
-        def kill() -> None:
-            is_late.set()
-            kill_group(server)
+        Raises:
+            ChildEndedError: the server is dead, or was not ready in time.
+        """
+        ours, theirs = multiprocessing.Pipe()
+        message = json.dumps({"path": sys.path, "folder": str(Path.cwd()), "needs": needs}).encode()
+        with theirs, suppress(OSError):
+            socket.send_fds(self._control, [message], [theirs.fileno()])
+        if (pid := self.reply(limit_seconds)) is None:
+            ours.close()
+            raise ChildEndedError(self.end(GRACE_SECONDS))
+        return Forked(self, ours, pid)
 
-        timer = threading.Timer(limit_seconds, kill)
-        timer.start()
-        try:
-            if request is not None:
-                server.stdin.write(request.encode() + b"\n")
-                server.stdin.flush()
-            line = server.stdout.readline().decode()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            timer.cancel()
-            timer.join()
-        return line, is_late.is_set() and not line
+    def wait(self, pid: int, grace_seconds: float) -> int:
+        """Wait for the end of a child, which is killed after the grace; return its return code."""
+        with suppress(OSError):
+            self._control.sendall(_PID.pack(pid))
+        if (code := self.reply(grace_seconds)) is None and self._process.poll() is None:
+            os.kill(pid, signal.SIGKILL)
+            code = self.reply(None)
+        return self.end(GRACE_SECONDS) if code is None else code
+
+    def reply(self, limit_seconds: float | None) -> int | None:
+        """Read a number that the server sends; None where none comes."""
+        with suppress(OSError):
+            self._control.settimeout(limit_seconds)
+            if data := self._control.recv(_PID.size):
+                number: int = _PID.unpack(data)[0]
+                return number
+        return None
 
     def end(self, grace_seconds: float = 0.0) -> int:
-        """Wait for the server to end, then kill it and its children; return its return code."""
-        server = self._process
+        """Kill the server and its children, unless it ends within the grace; return its return code."""
+        self._control.close()
         with suppress(subprocess.TimeoutExpired):
-            server.wait(grace_seconds)
-        died_by_itself = server.poll()
-        kill_group(server)
-        with suppress(BrokenPipeError), server:  # what it has not read is lost
-            pass
-        return server.returncode if died_by_itself is None else died_by_itself
+            self._process.wait(grace_seconds)
+        kill_group(self._process)
+        return self._process.wait()
 
 
-def keep_output() -> IO[str]:
-    """Return standard output for answers, and send to the null device what libraries print there from now on."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return answers
+class Forked:
+    """A child of a :class:`ForkServer`."""
 
+    def __init__(self, server: ForkServer, connection: Connection, pid: int) -> None:
+        self._server, self._connection, self._pid = server, connection, pid
+        self._code: int | None = None
 
-def call_in_fork(function: Callable[[], str]) -> str | int:
-    """Call a function in a forked child; return its text, or the child's return code where it gave none."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
+    def ask(self, request: Any, limit_seconds: float) -> Any:
+        """Send a request; return the answer.
+
+        Raises:
+            ChildEndedError: the child died.
+            TimeoutError: the answer took too long; the child is killed.
+        """
         try:
-            die_with_parent()
-            os.close(reader)
-            end_first()
-            with os.fdopen(writer, "w", encoding="utf-8") as file:
-                file.write(function())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as file:
-        text = file.read()
-    _, status = os.waitpid(child, 0)
-    return text or os.waitstatus_to_exitcode(status)
+            self._connection.send(request)
+            if self._connection.poll(limit_seconds):
+                return self._connection.recv()
+        except (EOFError, OSError):
+            raise ChildEndedError(self.end()) from None
+        self.end(0.0)
+        raise TimeoutError(f"not done in {limit_seconds:.0f} s")
+
+    def end(self, grace_seconds: float = GRACE_SECONDS) -> int:
+        """End the child, which goes by itself where it waits for a request; return its return code."""
+        if self._code is None:
+            self._connection.close()
+            self._code = self._server.wait(self._pid, grace_seconds)
+        return self._code
+
+
+def serve_forks(talk: Callable[[Connection], object]) -> None:
+    """Be the server of a :class:`ForkServer`; each child calls ``talk`` with its connection to the caller."""
+    die_with_parent()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1 << 20, 1)
+        if not message:
+            return
+        if files:
+            request = json.loads(message)
+            for name in request["needs"]:
+                with suppress(ImportError):
+                    importlib.import_module(name)
+            if not (number := os.fork()):
+                with control:
+                    die_with_parent()
+                end_first()
+                sys.path[:] = request["path"]
+                os.chdir(request["folder"])
+                try:
+                    talk(Connection(files[0]))
+                finally:
+                    os._exit(1 if sys.exc_info()[0] else 0)
+            os.close(files[0])
+        else:
+            number = os.waitstatus_to_exitcode(os.waitpid(_PID.unpack(message)[0], 0)[1])
+        control.sendall(_PID.pack(number))
 
 
 def end_first() -> None:

@@ -1,7 +1,7 @@
 """Measurements in separate processes, cached on disk: a crash or a timeout is a result as well.
 
 A server process imports torch once and forks for each measurement, which therefore starts at once and with empty
-memory. Without ``fork`` the server measures itself, and a crash costs a new server.
+memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -22,7 +23,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
 from steadytrain.machine import facts
-from steadytrain.machine.children import LineServer, call_in_fork, cause_of_death, die_with_parent, keep_output
+from steadytrain.machine.children import ChildEndedError, ForkServer, serve_forks
 from steadytrain.machine.process import lasting_imports, share_cores
 
 What = Literal["facts", "updates", "loading", "both", "rate"]
@@ -30,9 +31,6 @@ Trouble = Literal["memory", "crash", "timeout", "refused", "failed"]
 
 START_SECONDS = 120.0
 """The longest time that importing torch may take."""
-
-GRACE_SECONDS = 5.0
-"""How long a server that no longer answers may take to end by itself, which gives its exit code."""
 
 _LAUNCHERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
@@ -75,15 +73,16 @@ class Prober:
 
     def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
         self._world = world
-        self._server: LineServer | None = None
-        self._is_ready = False
+        self._server: ForkServer | None = None
 
     def __enter__(self) -> Self:
         self._start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._end()
+        if self._server is not None:
+            self._server.end()
+            self._server = None
 
     def ask(
         self,
@@ -100,48 +99,38 @@ class Prober:
         Raises:
             FailedError: no process can be started, or torch cannot be imported in it.
         """
-        server = self._wait_until_ready()
+        needs = ["timm"] if recipe.model.name.startswith("timm/") else []  # takes seconds, once and not in every child
+        try:
+            child = (self._server or self._start()).fork(START_SECONDS, needs)
+        except ChildEndedError as error:
+            self._server = None
+            raise FailedError(
+                f"the process that measures ended with code {error.code} before it began: try steady doctor, or less"
+                " load"
+            ) from error
         request = {
             "what": what,
-            "recipe": recipe.to_dict(),
-            "from_file": [recipe.model.from_file, sorted(recipe.optim.from_file), recipe.data.from_file],
+            "recipe": recipe,
             "seconds": seconds,
             "settle_seconds": settle_seconds,
             "updates": updates,
-            "world": asdict(self._world),
+            "world": self._world,
         }
-        line, is_late = server.ask(json.dumps(request), limit_seconds)
-        if line:
-            answer = json.loads(line)
-            return ProbeOutcome(answer["figures"], answer["trouble"], answer["error"], limit_seconds)
-        code = self._end(0.0 if is_late else GRACE_SECONDS)
-        if is_late:
-            return ProbeOutcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
-        return ProbeOutcome({}, *_trouble_of(code), limit_seconds)
+        try:
+            answer: ProbeOutcome = child.ask(request, limit_seconds)
+            return replace(answer, limit_seconds=limit_seconds)
+        except TimeoutError as error:
+            return ProbeOutcome({}, "timeout", str(error), limit_seconds)
+        except ChildEndedError as error:
+            return ProbeOutcome({}, "memory" if error.code == -9 else "crash", str(error), limit_seconds)
+        finally:
+            child.end()
 
-    def _wait_until_ready(self) -> LineServer:
-        server = self._server or self._start()
-        if not self._is_ready:
-            line, _ = server.ask(None, START_SECONDS)
-            if not line:
-                code = self._end(GRACE_SECONDS)
-                raise FailedError(
-                    f"the process that measures ended with code {code} before it began: try steady doctor, or less load"
-                )
-            self._is_ready = True
-        return server
-
-    def _start(self) -> LineServer:
+    def _start(self) -> ForkServer:
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the user's own modules as well
-        self._server = LineServer("from steadytrain.tuning.probes import serve; serve()", variables)
-        self._is_ready = False
+        self._server = ForkServer("from steadytrain.tuning.probes import serve; serve()", variables)
         return self._server
-
-    def _end(self, grace_seconds: float = 0.0) -> int:
-        """End the server; return its exit code."""
-        server, self._server = self._server, None
-        return 0 if server is None else server.end(grace_seconds)
 
 
 class RankProbers:
@@ -198,10 +187,6 @@ def weakest(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
     elif "memory_bytes" in joined:
         joined["memory_bytes"] = max(row["memory_bytes"] for row in rows)
     return replace(slowest, figures=joined)
-
-
-def _trouble_of(code: int) -> tuple[Trouble, str]:
-    return ("memory" if code == -9 else "crash"), cause_of_death(code)
 
 
 class ProbeCache:
@@ -297,57 +282,24 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def serve() -> None:
-    """Answer requests from standard input, a line each, until it is closed."""
-    answers = keep_output()
-    die_with_parent()
+    """Be the server of a :class:`Prober`."""
     share_cores()  # as a command that trains does, unless the caller's has
     with lasting_imports():
         from steadytrain.tuning import measure  # noqa: F401 - takes seconds, once
 
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        if json.loads(line)["recipe"]["model"]["name"].startswith("timm/"):
-            with contextlib.suppress(ImportError):
-                import timm  # noqa: F401 - takes seconds, once and not in every child
-        answer = _answer_in_fork(line) if sys.platform == "linux" else _answer(line)
-        print(json.dumps(answer), file=answers, flush=True)
+    serve_forks(_measure)
 
 
-def _answer_in_fork(line: str) -> dict[str, Any]:
-    text = call_in_fork(lambda: json.dumps(_answer(line)))
-    if isinstance(text, str):
-        answer: dict[str, Any] = json.loads(text)
-        return answer
-    trouble, error = _trouble_of(text)
-    return {"figures": {}, "trouble": trouble, "error": error}
-
-
-def _answer(line: str) -> dict[str, Any]:
-    """Measure what a line asks for; whatever goes wrong is part of the answer."""
+def _measure(connection: Connection) -> None:
+    """Measure what is asked for; whatever goes wrong is part of the answer."""
     from steadytrain.training.memory import is_out_of_memory
     from steadytrain.tuning.measure import measure
 
-    request = json.loads(line)
-    recipe = Recipe.from_dict(request["recipe"])
-    model, optim, data = request["from_file"]  # what the user's command named may be imported
-    recipe = replace(
-        recipe,
-        model=replace(recipe.model, from_file=model),
-        optim=replace(recipe.optim, from_file=frozenset(optim)),
-        data=replace(recipe.data, from_file=data),
-    )
+    request = connection.recv()
     try:
-        figures = measure(
-            request["what"],
-            recipe,
-            seconds=request["seconds"],
-            settle_seconds=request["settle_seconds"],
-            updates=request["updates"],
-            world=World(**request["world"]),
-        )
+        outcome = ProbeOutcome(measure(request.pop("what"), request.pop("recipe"), **request))
     except SteadyError as error:
-        return {"figures": {}, "trouble": "refused", "error": str(error)}
+        outcome = ProbeOutcome({}, "refused", str(error))
     except Exception as error:  # noqa: BLE001 - a network or a library may raise anything, and that is the result
-        trouble = "memory" if is_out_of_memory(error) else "failed"
-        return {"figures": {}, "trouble": trouble, "error": first_line(error)}
-    return {"figures": figures, "trouble": None, "error": ""}
+        outcome = ProbeOutcome({}, "memory" if is_out_of_memory(error) else "failed", first_line(error))
+    connection.send(outcome)
