@@ -452,7 +452,7 @@ def bench(
                 rows.append(_bench_in_subprocess(words, setting))
                 advance(done, len(settings))
     if plot is not None:
-        from steadytrain.reports.charts import speeds_page
+        from steadytrain.reports.plots import speeds_page
 
         plot.write_text(speeds_page(rows), encoding="utf-8")
     if json:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -230,50 +229,3 @@ def _six_digits(value: float | None) -> float | None:
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
-
-
-def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return an HTML page with one figure: images per second over batch sizes, a line for each way to compute.
-
-    It needs no network; plotly.js is in it.
-
-    Args:
-        rows: as ``steady bench train --json`` prints them; those with an ``error`` are left out.
-    """
-    from plotly.graph_objects import Figure, Scatter
-
-    measured = [row for row in rows if "error" not in row]
-    several_threads = len({row["threads"] for row in measured}) > 1
-    lines: dict[str, dict[int, float]] = {}
-    for row in measured:
-        code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
-        threads = f" {row['threads']} thread{'s' * (row['threads'] != 1)}" if several_threads else ""
-        how = (" as one graph" if row["graph"] else "") + (" recomputed" if row["recompute"] else "")
-        name = f"{row['precision']} {LAYOUTS[row['layout']]}{code}{how}{threads}"
-        lines.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
-    figure = Figure()
-    for number, (name, speeds) in enumerate(lines.items()):
-        look, x = style(number), sorted(speeds)
-        y, line = [speeds[batch] for batch in x], {"color": look["colour"], "dash": look["dash"]}
-        figure.add_trace(Scatter(x=x, y=y, name=name, mode="lines+markers", line=line))
-    first = measured[0] if measured else {}
-    title = escape(f"{first.get('model', '')} on {first.get('device', '')}")
-    figure.update_layout(
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        height=520,
-        margin={"l": 8, "r": 8, "t": 24, "b": 8},
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
-        xaxis={"title": "batch size", "type": "log", "tickvals": sorted({x for line in lines.values() for x in line})},
-        yaxis={"title": "images per second", "rangemode": "tozero", "automargin": True},
-        showlegend=True,
-    )
-    chart = figure.to_html(include_plotlyjs=True, full_html=False, config={"displayModeBar": False, "responsive": True})
-    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{title}</title><style>{css}</style></head>\n'
-        f'<body class="speeds"><main><header><h1>{title}</h1><p class="lede">training, drawn images</p></header>\n'
-        f"{chart}</main></body></html>\n"
-    )
