@@ -50,7 +50,8 @@ import machine
 import train_step
 from steadytrain.config import Budget, Data, Every, Model, Optim, Recipe
 from steadytrain.events import Evaluated, Resumed, Saved, Started, Step
-from steadytrain.run import Run, sync
+from steadytrain.files import sync
+from steadytrain.run import Run
 from steadytrain.training import steps as run_steps
 from steadytrain.training.checkpoints import split
 

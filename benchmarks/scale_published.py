@@ -30,7 +30,16 @@ from statistics import median
 from typing import Any
 
 import machine
-from steadytrain.tuning.scale import BUCKET, LINKS, Cluster, Device, Gradient, Prediction, expected_maximum, predict
+from steadytrain.tuning.scale import (
+    BUCKET,
+    LINKS,
+    Gradient,
+    MachineCluster,
+    MeasuredDevice,
+    ScalePrediction,
+    expected_maximum,
+    predict,
+)
 
 HOROVOD = 64 * 2**20
 """Bytes of its fusion buffer, by default."""
@@ -340,7 +349,7 @@ class Case:
     def published(self) -> float:
         return self.table.rates[self.devices]
 
-    def device(self, spread: float) -> Device:
+    def device(self, spread: float) -> MeasuredDevice:
         """What one device does alone, updates varying by this share: so that the base comes out as it was published."""
         devices, rate = self.base
         millions, tensors = NETS[self.table.net]
@@ -348,7 +357,7 @@ class Case:
         gradients = tuple(Gradient(bytes=round(num / tensors), ready=(k + 1) / tensors) for k in range(tensors))
         step = self.table.batch * devices / rate
         while True:
-            device = Device(
+            device = MeasuredDevice(
                 batch_size=self.table.batch,
                 forward_seconds=step / 3,
                 backward_seconds=2 * step / 3,
@@ -361,14 +370,14 @@ class Case:
                 return device
             step *= times
 
-    def _predict(self, device: Device, devices: int) -> Prediction:
+    def _predict(self, device: MeasuredDevice, devices: int) -> ScalePrediction:
         link = LINKS[self.table.link]
         within = link if link.is_local else LINKS[self.table.local]
         per_machine = self.table.per_machine or (devices if link.is_local else 1)
-        cluster = Cluster(between=link, per_machine=per_machine, within=within)
+        cluster = MachineCluster(between=link, per_machine=per_machine, within=within)
         return predict(device, devices, cluster, bucket_bytes=self.table.bucket)
 
-    def predict(self, spread: float) -> Prediction:
+    def predict(self, spread: float) -> ScalePrediction:
         """Predict it with devices whose updates vary by this share."""
         device = self.device(spread)
         return self._predict(device.with_batch(self.table.batches.get(self.devices, self.table.batch)), self.devices)

@@ -27,7 +27,7 @@ from typing import Any
 from compression import cable, in_both, measured, shape
 from machine import facts, record
 from steadytrain.config import Data, Model, Recipe
-from steadytrain.tuning.scale import Cluster, Device, Gradient, Link, fit_backend, predict
+from steadytrain.tuning.scale import Gradient, MachineCluster, MeasuredDevice, NetworkLink, fit_backend, predict
 
 RATES = ("", "100mbit", "300mbit", "1gbit")
 """The unshaped cable comes first: its latency is that of the others."""
@@ -94,14 +94,14 @@ def rank(request: Path, answer: Path) -> None:
             answer.write_text(json.dumps({"rounds": every, "gradients": gradients}), encoding="utf-8")
 
 
-def device_and_step(document: dict[str, Any], batch_size: int) -> tuple[Device, float, int]:
+def device_and_step(document: dict[str, Any], batch_size: int) -> tuple[MeasuredDevice, float, int]:
     """The slower rank of each round, medians over the rounds: one device, and the seconds of an update by both."""
     slower = [max(pair, key=lambda each: sum(each[:3])) for pair in zip(*document["rounds"], strict=True)]
     forward, backward, rest = (median(each[place] for each in slower) for place in range(3))
     whole = median(sum(each[:3]) for each in slower)
     times = whole / (forward + backward + rest)
     step = median(max(first[3], other[3]) for first, other in zip(*document["rounds"], strict=True))
-    device = Device(
+    device = MeasuredDevice(
         batch_size=batch_size,
         forward_seconds=forward * times,
         backward_seconds=backward * times,
@@ -112,7 +112,7 @@ def device_and_step(document: dict[str, Any], batch_size: int) -> tuple[Device, 
 
 
 def row_of(
-    net: tuple[str, int, int, int], rate: str, device: Device, link: dict[str, Link], step_seconds: float
+    net: tuple[str, int, int, int], rate: str, device: MeasuredDevice, link: dict[str, NetworkLink], step_seconds: float
 ) -> dict[str, Any]:
     """The measured rate beside the predicted ones."""
     images = 2 * device.batch_size
@@ -127,7 +127,7 @@ def row_of(
         "measured_efficiency": round(device.step_seconds / step_seconds, 3),
     }
     for name, over in link.items():
-        predicted = predict(device, 2, Cluster(between=over))
+        predicted = predict(device, 2, MachineCluster(between=over))
         row[f"predicted_by_{name}"] = {
             "images_per_second": round(predicted.images_per_second, 2),
             "step_ms": round(1000 * predicted.step_seconds, 1),
@@ -158,7 +158,7 @@ def main() -> None:
             (backend,) = measured(ends, FITTED_BY, 2.0)["backends"]
             link = {"fit": fit_backend(backend, 2)}
             if rate:
-                link["tc"] = Link(
+                link["tc"] = NetworkLink(
                     name=rate,
                     latency_seconds=unshaped,
                     bytes_per_second=BYTES_PER_SECOND[rate],

@@ -41,7 +41,7 @@ from accuracy import unpacked
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE
 from steadytrain.machine import facts
-from steadytrain.tuning.probes import Outcome, ProbeCache, Prober
+from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober
 from steadytrain.tuning.tune import Setting, Tuned, json_key, tune
 
 PAIRS = {
@@ -101,7 +101,7 @@ class Grid:
         self._prober, self._recipe, self._seconds = prober, recipe, seconds
         self._cache = ProbeCache(path)
 
-    def measure(self, setting: Setting) -> Outcome:
+    def measure(self, setting: Setting) -> ProbeOutcome:
         """One setting, or what was measured of it before."""
         key = json_key("both", setting)
         known = self._cache.get(key)
@@ -112,7 +112,7 @@ class Grid:
             self._cache.put(key, known)
         return known
 
-    def again(self, setting: Setting) -> Outcome:
+    def again(self, setting: Setting) -> ProbeOutcome:
         """One setting, now."""
         recipe = setting.apply(self._recipe)
         return self._prober.ask("both", recipe, seconds=self._seconds, limit_seconds=LIMIT, settle_seconds=10.0)

@@ -316,7 +316,8 @@ def _is_tracker(child: psutil.Process) -> bool:
     """Whether it is multiprocessing's own: its book-keeper, or what it forks ranks from; they live as long as we do."""
     try:
         words = " ".join(child.cmdline())
-        forks = "multiprocessing.forkserver" in words and child.ppid() == os.getpid()
+        forks = "multiprocessing.forkserver" in words or "from steadytrain.export.engines import serve" in words
+        forks = forks and child.ppid() == os.getpid()
         return "multiprocessing.resource_tracker" in words or forks
     except psutil.Error:
         return True

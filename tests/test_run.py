@@ -18,7 +18,8 @@ import pytest
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.errors import RunError, StorageError
 from steadytrain.events import Ended, Failed, Noticed, Started
-from steadytrain.run import Run, replace_file
+from steadytrain.files import replace_file
+from steadytrain.run import Run
 
 RECIPE = Recipe(data=Data(train="train.rec"), model=Model("mlp"), budget=Budget(epochs=2))
 

@@ -1,4 +1,4 @@
-"""Numbers, durations and names as people read them: the one place that words them."""
+"""Numbers, durations, names and tables as people read them: the one place that words them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 
 NONE = "\N{EN DASH}"
 
@@ -218,6 +219,84 @@ def pairs(values: Mapping[str, object]) -> str:
         return text if is_plain else json.dumps(text)
 
     return " ".join(f"{key}={quoted(str(value))}" for key, value in values.items())
+
+
+def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), least: Sequence[int] = ()) -> str:
+    """Lay out a table: a line for each row, two spaces between columns.
+
+    Args:
+        rows: of as many cells each.
+        right: columns that are flush at their right.
+        least: widths that the first columns have at least.
+
+    >>> print(text_table([["images/s", "batch"], ["9", "1024"]], right=[0]))
+    images/s  batch
+           9  1024
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(pair) for pair in zip_longest(widths, least, fillvalue=0)]
+    sides = [str.rjust if column in right else str.ljust for column in range(len(widths))]
+    return "\n".join(
+        "  ".join(side(cell, wide) for side, cell, wide in zip(sides, row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def hide_columns(
+    columns: Mapping[str, Sequence[str]], optional: Sequence[str], width: int, *, in_order: bool = False
+) -> list[str]:
+    """Return which columns of a table are left out so that its lines have at most ``width`` columns of text.
+
+    Args:
+        columns: cells by their head.
+        optional: heads of those that may be left out, the most important first.
+        in_order: where one has no room, no less important one is shown, though it had.
+
+    >>> hide_columns({"run": ["a"], "images/s": ["123"], "epochs": ["7"]}, ["images/s", "epochs"], 12)
+    ['images/s']
+    """
+    needed = {head: max(map(len, (head, *cells))) + 2 for head, cells in columns.items()}
+    room = width + 2 - sum(wide for head, wide in needed.items() if head not in optional)
+    hidden: list[str] = []
+    for head in optional:
+        if needed[head] <= room and not (in_order and hidden):
+            room -= needed[head]
+        else:
+            hidden.append(head)
+    return hidden
+
+
+def fit_table(lines: Sequence[Sequence[str]], width: int) -> str:
+    """Join the cells of a table, heads first, to lines of at most ``width`` columns as far as single cells allow.
+
+    Where the whole is too wide, the first cell of each row stands on a line above the others; where those are still
+    too wide, each follows its head.
+
+    >>> print(fit_table([["case", "top-1", "epochs"], ["lr=0.1", "91.2 %", "12"]], 18))
+    case
+      top-1   epochs
+    lr=0.1
+      91.2 %  12
+    >>> print(fit_table([["case", "top-1", "epochs"], ["lr=0.1", "91.2 %", "12"]], 15))
+    lr=0.1
+      top-1 91.2 %
+      epochs 12
+    """
+    text = text_table(lines)
+    if max(map(len, text.splitlines())) <= width:
+        return text
+    each_line = text_table([line[1:] for line in lines]).splitlines()
+    if max(map(len, each_line)) <= width - 2:
+        return "\n".join(f"{line[0]}\n  {others}" for line, others in zip(lines, each_line, strict=True))
+    blocks = []
+    for name, *cells in lines[1:]:
+        block = [""]
+        for head, cell in zip(lines[0][1:], cells, strict=True):
+            if block[-1] and len(block[-1]) + len(head) + len(cell) + 4 > width - 2:
+                block.append("")
+            block[-1] += f"{', ' if block[-1] else ''}{head} {cell}"
+        blocks.append("\n  ".join([name, *block]))
+    return "\n".join(blocks)
 
 
 def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:

@@ -22,7 +22,6 @@ True
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
 import os
@@ -53,63 +52,13 @@ from steadytrain.events import (
     read,
     refuse_link,
 )
+from steadytrain.files import HAS_LOCKS, lock_at_once, replacing, sync
 from steadytrain.format import count, percent
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 
 REPEAT = "seed-"
 """What the folder of a repeat is called, before its seed."""
 
 MAX_REPEATS = 1000
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or a folder's entries, are on the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot flush a folder; they keep its entries in order by themselves.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
-            raise
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
-    """Yield a hidden path beside a file, to be written, which takes its place on the disk: whole or not at all.
-
-    ``name``: what an error calls the file; None: its path.
-
-    Raises:
-        StorageError: it cannot be written; what was there before stays.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with storage_errors(name or path):
-        try:
-            part.unlink(missing_ok=True)  # of another process that had this number, or a link that leads elsewhere
-            yield part
-            sync(part)
-            part.replace(path)
-            sync(path.parent)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a text file whole or not at all. Raises StorageError; what was there before then stays."""
-    target, data = path.resolve(), text.encode("utf-8", "replace")  # a link stays one
-    with storage_errors(path):
-        if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
-            target.write_bytes(data)
-            return
-    with replacing(target, name=path) as part:
-        part.write_bytes(data)
 
 
 def _runs_within(folder: Path) -> str:
@@ -148,7 +97,7 @@ def _is_only_begun(path: Path) -> bool:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come, as its log tells: what a process needs to know before it trains on.
 
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
@@ -222,8 +171,8 @@ class Run:
         return LogReader(self.log_path(), condensed=True)
 
     @functools.cached_property
-    def _progress(self) -> Progress:
-        return Progress()
+    def _progress(self) -> RunProgress:
+        return RunProgress()
 
     @staticmethod
     def create(directory: str | Path, recipe: Recipe) -> Run:
@@ -364,13 +313,13 @@ class Run:
         """Return the event that ended the run for good, or None if it is still to be finished."""
         return self.progress().finished
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """Return how far the run has come; reads only what was written since the last call."""
         generation = self._reader.generation
         for chunk in itertools.chain(self._reader.chunks(), [[]]):
             if generation != self._reader.generation:  # the log was replaced, or is gone
                 generation = self._reader.generation
-                vars(self._progress).update(vars(Progress()))
+                vars(self._progress).update(vars(RunProgress()))
             for event in chunk:
                 self._progress.take(event)
         return replace(self._progress)
@@ -389,18 +338,17 @@ class Run:
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(open_no_follow(path, "a+b"))
-                if fcntl is not None:
-                    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not lock_at_once(file):
+                    started = self.progress().started
+                    host = started.machine.get("host") if started else None
+                    where = "" if host in (None, platform.node()) else f" on {host}"
+                    raise RunError(
+                        f"{self.directory} is in use by process {self.holder() or 'unknown'}{where}: wait for it, stop"
+                        " it, or choose another --run folder"
+                    )
+                if HAS_LOCKS:
                     file.truncate(0)
                     file.write(str(os.getpid()).encode())
-            except BlockingIOError:
-                started = self.progress().started
-                host = started.machine.get("host") if started else None
-                where = "" if host in (None, platform.node()) else f" on {host}"
-                raise RunError(
-                    f"{self.directory} is in use by process {self.holder() or 'unknown'}{where}: wait for it, stop it,"
-                    " or choose another --run folder"
-                ) from None
             except OSError as error:
                 raise storage_error(error, path) from error
             yield
@@ -409,11 +357,9 @@ class Run:
         """Whether a process holds the run right now, on a file system whose locks this machine sees; writes nothing."""
         try:
             with (self.directory / "lock").open("rb") as file:
-                if fcntl is not None:
-                    fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return isinstance(error, BlockingIOError)
-        return False
+                return not lock_at_once(file, shared=True)
+        except OSError:
+            return False
 
     def holder(self) -> int | None:
         """The id of the process that holds the run, or held it last; None where none ever did."""

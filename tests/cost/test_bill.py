@@ -114,10 +114,10 @@ def test_a_lost_log_loses_the_bill_of_no_attempt_before(digits: Path, tmp_path: 
 
 def test_of_an_attempt_that_both_know_the_longer_time_counts() -> None:
     price = parse_price("3.6")
-    from steadytrain.cost.bill import Part
+    from steadytrain.cost.bill import BillPart
 
-    saved = [Part(began=10.0, seconds=100.0, price=price, source="checkpoint"), Part(began=500.0, seconds=20.0)]
-    logged = [Part(began=500.0, seconds=30.0, price=price), Part(began=900.0, seconds=5.0, price=price)]
+    saved = [BillPart(began=10.0, seconds=100.0, price=price, source="checkpoint"), BillPart(began=500.0, seconds=20.0)]
+    logged = [BillPart(began=500.0, seconds=30.0, price=price), BillPart(began=900.0, seconds=5.0, price=price)]
     merged = merge_parts(saved, logged)
     assert [(part.began, part.seconds) for part in merged] == [(10.0, 100.0), (500.0, 30.0), (900.0, 5.0)]
     bill = make_bill(merged, left=100.0)
@@ -126,9 +126,9 @@ def test_of_an_attempt_that_both_know_the_longer_time_counts() -> None:
 
 
 def test_each_attempt_has_its_own_price_and_one_given_replaces_all() -> None:
-    from steadytrain.cost.bill import Part
+    from steadytrain.cost.bill import BillPart
 
-    parts = [Part(began=0.0, seconds=3600.0, price=parse_price(text), machines=2) for text in ("1", "3")]
+    parts = [BillPart(began=0.0, seconds=3600.0, price=parse_price(text), machines=2) for text in ("1", "3")]
     bill, priced = make_bill(parts), make_bill(parts, price=parse_price("10"))
     assert bill is not None and bill.so_far == 8.0 and priced is not None and priced.so_far == 40.0
     with pytest.raises(InputError, match="USD and EUR"):

@@ -49,7 +49,9 @@ class Training:
 
     def _look(self, conv: nn.Module, inputs: tuple[Tensor, ...], activations: Tensor) -> None:
         """See how the gathered weights and the activations of a convolution lie in memory."""
-        for name, tensor in (("weights", conv.weight), ("activations", activations)):
+        weights = conv.weight
+        assert isinstance(weights, Tensor)
+        for name, tensor in (("weights", weights), ("activations", activations)):
             is_last = tensor.is_contiguous(memory_format=torch.channels_last)
             self.layouts.add(f"{name} {'last' if is_last else 'first'}")
 

@@ -33,7 +33,7 @@ from steadytrain.doctor.collect import (
     variables,
     wanted_versions,
 )
-from steadytrain.doctor.facts import Facts
+from steadytrain.doctor.facts import MachineFacts
 from steadytrain.machine.facts import cache_folder
 from steadytrain.machine.procfs import processor_seconds, steal_share
 
@@ -46,9 +46,9 @@ MACHINES: dict[str, Mapping[str, str]] = {
 JUNK = (None, "", "max", "abc def", "-1", "0", ":", "some avg10=")
 
 
-def facts_of(root: Path) -> Facts:
+def facts_of(root: Path) -> MachineFacts:
     """What can be known of a machine from its files alone."""
-    return Facts(
+    return MachineFacts(
         system=system(root, {}),
         processor=processor(root),
         load=load(root),

@@ -12,11 +12,11 @@ from tests.doctor.test_rules import SEEN, machine
 from tests.doctor.test_text import full
 
 from steadytrain.config.plain import leaves
-from steadytrain.doctor import Facts, compare, comparison_document, comparison_lines, document, findings
+from steadytrain.doctor import MachineFacts, compare, comparison_document, comparison_lines, document, findings
 from steadytrain.doctor.comparison import MEANINGS, value_in_words
 from steadytrain.doctor.facts import Load, Package, Processor, System, Torch
 
-FAST = Facts(
+FAST = MachineFacts(
     system=System(host="gpu7", kernel="6.1.0", container="none"),
     processor=Processor(model="AMD EPYC 9554", logical=16, allowed=16, usable=16, isa="avx512"),
     load=Load(load_1=0.2, pressure_cpu_share=0.0),
@@ -24,7 +24,7 @@ FAST = Facts(
     accelerators=machine(),
     packages={"rich": Package(version="14.0.0"), "timm": Package(version="1.0.31")},
 )
-SLOW = Facts(
+SLOW = MachineFacts(
     system=System(host="gpu8", kernel="5.15.0", container="docker"),
     processor=Processor(model="AMD EPYC 9554", logical=16, allowed=16, quota=2.0, usable=2, isa="avx512"),
     load=Load(load_1=14.5, pressure_cpu_share=0.6),
@@ -34,13 +34,13 @@ SLOW = Facts(
 )
 
 
-def made(facts: Facts) -> dict[str, Any]:
+def made(facts: MachineFacts) -> dict[str, Any]:
     """The document as another machine's file gives it."""
     read: dict[str, Any] = json.loads(json.dumps(document(facts, findings(facts))))
     return read
 
 
-def text(old: Facts, new: Facts, width: int = 80) -> list[str]:
+def text(old: MachineFacts, new: MachineFacts, width: int = 80) -> list[str]:
     return [line.text for line in comparison_lines(compare(made(old), made(new)), width=width)]
 
 
@@ -114,7 +114,7 @@ def test_the_lines_fit(width: int) -> None:
 
 
 def test_noise_is_no_difference() -> None:
-    def at(load: float, pressure: float, mhz: float) -> Facts:
+    def at(load: float, pressure: float, mhz: float) -> MachineFacts:
         measured = Load(load_1=load, load_5=load, pressure_cpu_share=pressure)
         return replace(FAST, load=measured, processor=replace(FAST.processor, mhz=mhz, mhz_max=mhz))
 

@@ -12,29 +12,29 @@ from PIL import features
 
 from steadytrain.data.images import resize
 from steadytrain.doctor.facts import Torch
-from steadytrain.doctor.probes import DECODERS, TORCH, Answer, decoders, started, torch_build
+from steadytrain.doctor.probes import DECODERS, TORCH, ProbeAnswer, decoders, started, torch_build, wait_answer
 from steadytrain.machine.gpus import covers
 
 
 def test_what_is_told_comes_back() -> None:
     with started("values['a'] = [1, None, 'x']") as child:
-        answer = child.answer(60)
+        answer = wait_answer(child, 60)
     assert (answer.values, answer.failure) == ({"a": [1, None, "x"]}, None)
 
 
 def test_what_a_library_prints_does_not_get_into_the_answer() -> None:
     with started("print('a banner'); os.system('echo another'); values['a'] = 1") as child:
-        assert child.answer(60).values == {"a": 1}
+        assert wait_answer(child, 60).values == {"a": 1}
 
 
 def test_a_part_that_fails_is_told_by_name_and_the_rest_goes_on() -> None:
     with started("ask('a', lambda: 1 / 0)\nask('b', lambda: 2)") as child:
-        assert child.answer(60).values == {"b": 2, "refused": {"a": "ZeroDivisionError: division by zero"}}
+        assert wait_answer(child, 60).values == {"b": 2, "refused": {"a": "ZeroDivisionError: division by zero"}}
 
 
 def test_a_long_answer_is_whole() -> None:
     with started("values['a'] = 'x' * 1_000_000") as child:
-        assert len(child.answer(60).values["a"]) == 1_000_000
+        assert len(wait_answer(child, 60).values["a"]) == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_a_long_answer_is_whole() -> None:
 )
 def test_a_process_that_ends_without_an_answer_says_how(code: str, failure: str) -> None:
     with started(code) as child:
-        assert child.answer(60).failure == failure
+        assert wait_answer(child, 60).failure == failure
 
 
 def test_a_process_that_hangs_is_ended() -> None:
     began = time.monotonic()
     with started("import time; time.sleep(600)") as child:
-        assert child.answer(0.2).failure == "no answer within 0.2 s"
+        assert wait_answer(child, 0.2).failure == "no answer within 0.2 s"
     assert time.monotonic() - began < 60
 
 
@@ -68,12 +68,12 @@ def test_a_module_in_the_current_folder_is_not_taken_for_the_installed_one(
     (tmp_path / "psutil.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(tmp_path)
     with started("import psutil; values['version'] = psutil.__version__") as child:
-        assert child.answer(60).failure is None
+        assert wait_answer(child, 60).failure is None
 
 
 def test_the_installed_decoders() -> None:
     with started(DECODERS) as child:
-        libraries = decoders(child.answer(240))
+        libraries = decoders(wait_answer(child, 240))
     assert (libraries.simplejpeg_error, libraries.pillow_error) == (None, None)
     assert (libraries.simplejpeg_turbo or "").count(".") == 2 and libraries.simplejpeg_simd is True
     assert libraries.pillow_turbo == features.version("libjpeg_turbo")
@@ -84,20 +84,20 @@ def test_one_that_cannot_be_loaded_does_not_hide_the_other(tmp_path: Path, monke
     (tmp_path / "simplejpeg.py").write_text("raise ImportError('GLIBC_2.38 not found')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with started(DECODERS) as child:
-        libraries = decoders(child.answer(240))
+        libraries = decoders(wait_answer(child, 240))
     assert libraries.simplejpeg_error == "ImportError: GLIBC_2.38 not found" and libraries.simplejpeg_simd is None
     assert libraries.pillow_error is None and libraries.pillow_turbo
 
 
 def test_what_scales_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started(DECODERS) as child:
-        libraries = decoders(child.answer(240))
+        libraries = decoders(wait_answer(child, 240))
     assert libraries.resizer == (metadata.version("cykooz-resizer") if resize.wheel is not None else "no")
     for text, expected in (("raise ModuleNotFoundError('x')", ("no", None)), ("1 / 0", (None, "ZeroDivisionError"))):
         (tmp_path / "cykooz_resizer.py").write_text(text)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with started(DECODERS) as child:
-            libraries = decoders(child.answer(240))
+            libraries = decoders(wait_answer(child, 240))
         assert libraries.resizer == expected[0] and (libraries.resizer_error or "").partition(":")[0] == (
             expected[1] or ""
         )
@@ -116,24 +116,24 @@ def test_the_jpeg_decoder_at_work_is_named(tmp_path: Path, monkeypatch: pytest.M
     for text, expected in cases:
         (tmp_path / "steadytrain" / "native.py").write_text(text)
         with started(DECODERS) as child:
-            libraries = decoders(child.answer(240))
+            libraries = decoders(wait_answer(child, 240))
         assert (libraries.jpeg, libraries.parts, libraries.parts_error) == expected
 
 
 def test_a_crash_is_told_of_both() -> None:
-    libraries = decoders(Answer({}, "ended by SIGILL: without a word"))
+    libraries = decoders(ProbeAnswer({}, "ended by SIGILL: without a word"))
     assert libraries.simplejpeg_error == libraries.pillow_error == "ended by SIGILL: without a word"
 
 
 def test_another_libjpeg_in_pillow_is_told_apart_from_an_unknown_one() -> None:
     pillow = {"pillow_turbo": "no", "pillow_webp": False}
-    assert decoders(Answer({"pillow": pillow})).pillow_turbo == "no"
-    assert decoders(Answer({})).pillow_turbo is None
+    assert decoders(ProbeAnswer({"pillow": pillow})).pillow_turbo == "no"
+    assert decoders(ProbeAnswer({})).pillow_turbo is None
 
 
 def ask(seconds: float = 240) -> Torch:
     with started(TORCH) as child:
-        return torch_build(child.answer(seconds))
+        return torch_build(wait_answer(child, seconds))
 
 
 def instead(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
@@ -183,7 +183,7 @@ def test_a_missing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = "import sys\nclass Hide:\n    def find_spec(self, name, *rest):\n        if name == 'torch':\n"
     hidden += "            raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
     with started(f"{hidden}sys.meta_path.insert(0, Hide())\n{TORCH}") as child:
-        assert torch_build(child.answer(60)).state == "missing"
+        assert torch_build(wait_answer(child, 60)).state == "missing"
 
 
 def test_what_gpus_answer_is_kept_in_one_line_each() -> None:
@@ -197,7 +197,7 @@ def test_what_gpus_answer_is_kept_in_one_line_each() -> None:
         "sees_gpu": True,
         "devices": [device],
     }
-    torch = torch_build(Answer(values))
+    torch = torch_build(ProbeAnswer(values))
     assert torch.devices[0].failure == failure.splitlines()[0]
     assert (torch.cudnn, torch.nccl) == ("8.9.7", "2.30.7")
 

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.doctor import Facts, Finding, findings
+from steadytrain.doctor import MachineFacts, MachineFinding, findings
 from steadytrain.doctor import rules as rule_module
 from steadytrain.doctor.facts import (
     Accelerators,
     Allocator,
     Decoders,
+    FolderFacts,
     Gpu,
     Limits,
     Load,
     Memory,
     Package,
-    Place,
     Processor,
     System,
     Torch,
@@ -60,7 +60,7 @@ def machine(
     return Accelerators(driver=driver, gpus=gpus or ((A100,) if driver else ()), on_bus=bus, device_files=files)
 
 
-def rules(facts: Facts) -> list[str]:
+def rules(facts: MachineFacts) -> list[str]:
     return [finding.rule for finding in findings(facts)]
 
 
@@ -78,13 +78,13 @@ UNUSED = {
 @pytest.mark.parametrize("case", UNUSED)
 def test_a_gpu_that_will_not_be_used_is_the_first_thing_told(case: str) -> None:
     torch, gpus, system, variables, rule, severity = UNUSED[case]
-    first = findings(Facts(torch=torch, accelerators=gpus, system=system, variables=variables))[0]
+    first = findings(MachineFacts(torch=torch, accelerators=gpus, system=system, variables=variables))[0]
     assert (first.rule, first.severity) == (rule, severity)
     assert first.why == "Training runs on the CPU, many times slower and without an error message."
 
 
 def test_a_driver_too_old_says_which_is_needed_and_which_torch_would_do() -> None:
-    first = findings(Facts(torch=CUDA13, accelerators=machine("535.129.03"), system=HOST))[0]
+    first = findings(MachineFacts(torch=CUDA13, accelerators=machine("535.129.03"), system=HOST))[0]
     assert first.what == "NVIDIA A100-SXM4-80GB will not be used: driver 535.129.03 is too old for torch's CUDA 13.2"
     assert first.remedy.startswith("update the driver to 580 or newer, or install a build of torch for CUDA 12 ")
 
@@ -102,35 +102,35 @@ def test_a_driver_too_old_says_which_is_needed_and_which_torch_would_do() -> Non
     ],
 )
 def test_the_oldest_driver_of_each_major_version(cuda: str, driver: str, old: bool) -> None:
-    findings = rules(Facts(torch=replace(CUDA13, cuda=cuda), accelerators=machine(driver), system=HOST))
+    findings = rules(MachineFacts(torch=replace(CUDA13, cuda=cuda), accelerators=machine(driver), system=HOST))
     assert ("driver-too-old" in findings) is old
 
 
 def test_a_gpu_that_torch_sees_is_fine_whatever_the_driver_is_called() -> None:
     """With NVIDIA's compatibility package an older driver does."""
-    assert rules(Facts(torch=SEEN, accelerators=machine("535.129.03"), system=HOST)) == []
+    assert rules(MachineFacts(torch=SEEN, accelerators=machine("535.129.03"), system=HOST)) == []
 
 
 def test_a_machine_without_a_gpu_trains_on_the_cpu_and_nothing_is_wrong() -> None:
     none = Accelerators(on_bus=("Intel",), device_files=0, driver_error="NVML Shared Library Not Found")
     for torch in (CPU, CUDA13):
-        assert rules(Facts(torch=torch, accelerators=none, system=HOST)) == []
+        assert rules(MachineFacts(torch=torch, accelerators=none, system=HOST)) == []
 
 
 def test_a_cpu_build_in_a_container_without_a_gpu_may_be_meant_so() -> None:
-    first = findings(Facts(torch=CPU, accelerators=machine(files=0), system=DOCKER))[0]
+    first = findings(MachineFacts(torch=CPU, accelerators=machine(files=0), system=DOCKER))[0]
     assert (first.rule, first.severity) == ("torch-without-cuda", "warn")
 
 
 def test_a_driver_that_was_updated_under_a_running_kernel() -> None:
     broken = Accelerators(driver="580.65.06", driver_error="Driver/library version mismatch", on_bus=("NVIDIA",))
-    first = findings(Facts(torch=CUDA13, accelerators=broken, system=HOST))[0]
+    first = findings(MachineFacts(torch=CUDA13, accelerators=broken, system=HOST))[0]
     assert first.rule == "driver-mismatch" and "restart" in first.remedy
 
 
 def test_several_gpus_are_counted_by_name() -> None:
     gpus = machine("580.65.06", A100, A100, Gpu(name="Quadro K620"))
-    assert findings(Facts(torch=CPU, accelerators=gpus))[0].what.startswith(
+    assert findings(MachineFacts(torch=CPU, accelerators=gpus))[0].what.startswith(
         "2 x NVIDIA A100-SXM4-80GB, Quadro K620 will"
     )
 
@@ -149,7 +149,7 @@ def test_several_gpus_are_counted_by_name() -> None:
     ],
 )
 def test_a_torch_that_cannot_be_used_is_bad(torch: Torch, rule: str) -> None:
-    first = findings(Facts(torch=torch))[0]
+    first = findings(MachineFacts(torch=torch))[0]
     assert (first.rule, first.severity) == (rule, "bad")
     assert (torch.error or torch.torchvision_error or "") in first.what or torch.state == "missing"
 
@@ -159,7 +159,7 @@ def test_a_build_without_code_for_the_gpu_is_bad() -> None:
         name="NVIDIA GeForce RTX 5090", capability="12.0", memory_bytes=32 << 30, failure="no kernel"
     )
     old = replace(SEEN, devices=(blackwell,), built_for=("sm_80", "sm_90"))
-    first = findings(Facts(torch=old))[0]
+    first = findings(MachineFacts(torch=old))[0]
     assert (first.rule, first.severity) == ("gpu-architecture.0", "bad")
     assert "sm_120" in first.what and "sm_80, sm_90" in first.why
 
@@ -168,7 +168,7 @@ def test_a_gpu_that_cannot_compute_is_bad() -> None:
     held = TorchDevice(
         name="A100", capability="8.0", memory_bytes=1, failure="CUDA error: device is busy or unavailable"
     )
-    first = findings(Facts(torch=replace(SEEN, devices=(held,))))[0]
+    first = findings(MachineFacts(torch=replace(SEEN, devices=(held,))))[0]
     assert first.rule == "gpu-failing.0" and "busy or unavailable" in first.what
 
 
@@ -180,7 +180,7 @@ def test_a_gpu_in_use_names_who_uses_it() -> None:
         memory_used_bytes=60_000_000_000,
         processes=(GpuProcess(pid=4242, name="python3", memory_bytes=1), GpuProcess(pid=7)),
     )
-    (problem,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
+    (problem,) = findings(MachineFacts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
     assert problem.rule == "gpu-busy.1"
     assert problem.what == (
         "GPU 1 (NVIDIA A100-SXM4-80GB) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
@@ -199,21 +199,21 @@ def test_what_holds_a_gpu_back() -> None:
         pcie_width=4,
         pcie_width_max=16,
     )
-    findings = rules(Facts(torch=SEEN, accelerators=machine("580.1", slow)))
+    findings = rules(MachineFacts(torch=SEEN, accelerators=machine("580.1", slow)))
     assert findings == ["gpu-throttled.0", "gpu-power.0", "gpu-clock.0", "gpu-link.0"]
 
 
 def test_a_gpu_at_rest_is_not_called_slow() -> None:
     idle = replace(A100, throttled_by=("idle",), mhz=210, mhz_max=1410, power_limit_watts=400, power_default_watts=400)
-    assert rules(Facts(torch=SEEN, accelerators=machine("580.1", idle))) == []
+    assert rules(MachineFacts(torch=SEEN, accelerators=machine("580.1", idle))) == []
 
 
 def test_gpus_that_cuda_hides_are_nobodys_trouble() -> None:
     users = (GpuProcess(pid=7),)
     hidden = replace(A100, index=0, visible=False, processes=users, throttled_by=("heat",), ecc_errors=1)
-    assert rules(Facts(torch=SEEN, accelerators=machine("580.1", hidden, replace(A100, index=1)))) == []
+    assert rules(MachineFacts(torch=SEEN, accelerators=machine("580.1", hidden, replace(A100, index=1)))) == []
     shown = [replace(hidden, visible=True), replace(A100, index=1)]
-    assert "gpu-busy.0" in rules(Facts(torch=SEEN, accelerators=machine("580.1", *shown)))
+    assert "gpu-busy.0" in rules(MachineFacts(torch=SEEN, accelerators=machine("580.1", *shown)))
 
 
 @pytest.mark.parametrize(
@@ -226,24 +226,24 @@ def test_gpus_that_cuda_hides_are_nobodys_trouble() -> None:
 )
 def test_a_power_limit_is_advised_as_far_as_one_may_be_set(limit: int, usual: int, most: int, remedy: str) -> None:
     gpu = replace(A100, power_limit_watts=limit, power_default_watts=usual, power_most_watts=most)
-    (finding,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", gpu)))
+    (finding,) = findings(MachineFacts(torch=SEEN, accelerators=machine("580.1", gpu)))
     assert (finding.rule, finding.remedy) == ("gpu-power.0", remedy)
 
 
 def test_unlike_gpus_may_have_other_numbers_in_cuda() -> None:
-    facts = Facts(torch=SEEN, accelerators=machine("580.1", Gpu(name="Quadro K620"), A100))
+    facts = MachineFacts(torch=SEEN, accelerators=machine("580.1", Gpu(name="Quadro K620"), A100))
     assert rules(facts) == ["gpu-order"]
     assert rules(replace(facts, variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == []
     assert rules(replace(facts, accelerators=machine("580.1", A100, A100))) == []
 
 
 def test_a_mode_for_one_process_is_noted() -> None:
-    (finding,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, exclusive=True))))
+    (finding,) = findings(MachineFacts(torch=SEEN, accelerators=machine("580.1", replace(A100, exclusive=True))))
     assert (finding.rule, finding.severity) == ("gpu-exclusive.0", "note") and "-c DEFAULT" in finding.remedy
 
 
 def test_memory_errors_are_bad_and_parts_are_noted() -> None:
-    problems = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2, mig=True))))
+    problems = findings(MachineFacts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2, mig=True))))
     assert [(problem.rule, problem.severity) for problem in problems] == [
         ("gpu-memory-errors.0", "bad"),
         ("gpu-parts.0", "note"),
@@ -251,45 +251,45 @@ def test_memory_errors_are_bad_and_parts_are_noted() -> None:
 
 
 def test_gpus_of_others_are_noted() -> None:
-    assert rules(Facts(torch=CPU, accelerators=Accelerators(on_bus=("AMD",)))) == ["torch-without-rocm"]
-    assert rules(Facts(torch=replace(CPU, mps=True), accelerators=Accelerators())) == ["mps-unused"]
+    assert rules(MachineFacts(torch=CPU, accelerators=Accelerators(on_bus=("AMD",)))) == ["torch-without-rocm"]
+    assert rules(MachineFacts(torch=replace(CPU, mps=True), accelerators=Accelerators())) == ["mps-unused"]
 
 
 EIGHT = Processor(logical=8, allowed=8, usable=8)
 GB = 10**9
 
 
-def only(facts: Facts) -> Finding:
+def only(facts: MachineFacts) -> MachineFinding:
     """The one finding that there is."""
     (problem,) = findings(facts)
     return problem
 
 
 def test_facts_of_which_none_is_known_say_nothing() -> None:
-    assert findings(Facts()) == []
-    assert findings(Facts(places={"cache": Place(path="/c"), "shm": Place(path="/dev/shm")})) == []
+    assert findings(MachineFacts()) == []
+    assert findings(MachineFacts(places={"cache": FolderFacts(path="/c"), "shm": FolderFacts(path="/dev/shm")})) == []
 
 
 def test_a_quota_is_told_with_how_often_it_was_reached() -> None:
     cpu = Processor(logical=64, allowed=64, quota=3.5, usable=4)
-    finding = only(Facts(processor=cpu, load=Load(throttled_share=0.25)))
+    finding = only(MachineFacts(processor=cpu, load=Load(throttled_share=0.25)))
     assert (finding.rule, finding.severity) == ("quota", "warn")
     assert (
         finding.what
         == "the CPU quota (cgroup) is 3.5 cores of the machine's 64, and the process was throttled in 25 % of its "
         "periods"
     )
-    assert only(Facts(processor=cpu)).severity == "note"
+    assert only(MachineFacts(processor=cpu)).severity == "note"
 
 
 def test_a_quota_above_what_affinity_leaves_costs_nothing() -> None:
-    assert only(Facts(processor=Processor(logical=8, allowed=2, quota=4.0, usable=2))).rule == "affinity"
-    assert findings(Facts(processor=Processor(logical=8, allowed=8, quota=8.0, usable=8))) == []
+    assert only(MachineFacts(processor=Processor(logical=8, allowed=2, quota=4.0, usable=2))).rule == "affinity"
+    assert findings(MachineFacts(processor=Processor(logical=8, allowed=8, quota=8.0, usable=8))) == []
 
 
 @pytest.mark.parametrize(("load", "severity"), [(3.9, None), (5.0, "note"), (8.0, "warn"), (40.0, "warn")])
 def test_load_counts_against_the_machines_cores(load: float, severity: str | None) -> None:
-    problems = findings(Facts(processor=EIGHT, load=Load(load_1=load, pressure_cpu_share=0.5)))
+    problems = findings(MachineFacts(processor=EIGHT, load=Load(load_1=load, pressure_cpu_share=0.5)))
     assert [problem.severity for problem in problems] == ([severity] if severity else [])
 
 
@@ -302,7 +302,7 @@ def test_load_counts_against_the_machines_cores(load: float, severity: str | Non
     ],
 )
 def test_what_others_take_is_told(load: Load, rule: str) -> None:
-    assert only(Facts(load=load)).rule == rule
+    assert only(MachineFacts(load=load)).rule == rule
 
 
 @pytest.mark.parametrize(
@@ -319,37 +319,37 @@ def test_a_saving_governor_is_told_apart_from_one_that_is_only_called_so(
     governor: str, driver: str, preference: str | None, wrong: bool
 ) -> None:
     cpu = Processor(governor=governor, frequency_driver=driver, energy_preference=preference)
-    assert bool(findings(Facts(processor=cpu))) is wrong
+    assert bool(findings(MachineFacts(processor=cpu))) is wrong
 
 
 def test_a_clock_that_is_held_down() -> None:
-    assert only(Facts(processor=Processor(mhz_max=3900, mhz_allowed=2100))).rule == "clock-capped"
-    assert findings(Facts(processor=Processor(mhz_max=3900, mhz_allowed=3900, mhz=800))) == []
+    assert only(MachineFacts(processor=Processor(mhz_max=3900, mhz_allowed=2100))).rule == "clock-capped"
+    assert findings(MachineFacts(processor=Processor(mhz_max=3900, mhz_allowed=3900, mhz=800))) == []
 
 
 def test_a_slow_and_a_wrong_clock() -> None:
-    assert only(Facts(system=System(clock_source="hpet"))).rule == "clock-source"
-    assert findings(Facts(system=System(clock_source="tsc", clock_behind_seconds=60.0))) == []
-    finding = only(Facts(system=System(clock_behind_seconds=400 * 86_400.0)))
+    assert only(MachineFacts(system=System(clock_source="hpet"))).rule == "clock-source"
+    assert findings(MachineFacts(system=System(clock_source="tsc", clock_behind_seconds=60.0))) == []
+    finding = only(MachineFacts(system=System(clock_behind_seconds=400 * 86_400.0)))
     assert "400 days earlier" in finding.what
 
 
 def test_little_memory_is_told_by_whose_it_is() -> None:
-    finding = only(Facts(memory=Memory(total_bytes=64 * GB, limit_bytes=8 * GB, available_bytes=GB // 2)))
+    finding = only(MachineFacts(memory=Memory(total_bytes=64 * GB, limit_bytes=8 * GB, available_bytes=GB // 2)))
     assert finding.what == "500.0 MB of the control group's limit (8.0 GB) is available"
-    assert only(Facts(memory=Memory(total_bytes=64 * GB, available_bytes=3 * GB))).rule == "memory"
-    assert findings(Facts(memory=Memory(total_bytes=2 * GB, available_bytes=GB * 3 // 2))) == []
+    assert only(MachineFacts(memory=Memory(total_bytes=64 * GB, available_bytes=3 * GB))).rule == "memory"
+    assert findings(MachineFacts(memory=Memory(total_bytes=2 * GB, available_bytes=GB * 3 // 2))) == []
 
 
 def test_swap_costs_more_where_memory_is_waited_for() -> None:
     swapped = Memory(swap_total_bytes=8 * GB, swap_used_bytes=GB)
-    assert only(Facts(memory=swapped)).severity == "note"
-    assert only(Facts(memory=swapped, load=Load(pressure_memory_share=0.02))).severity == "warn"
-    assert findings(Facts(memory=Memory(swap_total_bytes=8 * GB, swap_used_bytes=10**6))) == []
+    assert only(MachineFacts(memory=swapped)).severity == "note"
+    assert only(MachineFacts(memory=swapped, load=Load(pressure_memory_share=0.02))).severity == "warn"
+    assert findings(MachineFacts(memory=Memory(swap_total_bytes=8 * GB, swap_used_bytes=10**6))) == []
 
 
 def test_a_run_that_vanished_has_an_explanation() -> None:
-    finding = only(Facts(memory=Memory(out_of_memory_kills=2)))
+    finding = only(MachineFacts(memory=Memory(out_of_memory_kills=2)))
     assert finding.what == "the kernel killed 2 processes here because memory ran out"
 
 
@@ -361,47 +361,52 @@ def test_a_run_that_vanished_has_an_explanation() -> None:
     ],
 )
 def test_settings_of_the_kernel(memory: Memory, rule: str) -> None:
-    assert only(Facts(memory=memory)).rule == rule
-    assert findings(Facts(memory=Memory(huge_pages="madvise", overcommit="heuristic"))) == []
+    assert only(MachineFacts(memory=memory)).rule == rule
+    assert findings(MachineFacts(memory=Memory(huge_pages="madvise", overcommit="heuristic"))) == []
 
 
 def test_small_shared_memory_is_noted_and_it_is_said_that_it_does_not_matter_here() -> None:
-    finding = only(Facts(places={"shm": Place(path="/dev/shm", kind="tmpfs", total_bytes=67_108_864, writable=True)}))
+    finding = only(
+        MachineFacts(places={"shm": FolderFacts(path="/dev/shm", kind="tmpfs", total_bytes=67_108_864, writable=True)})
+    )
     assert (finding.rule, finding.severity) == ("shm", "note")
     assert "data loader does not need it" in finding.why
 
 
 def test_a_cache_on_a_network_costs_and_a_current_folder_there_is_noted() -> None:
-    nfs = {"cache": Place(path="/c", kind="nfs4", network=True), "here": Place(path="/h", kind="nfs4", network=True)}
-    assert [(finding.rule, finding.severity) for finding in findings(Facts(places=nfs))] == [
+    nfs = {
+        "cache": FolderFacts(path="/c", kind="nfs4", network=True),
+        "here": FolderFacts(path="/h", kind="nfs4", network=True),
+    }
+    assert [(finding.rule, finding.severity) for finding in findings(MachineFacts(places=nfs))] == [
         ("network.cache", "warn"),
         ("network.here", "note"),
     ]
-    assert "STEADYTRAIN_CACHE" in findings(Facts(places=nfs))[0].remedy
+    assert "STEADYTRAIN_CACHE" in findings(MachineFacts(places=nfs))[0].remedy
 
 
 @pytest.mark.parametrize(
     ("place", "rule"),
     [
-        (Place(path="/c", writable=False), "not-writable.cache"),
-        (Place(path="/c", writable=True, total_bytes=500 * GB, free_bytes=GB), "full.cache"),
-        (Place(path="/c", writable=True, total_bytes=500 * GB, free_bytes=400 * GB, free_files=3), "full.cache"),
+        (FolderFacts(path="/c", writable=False), "not-writable.cache"),
+        (FolderFacts(path="/c", writable=True, total_bytes=500 * GB, free_bytes=GB), "full.cache"),
+        (FolderFacts(path="/c", writable=True, total_bytes=500 * GB, free_bytes=400 * GB, free_files=3), "full.cache"),
     ],
 )
-def test_a_cache_that_cannot_take_more(place: Place, rule: str) -> None:
-    assert only(Facts(places={"cache": place})).rule == rule
+def test_a_cache_that_cannot_take_more(place: FolderFacts, rule: str) -> None:
+    assert only(MachineFacts(places={"cache": place})).rule == rule
 
 
 def test_a_small_disk_with_room_is_not_called_full() -> None:
-    small = Place(path="/tmp", writable=True, total_bytes=2 * GB, free_bytes=GB)
-    assert findings(Facts(places={"temporary": small})) == []
+    small = FolderFacts(path="/tmp", writable=True, total_bytes=2 * GB, free_bytes=GB)
+    assert findings(MachineFacts(places={"temporary": small})) == []
 
 
 def test_limits_that_are_easily_met() -> None:
-    finding = only(Facts(limits=Limits(open_files=256, open_files_most=10_240)))
+    finding = only(MachineFacts(limits=Limits(open_files=256, open_files_most=10_240)))
     assert (finding.rule, finding.remedy) == ("open-files", "ulimit -n 10240")
-    assert "hard limit" in only(Facts(limits=Limits(open_files=256, open_files_most=256))).remedy
-    assert only(Facts(limits=Limits(open_files=20_000, address_space_bytes=8 << 30))).severity == "warn"
+    assert "hard limit" in only(MachineFacts(limits=Limits(open_files=256, open_files_most=256))).remedy
+    assert only(MachineFacts(limits=Limits(open_files=20_000, address_space_bytes=8 << 30))).severity == "warn"
 
 
 FOUR = Processor(logical=4, allowed=4, usable=4)
@@ -409,13 +414,13 @@ FOUR = Processor(logical=4, allowed=4, usable=4)
 
 def test_pinning_is_bad_by_what_is_left_and_not_by_the_variable() -> None:
     pinned = {"OMP_PROC_BIND": "true"}
-    finding = only(Facts(processor=FOUR, torch=Torch(allowed=1), variables=pinned))
+    finding = only(MachineFacts(processor=FOUR, torch=Torch(allowed=1), variables=pinned))
     assert (finding.severity, finding.what) == (
         "bad",
         "after loading torch this process may use 1 core of 4 (OMP_PROC_BIND=true)",
     )
     assert finding.remedy == "unset OMP_PROC_BIND"
-    assert findings(Facts(processor=FOUR, torch=Torch(allowed=4), variables=pinned)) == []
+    assert findings(MachineFacts(processor=FOUR, torch=Torch(allowed=4), variables=pinned)) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
@@ -447,12 +452,12 @@ def test_a_thread_that_is_started_after_torch_inherits_the_pinning() -> None:
 )
 def test_threads_beside_cores(value: str | None, torch: int, severity: str | None) -> None:
     variables = {} if value is None else {"OMP_NUM_THREADS": value}
-    problems = findings(Facts(processor=FOUR, torch=Torch(threads=torch), variables=variables))
+    problems = findings(MachineFacts(processor=FOUR, torch=Torch(threads=torch), variables=variables))
     assert [problem.severity for problem in problems] == ([severity] if severity else [])
 
 
 def test_few_threads_matter_little_beside_a_gpu() -> None:
-    facts = Facts(processor=FOUR, torch=Torch(threads=1, sees_gpu=True), variables={"OMP_NUM_THREADS": "1"})
+    facts = MachineFacts(processor=FOUR, torch=Torch(threads=1, sees_gpu=True), variables={"OMP_NUM_THREADS": "1"})
     assert (only(facts).severity, only(facts).what) == ("note", "OMP_NUM_THREADS=1 limits computing to 1 of 4 cores")
 
 
@@ -465,7 +470,7 @@ def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPa
 
 def test_one_thread_on_one_core_is_as_it_should_be() -> None:
     processor = Processor(logical=1, allowed=1, usable=1)
-    assert findings(Facts(processor=processor, torch=Torch(threads=1), variables={"OMP_NUM_THREADS": "1"})) == []
+    assert findings(MachineFacts(processor=processor, torch=Torch(threads=1), variables={"OMP_NUM_THREADS": "1"})) == []
 
 
 @pytest.mark.parametrize(
@@ -486,26 +491,26 @@ def test_one_thread_on_one_core_is_as_it_should_be() -> None:
     ],
 )
 def test_variables_cost_by_their_value(name: str, value: str, is_found: bool) -> None:
-    assert [finding.rule for finding in findings(Facts(variables={name: value}))] == (
+    assert [finding.rule for finding in findings(MachineFacts(variables={name: value}))] == (
         [f"variable.{name}"] if is_found else []
     )
 
 
 def test_an_empty_variable_costs_nothing() -> None:
-    assert findings(Facts(variables={name: "" for name, *_ in VARIABLES})) == []
+    assert findings(MachineFacts(variables={name: "" for name, *_ in VARIABLES})) == []
 
 
 def test_other_allocators() -> None:
-    assert only(Facts(allocator=Allocator(preloaded=("libjemalloc.so.2",)))).severity == "note"
-    finding = only(Facts(allocator=Allocator(preloaded=("libtcmalloc.so.4 (not loaded)",))))
+    assert only(MachineFacts(allocator=Allocator(preloaded=("libjemalloc.so.2",)))).severity == "note"
+    finding = only(MachineFacts(allocator=Allocator(preloaded=("libtcmalloc.so.4 (not loaded)",))))
     assert (finding.rule, finding.severity) == ("preload", "warn")
 
 
 def test_vector_code_older_than_the_processor() -> None:
     avx512 = Processor(isa="avx512")
-    assert only(Facts(processor=avx512, torch=Torch(isa="AVX2"))).rule == "vector-code"
-    assert findings(Facts(processor=avx512, torch=Torch(isa="AVX512"))) == []
-    forced = Facts(processor=avx512, torch=Torch(isa="DEFAULT"), variables={"ATEN_CPU_CAPABILITY": "default"})
+    assert only(MachineFacts(processor=avx512, torch=Torch(isa="AVX2"))).rule == "vector-code"
+    assert findings(MachineFacts(processor=avx512, torch=Torch(isa="AVX512"))) == []
+    forced = MachineFacts(processor=avx512, torch=Torch(isa="DEFAULT"), variables={"ATEN_CPU_CAPABILITY": "default"})
     assert only(forced).rule == "variable.ATEN_CPU_CAPABILITY"
 
 
@@ -527,12 +532,12 @@ def test_vector_code_older_than_the_processor() -> None:
     ],
 )
 def test_decoders(decoders: Decoders, rules: list[str]) -> None:
-    assert [finding.rule for finding in findings(Facts(decoders=decoders))] == rules
+    assert [finding.rule for finding in findings(MachineFacts(decoders=decoders))] == rules
 
 
 @pytest.mark.parametrize(("isa", "rules"), [("avx2", ["parts"]), ("avx512", ["parts"]), ("sse4.2", [])])
 def test_parts_of_jpegs_are_missed_where_the_processor_could_decode_them(isa: str, rules: list[str]) -> None:
-    facts = Facts(processor=Processor(isa=isa), decoders=Decoders(parts="no"))
+    facts = MachineFacts(processor=Processor(isa=isa), decoders=Decoders(parts="no"))
     assert [finding.rule for finding in findings(facts) if finding.rule == "parts"] == rules
 
 
@@ -545,7 +550,7 @@ def test_versions_out_of_range_and_missing_packages() -> None:
         "numpy": Package(version="2.4.6", wanted=">=1.26", fits=True),
         "triton": Package(version="3.9.0"),
     }
-    by_rule = {finding.rule: finding for finding in findings(Facts(packages=packages))}
+    by_rule = {finding.rule: finding for finding in findings(MachineFacts(packages=packages))}
     assert list(by_rule) == ["missing.safetensors", "version.torch", "version.python"]
     assert by_rule["version.torch"].what == "torch 2.4.0 is outside >=2.10"
     assert by_rule["missing.safetensors"].remedy == "pip install 'safetensors>=0.5'"
@@ -567,14 +572,14 @@ def _finite(facts: Any) -> Any:
 
 
 FACTS = st.builds(
-    Facts,
+    MachineFacts,
     system=any_of(System),
     processor=st.builds(
         Processor, logical=COUNTS, allowed=COUNTS, usable=COUNTS, quota=st.one_of(st.none(), st.floats(0.01, 99))
     ),
     load=st.builds(Load, load_1=st.one_of(st.none(), st.floats(0, 1e4)), steal_share=SHARES, throttled_share=SHARES),
     memory=st.builds(Memory, total_bytes=SIZES, available_bytes=SIZES, limit_bytes=SIZES, swap_used_bytes=SIZES),
-    places=st.dictionaries(st.sampled_from(["here", "cache", "shm"]), any_of(Place)),
+    places=st.dictionaries(st.sampled_from(["here", "cache", "shm"]), any_of(FolderFacts)),
     limits=any_of(Limits),
     variables=st.dictionaries(st.sampled_from(["OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"]), st.text(max_size=4)),
     torch=st.builds(Torch, state=st.sampled_from([None, "works", "broken", "missing"]), threads=COUNTS, allowed=COUNTS),
@@ -584,7 +589,7 @@ FACTS = st.builds(
 
 
 @given(FACTS)
-def test_every_finding_says_what_why_and_what_to_do_the_worst_first(facts: Facts) -> None:
+def test_every_finding_says_what_why_and_what_to_do_the_worst_first(facts: MachineFacts) -> None:
     problems = findings(facts)
     assert all(problem.what and problem.why and problem.remedy for problem in problems)
     assert len({problem.rule for problem in problems}) == len(problems)
@@ -593,7 +598,7 @@ def test_every_finding_says_what_why_and_what_to_do_the_worst_first(facts: Facts
 
 
 def test_of_two_as_severe_the_gpu_comes_first() -> None:
-    warned = findings(Facts(torch=CPU, accelerators=machine(files=0), system=DOCKER, load=Load(steal_share=0.5)))
+    warned = findings(MachineFacts(torch=CPU, accelerators=machine(files=0), system=DOCKER, load=Load(steal_share=0.5)))
     assert [finding.rule for finding in warned] == ["torch-without-cuda", "steal"]
 
 

@@ -9,20 +9,20 @@ import pytest
 from tests.doctor.test_rules import CUDA13
 from tests.machine.recorded import GEFORCE, H100, Library
 
-from steadytrain.doctor import Facts, document, findings, lines, read
+from steadytrain.doctor import MachineFacts, document, findings, lines, read
 from steadytrain.doctor.collect import accelerators
-from steadytrain.doctor.facts import Decoders, Package, Place, Processor, System, Torch, TorchDevice
-from steadytrain.doctor.rules import Finding, Severity
+from steadytrain.doctor.facts import Decoders, FolderFacts, Package, Processor, System, Torch, TorchDevice
+from steadytrain.doctor.rules import Grade, MachineFinding
 from steadytrain.doctor.text import verdict
 from steadytrain.errors import InputError
 
 
-def full() -> Facts:
+def full() -> MachineFacts:
     """A machine with all that can be told."""
-    return Facts(
+    return MachineFacts(
         system=System(host="gpu7", system="Linux", kernel="5.15.0-94-generic", container="none", python="3.12.4"),
         processor=Processor(model="Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz", logical=80, usable=80, allowed=80),
-        places={"cache": Place(path="/mnt/ein langer Pfad/cache", kind="nfs4", network=True, writable=True)},
+        places={"cache": FolderFacts(path="/mnt/ein langer Pfad/cache", kind="nfs4", network=True, writable=True)},
         torch=CUDA13,
         accelerators=accelerators(Path("/nowhere"), Library(H100, GEFORCE, driver="535.129.03")),
         decoders=Decoders(simplejpeg_turbo="3.1.2", simplejpeg_simd=True, pillow_turbo="3.2.0", pillow_avif=False),
@@ -31,7 +31,7 @@ def full() -> Facts:
     )
 
 
-def text(facts: Facts, width: int = 80) -> str:
+def text(facts: MachineFacts, width: int = 80) -> str:
     return "\n".join(line.text for line in lines(facts, findings(facts), width=width))
 
 
@@ -52,11 +52,11 @@ def test_findings_come_first_and_the_gpu_that_is_not_used_on_top() -> None:
 
 
 def test_nothing_wrong_is_said() -> None:
-    assert text(Facts()).splitlines()[0] == "the device that training would use is unknown: no problems found"
+    assert text(MachineFacts()).splitlines()[0] == "the device that training would use is unknown: no problems found"
 
 
 def test_what_is_not_known_is_called_unknown_or_left_out() -> None:
-    shown = text(Facts(torch=Torch(state="missing", error="No module named 'torch'")))
+    shown = text(MachineFacts(torch=Torch(state="missing", error="No module named 'torch'")))
     assert "  container     unknown" in shown and "  clock         unknown" in shown
     assert "None" not in shown and "state         missing, No module named 'torch'" in shown
 
@@ -86,8 +86,8 @@ H100_SEEN = TorchDevice(name="NVIDIA H100 80GB HBM3", capability="9.0", memory_b
 LOST = TorchDevice(name="NVIDIA L4", capability="8.9", memory_bytes=0, failure="CUDA error: uncorrectable ECC error")
 
 
-def _found(*severities: Severity) -> list[Finding]:
-    return [Finding(f"rule.{number}", severity, "", "", "") for number, severity in enumerate(severities)]
+def _found(*severities: Grade) -> list[MachineFinding]:
+    return [MachineFinding(f"rule.{number}", severity, "", "", "") for number, severity in enumerate(severities)]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def _found(*severities: Severity) -> list[Finding]:
     ],
 )
 def test_what_training_would_run_on(torch: Torch, text: str) -> None:
-    assert verdict(Facts(torch=torch, processor=Processor(usable=1)), []) == f"{text}: no problems found"
+    assert verdict(MachineFacts(torch=torch, processor=Processor(usable=1)), []) == f"{text}: no problems found"
 
 
 def test_cores_that_nobody_could_count_are_not_told() -> None:
-    assert verdict(Facts(torch=Torch(state="works", sees_gpu=False)), []).startswith("trains on the CPU: ")
+    assert verdict(MachineFacts(torch=Torch(state="works", sees_gpu=False)), []).startswith("trains on the CPU: ")
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_cores_that_nobody_could_count_are_not_told() -> None:
         (("bad", "bad", "warn", "warn"), "2 bad, 2 warnings"),
     ],
 )
-def test_findings_are_counted_and_a_note_is_nothing_wrong(severities: tuple[Severity, ...], text: str) -> None:
-    assert verdict(Facts(), _found(*severities)).endswith(f": {text}")
+def test_findings_are_counted_and_a_note_is_nothing_wrong(severities: tuple[Grade, ...], text: str) -> None:
+    assert verdict(MachineFacts(), _found(*severities)).endswith(f": {text}")
 
 
 PARTS = ("system", "processor", "load", "memory", "places", "limits", "allocator", "variables", "torch", "accelerators")
 
 
 def test_the_keys_are_the_same_on_every_machine() -> None:
-    empty, result = document(Facts(), []), document(full(), findings(full()))
+    empty, result = document(MachineFacts(), []), document(full(), findings(full()))
     assert list(result)[:4] == ["kind", "version", "made", "findings"]
     assert (result["kind"], result["version"]) == ("steadytrain doctor", 1)
     assert list(empty) == list(result) == ["kind", "version", "made", "findings", *PARTS, "decoders", "packages"]
@@ -140,7 +140,7 @@ def test_the_keys_are_the_same_on_every_machine() -> None:
 
 
 def test_what_is_unknown_is_null_and_not_zero() -> None:
-    result = document(Facts(places={"cache": Place(path="/c")}), [])
+    result = document(MachineFacts(places={"cache": FolderFacts(path="/c")}), [])
     assert result["places"]["cache"]["free_bytes"] is None and result["processor"]["quota"] is None
     assert result["accelerators"]["on_bus"] is None
 

@@ -42,7 +42,7 @@ from steadytrain.export import containers
 from steadytrain.export.batching import PixelRoom
 from steadytrain.export.fetch import FetchError, fetch, is_allowed, parse_prefix
 from steadytrain.export.payload import LONG_TEXT
-from steadytrain.export.serve import Service, Settings, describe
+from steadytrain.export.serve import ServeSettings, Service, describe
 from steadytrain.training import Trained, predict, restore
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def _answer(service: Service, method: str, path: str, **headers: str) -> tuple[i
 def test_pages_of_an_allowed_origin_may_use_the_server(trained: Trained) -> None:
     shop, other = "http://shop.example", "http://evil.example"
     asks = {"access_control_request_method": "POST", "access_control_request_headers": "content-type,authorization"}
-    settings = Settings(threads=1, token=TOKEN, allow_origins=(shop,))
+    settings = ServeSettings(threads=1, token=TOKEN, allow_origins=(shop,))
     service = Service(lambda: trained, settings, hosts=None)
     status, headers = _answer(service, "OPTIONS", "/predict", origin=shop, **asks)
     assert status == 200 and headers["access-control-allow-origin"] == shop
@@ -391,12 +391,12 @@ def test_pages_of_an_allowed_origin_may_use_the_server(trained: Trained) -> None
     assert status == 400 and "access-control-allow-origin" not in headers
     assert _answer(service, "GET", "/ready", origin=shop)[1]["access-control-allow-origin"] == shop
     assert "access-control-allow-origin" not in _answer(service, "GET", "/ready", origin=other)[1]
-    plain = Service(lambda: trained, Settings(threads=1, token=TOKEN), hosts=None)
+    plain = Service(lambda: trained, ServeSettings(threads=1, token=TOKEN), hosts=None)
     status, headers = _answer(plain, "OPTIONS", "/predict", origin=shop, **asks)
     assert status == 405 and "access-control-allow-origin" not in headers
     for wrong in ("shop.example", "http://shop.example/page", "null", ""):
         with pytest.raises(InputError, match="--allow-origin is"):
-            Settings(threads=1, allow_origins=(wrong,))
+            ServeSettings(threads=1, allow_origins=(wrong,))
 
 
 def test_the_interface_is_described_for_programs_and_people(server: Server, images: dict[str, Path]) -> None:
@@ -447,6 +447,10 @@ def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[
 def test_addresses_inside_a_network_are_refused_unless_allowed(pictures: str) -> None:
     with pytest.raises(FetchError, match=r"127\.0\.0\.1, an address inside a network"):
         asyncio.run(fetch(f"{pictures}/1.jpg", [pictures], max_bytes=10**6, seconds=5))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/1.jpg"
+        with pytest.raises(FetchError, match=r"takes longer than 0\.2 s"):
+            asyncio.run(fetch(url, [url], max_bytes=10**6, seconds=0.2, allow_private=True))
     allowed = ["https://a.org/photos"]
     for url in ("https://a.org/photos", "https://a.org:443/photos/x.jpg?w=3", "HTTPS://A.ORG/photos/a/b"):
         assert is_allowed(url, allowed), url
@@ -750,7 +754,7 @@ def test_containers_run_as_nobody_and_the_manifest_is_valid(tmp_path: Path) -> N
 
 
 def test_a_container_is_started_with_the_flags_that_were_given() -> None:
-    settings = Settings(threads=3, max_batch=8, token="s3cret", allow_urls=("https://a.org/x",), json_log=True)
+    settings = ServeSettings(threads=3, max_batch=8, token="s3cret", allow_urls=("https://a.org/x",), json_log=True)
     words = _flags(settings, {"--model": "digits", "--size": None, "--precision": None, "--threads": 3})
     assert words == [
         *("--model", "digits", "--threads", "3", "--max-batch", "8"),
@@ -760,9 +764,9 @@ def test_a_container_is_started_with_the_flags_that_were_given() -> None:
 
 def test_settings_out_of_range_are_named() -> None:
     with pytest.raises(InputError, match="--max-batch is 0; it must be from 1 to 4,096"):
-        Settings(threads=1, max_batch=0)
+        ServeSettings(threads=1, max_batch=0)
     with pytest.raises(InputError, match="--max-images is 64 and --max-queue 8: the queue must hold a request"):
-        Settings(threads=1, max_queue=8)
+        ServeSettings(threads=1, max_queue=8)
 
 
 def test_sigterm_answers_the_requests_at_hand_and_then_ends(server: Server, images: dict[str, Path]) -> None:

@@ -19,7 +19,7 @@ SOURCE = PROJECT / "src"
 
 # A package imports from the rows above its own; those of the first row know each other as well.
 LAYERS = (
-    {"errors", "config", "events", "format", "run"},
+    {"errors", "config", "events", "files", "format", "run"},
     {"machine", "native", "interop"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},
@@ -52,12 +52,7 @@ MUTUAL = {
     ("training.compute", "training.profile"),
 }
 # Public names of types that have several homes, none of them but one in data or monitor. The list may only shrink.
-SEVERAL_HOMES = set(
-    "Answer Array Backend Cluster Comparison Counts Device Engine EngineSpeed Entry Evidence Exported Facts "  # noqa: SIM905
-    "Finding Fit Host Kind Labels Link Measured Meters Moment Network Numbers Origin Outcome Part Place Plan "
-    "Point Prediction Probe Rates Reading Result Row Run Settings Severity Snapshot Source Span Speed Stage State "
-    "Trained Translated Values Views Weights What Which".split()
-)
+SEVERAL_HOMES = {"Array", "Host", "Measured", "Place", "Plan", "Speed", "State", "Trained"}
 # What has no need of torch must not import what has.
 TORCH = (
     "data.loader",
@@ -74,7 +69,7 @@ TORCH_FREE = {"monitor", "cost", "reports", "launch", "doctor"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
 DYNAMIC = {
     "steadytrain",
-    "steadytrain.machine.worker_pool",
+    "steadytrain.machine.children",
     "steadytrain.config.factories",
 }
 

@@ -16,7 +16,7 @@ from steadytrain import __version__
 from steadytrain.errors import InputError
 from steadytrain.launch import Job, render
 from steadytrain.launch.job import Ssh
-from steadytrain.launch.ssh import Answer, check_program, judge, require_same_torch
+from steadytrain.launch.ssh import HostAnswer, check_program, judge, require_same_torch
 
 JOB = Job(words=("train", "a.rec"), python="/opt/python", port=29500)
 GOOD: dict[str, Any] = {
@@ -33,9 +33,9 @@ GOOD: dict[str, Any] = {
 }
 
 
-def _answer(code: int = 0, errors: str = "", **changed: Any) -> Answer:
+def _answer(code: int = 0, errors: str = "", **changed: Any) -> HostAnswer:
     output = "Welcome!\nsteadytrain check " + json.dumps(GOOD | changed) + "\n"
-    return Answer(host="gpu1", code=code, output=output, errors=errors)
+    return HostAnswer(host="gpu1", code=code, output=output, errors=errors)
 
 
 def test_a_good_machine_among_the_words_of_its_shell() -> None:
@@ -58,7 +58,7 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
         (_answer(busy=True), "port 29500 is in use"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_remedy(answer: Answer, message: str) -> None:
+def test_what_is_wrong_is_named_with_the_remedy(answer: HostAnswer, message: str) -> None:
     with pytest.raises(InputError) as caught:
         judge(JOB, answer, "1.0", several=True)
     assert str(caught.value).startswith("gpu1: ") and message in str(caught.value)
@@ -92,7 +92,7 @@ def test_this_machine_answers_and_a_port_in_use_is_seen(tmp_path: Path) -> None:
             folder=str(tmp_path / "made"), make=True, address="localhost", port=server.getsockname()[1]
         )
         done = subprocess.run([sys.executable, "-"], input=program, text=True, capture_output=True, check=True, cwd="/")
-    answer = Answer(host="here", code=0, output=done.stdout, errors="")
+    answer = HostAnswer(host="here", code=0, output=done.stdout, errors="")
     with pytest.raises(InputError, match="is in use"):
         judge(JOB, answer, __version__, several=False)
     free = replace(answer, output=done.stdout.replace('"busy": true', '"busy": false'))

@@ -13,7 +13,7 @@ from torchvision.models import get_model_weights
 from torchvision.models.inception import InceptionAux
 
 from steadytrain.errors import ModelError
-from steadytrain.models.counts import Counts, count, counts
+from steadytrain.models.counts import ModelCounts, count, counts
 from steadytrain.models.registry import BUILT_IN, Entry, catalogue, find
 
 
@@ -254,7 +254,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     numbers = counts([entry("resnet20")], cache=tmp_path / "file")
     assert numbers is not None
-    assert numbers["resnet20"] == Counts(269_722, 40_551_040)
+    assert numbers["resnet20"] == ModelCounts(269_722, 40_551_040)
 
 
 def test_what_was_counted_before_an_interruption_stays_counted(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from tests.reports.runs import BEGAN, Clock, evaluated, finished, logged, recipe
 
 from steadytrain.events import DeviceStats, EpochTrained, Event, FeedStats, MachineStats
 from steadytrain.monitor import RunHistory, Slice, read_history
-from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, speeds_page, style, thin
+from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, style, thin
+from steadytrain.reports.plots import speeds_page
 from steadytrain.reports.summary import Account, wilson
 from steadytrain.reports.time_spent import stacked
 from steadytrain.run import Run
@@ -151,3 +152,4 @@ def test_the_page_of_speeds_has_the_reports_style_and_names_are_text() -> None:
     row |= {"recompute": False, "threads": 1, "images_per_second": 9.0, "model": "<b>net", "device": "cpu"}
     text = speeds_page([row])
     assert "prefers-color-scheme: dark" in text and "<h1>&lt;b&gt;net on cpu</h1>" in text
+    assert "batches of 8" in text and "<td>9.00</td>" in text

@@ -21,7 +21,8 @@ from tests.forked import start
 from steadytrain import events
 from steadytrain.cli import main
 from steadytrain.config import Recipe, parts
-from steadytrain.run import Run, sync
+from steadytrain.files import sync
+from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 
 SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]

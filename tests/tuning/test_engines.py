@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.tuning.engines import compare_engines, engines_document, engines_text, recommend
-from steadytrain.tuning.scale import Cluster, Device, Gradient, Link, predict
+from steadytrain.tuning.scale import Gradient, MachineCluster, MeasuredDevice, NetworkLink, predict
 
 RESNET18 = [[64, 3, 7, 7], *[[128, 128, 3, 3]] * 20, *[[512, 512, 3, 3]] * 3, [1000, 512]]
 BYTES = 4 * sum(math.prod(shape) for shape in RESNET18)
@@ -18,7 +18,7 @@ BYTES = 4 * sum(math.prod(shape) for shape in RESNET18)
 
 def measured(latency: float, rate: float, *, ranks: int = 2, packing: float = 0.02) -> dict[str, Any]:
     """What ``steady bandwidth`` measures over such a link, where packing all gradients takes so long."""
-    link = Cluster(between=Link(name="x", latency_seconds=latency, bytes_per_second=rate, source=""))
+    link = MachineCluster(between=NetworkLink(name="x", latency_seconds=latency, bytes_per_second=rate, source=""))
     whole = link.all_reduce_seconds(BYTES, ranks)
     seconds = {"buckets": whole, "fp16": packing + whole / 2, "bf16": packing + whole / 2, "2bit": packing + whole / 16}
     ways = [{"way": way, "seconds": value, "bytes": BYTES} for way, value in seconds.items()]
@@ -85,16 +85,16 @@ def test_a_more_exact_engine_is_taken_where_it_is_nearly_as_fast() -> None:
 @given(st.floats(1e-5, 0.1), st.floats(1e6, 1e10), st.floats(0.01, 10))
 def test_ddp_is_what_steady_scale_predicts(latency: float, rate: float, seconds: float) -> None:
     gradients = [4 * math.prod(shape) for shape in reversed(RESNET18)]
-    device = Device(
+    device = MeasuredDevice(
         batch_size=8,
         forward_seconds=seconds / 3,
         backward_seconds=seconds * 2 / 3,
         update_seconds=0.0,
         gradients=tuple(Gradient(bytes=num, ready=(k + 1) / len(gradients)) for k, num in enumerate(gradients)),
     )
-    link = Link(name="x", latency_seconds=latency, bytes_per_second=rate, source="")
+    link = NetworkLink(name="x", latency_seconds=latency, bytes_per_second=rate, source="")
     ours = compare_engines(measured(latency, rate), RESNET18, 2, seconds)[1]
-    assert ours.step_seconds == pytest.approx(predict(device, 2, Cluster(between=link)).step_seconds, rel=1e-3)
+    assert ours.step_seconds == pytest.approx(predict(device, 2, MachineCluster(between=link)).step_seconds, rel=1e-3)
 
 
 def test_the_table_stars_the_recommended_and_says_what_it_costs() -> None:

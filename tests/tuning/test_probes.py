@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.config import Recipe
-from steadytrain.tuning.probes import Outcome, ProbeCache, Prober, RankProbers, What, weakest
+from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, RankProbers, What, weakest
 
 NET = """
 import os, signal, time
@@ -51,12 +51,12 @@ def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prober]:
             yield entered
 
 
-Ask = Callable[..., Outcome]
+Ask = Callable[..., ProbeOutcome]
 
 
 @pytest.fixture
 def ask(prober: Prober, recipe: Recipe) -> Ask:
-    def measure(does: str, what: What = "updates", *, limit_seconds: float = 60.0, by: Prober = prober) -> Outcome:
+    def measure(does: str, what: What = "updates", *, limit_seconds: float = 60.0, by: Prober = prober) -> ProbeOutcome:
         changed = recipe.with_({"model.name": "strange:net", "model.options": {"does": does}})
         return by.ask(what, changed, seconds=0.1, limit_seconds=limit_seconds)
 
@@ -115,11 +115,11 @@ def test_ranks_measure_together_and_the_slowest_counts(prober: Prober, recipe: R
 
 def test_of_ranks_the_weakest_decides() -> None:
     quick, slow = ({"images_per_second": rate, "memory_bytes": need} for rate, need in ((9.0, 5), (7.0, 4)))
-    assert weakest([Outcome(quick), Outcome(slow)]).figures == {"images_per_second": 7.0, "memory_bytes": 5}
-    crashed = Outcome({}, "crash", "the process crashed")
-    assert weakest([Outcome(quick), crashed]) == crashed
+    assert weakest([ProbeOutcome(quick), ProbeOutcome(slow)]).figures == {"images_per_second": 7.0, "memory_bytes": 5}
+    crashed = ProbeOutcome({}, "crash", "the process crashed")
+    assert weakest([ProbeOutcome(quick), crashed]) == crashed
     ampere, volta = (
-        Outcome({"precisions": names, "memory_bytes": memory, "device": device})
+        ProbeOutcome({"precisions": names, "memory_bytes": memory, "device": device})
         for names, memory, device in ((["tf32", "bf16"], 80, "A100"), (["fp32", "fp16"], 16, "V100"))
     )
     both = {"precisions": ["fp32"], "memory_bytes": 16, "device": "A100, V100"}
@@ -129,11 +129,11 @@ def test_of_ranks_the_weakest_decides() -> None:
 def test_the_cache_survives_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "a" / "cache.jsonl"
     cache = ProbeCache(path)
-    cache.put("one", Outcome({"images_per_second": 5.0}))
-    cache.put("two", Outcome({}, "timeout", "not done in 3 s", 3.0))
+    cache.put("one", ProbeOutcome({"images_per_second": 5.0}))
+    cache.put("two", ProbeOutcome({}, "timeout", "not done in 3 s", 3.0))
     with path.open("a") as file:
         file.write(json.dumps({"key": "three", "outcome": {"figures": {}}})[:-9])
     again = ProbeCache(path)
-    assert again.get("one") == Outcome({"images_per_second": 5.0})
-    assert again.get("two") == Outcome({}, "timeout", "not done in 3 s", 3.0)
+    assert again.get("one") == ProbeOutcome({"images_per_second": 5.0})
+    assert again.get("two") == ProbeOutcome({}, "timeout", "not done in 3 s", 3.0)
     assert again.get("three") is None

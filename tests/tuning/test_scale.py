@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from steadytrain.errors import InputError
 from steadytrain.tuning.scale import (
     LINKS,
-    Cluster,
-    Device,
     Gradient,
-    Link,
-    Prediction,
+    MachineCluster,
+    MeasuredDevice,
+    NetworkLink,
+    ScalePrediction,
     advise,
     buckets,
     expected_maximum,
@@ -28,15 +28,15 @@ from steadytrain.tuning.scale import (
 )
 
 EVEN = tuple(Gradient(bytes=1_000_000, ready=(k + 1) / 100) for k in range(100))
-DEVICE = Device(batch_size=64, forward_seconds=0.1, backward_seconds=0.2, update_seconds=0.02, gradients=EVEN)
+DEVICE = MeasuredDevice(batch_size=64, forward_seconds=0.1, backward_seconds=0.2, update_seconds=0.02, gradients=EVEN)
 
 
-def link(latency_seconds: float, bytes_per_second: float) -> Link:
-    return Link(name="x", latency_seconds=latency_seconds, bytes_per_second=bytes_per_second, source="a test")
+def link(latency_seconds: float, bytes_per_second: float) -> NetworkLink:
+    return NetworkLink(name="x", latency_seconds=latency_seconds, bytes_per_second=bytes_per_second, source="a test")
 
 
-def on(latency_seconds: float, bytes_per_second: float) -> Cluster:
-    return Cluster(between=link(latency_seconds, bytes_per_second))
+def on(latency_seconds: float, bytes_per_second: float) -> MachineCluster:
+    return MachineCluster(between=link(latency_seconds, bytes_per_second))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 512])
@@ -67,7 +67,7 @@ def test_a_fast_link_leaves_only_the_last_bucket_exposed() -> None:
 
 
 def test_where_only_latency_counts_it_grows_with_the_ring() -> None:
-    small = Device(
+    small = MeasuredDevice(
         batch_size=64,
         forward_seconds=0.1,
         backward_seconds=0.2,
@@ -86,7 +86,7 @@ def test_a_ring_moves_the_least_bytes_that_an_all_reduce_must(n: int, size: floa
 
 
 def test_machines_exchange_what_is_left_after_their_own_devices_have() -> None:
-    two_links = Cluster(between=link(0.001, 1e9), per_machine=8, within=link(0.00001, 10e9))
+    two_links = MachineCluster(between=link(0.001, 1e9), per_machine=8, within=link(0.00001, 10e9))
     within = 2 * 7 * (0.00001 + 80e6 / 8 / 10e9)
     assert two_links.all_reduce_seconds(80e6, 8) == pytest.approx(within)
     assert two_links.all_reduce_seconds(80e6, 32) == pytest.approx(within + 2 * 3 * (0.001 + 80e6 / 4 / 1e9))
@@ -114,7 +114,7 @@ def test_nothing_to_exchange_exposes_nothing() -> None:
 
 
 def test_strong_scaling_shares_one_batch_and_stops_at_what_does_not_shrink() -> None:
-    device = Device(
+    device = MeasuredDevice(
         batch_size=64,
         forward_seconds=0.1,
         backward_seconds=0.2,
@@ -128,7 +128,7 @@ def test_strong_scaling_shares_one_batch_and_stops_at_what_does_not_shrink() -> 
 
 
 def test_a_loader_caps_each_machine() -> None:
-    machines = Cluster(between=link(0.0, math.inf), per_machine=4, within=link(0.0, math.inf))
+    machines = MachineCluster(between=link(0.0, math.inf), per_machine=4, within=link(0.0, math.inf))
     result = [predict(DEVICE, n, machines, loader_images_per_second=500) for n in (1, 2, 4, 8)]
     assert [round(row.images_per_second) for row in result] == [200, 400, 500, 1000]
     assert [row.limit for row in result] == ["compute", "compute", "input", "input"]
@@ -178,7 +178,7 @@ def test_another_link_is_refused_with_what_there_is(text: str) -> None:
         parse_link(text)
 
 
-def predictions(most: int, cluster: Cluster, **value: object) -> list[Prediction]:
+def predictions(most: int, cluster: MachineCluster, **value: object) -> list[ScalePrediction]:
     return [predict(DEVICE, n, cluster, **value) for n in range(1, most + 1)]  # type: ignore[arg-type]
 
 
@@ -188,7 +188,7 @@ def test_where_nothing_is_lost_all_devices_are_recommended() -> None:
 
 
 def test_one_device_more_than_a_machine_holds_can_be_worse() -> None:
-    two_links = Cluster(between=link(0.01, 1e8), per_machine=8, within=link(0.0, math.inf))
+    two_links = MachineCluster(between=link(0.01, 1e8), per_machine=8, within=link(0.0, math.inf))
     result = advise(predictions(12, two_links))
     assert (result.devices, result.fastest, result.worse_from) == (8, 8, 9)
     assert result.words[1].startswith("more is worse: 1,600 images/s with 8, ")
@@ -196,7 +196,7 @@ def test_one_device_more_than_a_machine_holds_can_be_worse() -> None:
 
 
 def test_a_second_machine_may_pay_only_when_it_is_full() -> None:
-    two_links = Cluster(between=link(0.0, 0.4e9), per_machine=8, within=link(0.0, math.inf))
+    two_links = MachineCluster(between=link(0.0, 0.4e9), per_machine=8, within=link(0.0, math.inf))
     result = advise(predictions(16, two_links), least_efficiency=0.5)
     assert result.fastest == 16 and result.worse_from is None
     assert any(re.fullmatch(r"9( to 1\d)? devices are slower than 8 \(limit: network\)", line) for line in result.words)

@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.config import Recipe
 from steadytrain.errors import InputError, RecipeError
-from steadytrain.reports.tuned import Evidence, panels, table
+from steadytrain.reports.tuned import TuningEvidence, panels, table
 from steadytrain.tuning.probes import Prober
 from steadytrain.tuning.report import document, evidence, recipe_file
 from steadytrain.tuning.tune import Trial, Tuned, json_key, tune
@@ -111,4 +111,4 @@ def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> 
     lines = text.splitlines()
     at = lines.index(f"batch_size = {tuned.recipe.batch_size}")
     assert lines[at - 1].startswith("# ") and value(tuned, "batch_size") == tuned.recipe.batch_size
-    assert Evidence.from_dict(tomllib.loads(text)["tuning"]) == evidence(tuned)
+    assert TuningEvidence.from_dict(tomllib.loads(text)["tuning"]) == evidence(tuned)

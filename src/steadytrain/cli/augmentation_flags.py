@@ -16,7 +16,7 @@ from steadytrain.errors import InputError, did_you_mean
 
 
 @dataclass
-class Reading:
+class FlagReading:
     """Translation so far: transforms by name, keys of the recipe, notes for the user."""
 
     transforms: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Reading:
 
 
 _USUAL = {"data.area": ("0.08", "1"), "data.ratio": ("0.75", "1.3333")}
-Read = Callable[[Reading, str, list[str]], None]
+Read = Callable[[FlagReading, str, list[str]], None]
 """Of the reading, the flag and its values."""
 
 
@@ -62,7 +62,7 @@ def read_augmentation(words: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> read_augmentation(["photos", "--reprob", "0.25", "--remode", "const", "--mixup=0.2", "--hflip", "0.5"])
     (['photos', '--transforms', 'erase:0.25,mixup:0.2', '--set', 'data.flip=true'], [])
     """
-    reading, left, waiting, transforms = Reading(), list[str](), list(words), None
+    reading, left, waiting, transforms = FlagReading(), list[str](), list(words), None
     while waiting:
         word, equals, value = waiting.pop(0).partition("=")
         name = word.lstrip("-").replace("_", "-").lower()
@@ -96,23 +96,23 @@ def _is_zero(value: str) -> bool:
 def _transform(name: str) -> Read:
     """Read a number as the first value of a transform; 0 is none."""
 
-    def read(reading: Reading, word: str, values: list[str]) -> None:
+    def read(reading: FlagReading, word: str, values: list[str]) -> None:
         if not _is_zero(values[0]):
             reading.transforms[name] = f"{name}:{','.join(values)}"
 
     return read
 
 
-def _reprob(reading: Reading, word: str, values: list[str]) -> None:
+def _reprob(reading: FlagReading, word: str, values: list[str]) -> None:
     _transform("erase")(reading, word, values)
     reading.erased = None if _is_zero(values[0]) else f"{word} {values[0]}"
 
 
-def _remode(reading: Reading, word: str, values: list[str]) -> None:
+def _remode(reading: FlagReading, word: str, values: list[str]) -> None:
     reading.noise = values[0] != "const"
 
 
-def _interpolation(reading: Reading, word: str, values: list[str]) -> None:
+def _interpolation(reading: FlagReading, word: str, values: list[str]) -> None:
     if values[0] not in ("bilinear", "bicubic"):
         raise InputError(f"{word} is {values[0]!r}; images are resized by one filter: bilinear or bicubic")
     reading.keys["data.interpolation"] = values[0]
@@ -121,14 +121,14 @@ def _interpolation(reading: Reading, word: str, values: list[str]) -> None:
 def _end(key: str, end: int) -> Read:
     """Read one end of a range."""
 
-    def read(reading: Reading, word: str, values: list[str]) -> None:
+    def read(reading: FlagReading, word: str, values: list[str]) -> None:
         reading.pairs.setdefault(key, {})[end] = values[0]
 
     return read
 
 
 def _range(key: str) -> Read:
-    def read(reading: Reading, word: str, values: list[str]) -> None:
+    def read(reading: FlagReading, word: str, values: list[str]) -> None:
         if len(values) != 2:
             raise InputError(f"{word} needs two numbers, such as {word} {' '.join(_USUAL[key])}")
         reading.pairs[key] = dict(enumerate(values))
@@ -136,17 +136,17 @@ def _range(key: str) -> Read:
     return read
 
 
-def _hflip(reading: Reading, word: str, values: list[str]) -> None:
+def _hflip(reading: FlagReading, word: str, values: list[str]) -> None:
     if not _is_number(values[0]) or float(values[0]) not in (0, 0.5):
         raise InputError(f"{word} is {values[0]}; half of the images are flipped (0.5), or none (0)")
     reading.keys["data.flip"] = "false" if _is_zero(values[0]) else "true"
 
 
-def _mirror(reading: Reading, word: str, values: list[str]) -> None:
+def _mirror(reading: FlagReading, word: str, values: list[str]) -> None:
     reading.keys["data.flip"] = "false" if values[0] in ("0", "False", "false") else "true"
 
 
-def _repeats(reading: Reading, word: str, values: list[str]) -> None:
+def _repeats(reading: FlagReading, word: str, values: list[str]) -> None:
     """Read timm's number of repeats (0: none), or torchvision's."""
     times = float(values[0]) if _is_number(values[0]) else 0.5
     if times % 1 or times < 0:
@@ -154,40 +154,40 @@ def _repeats(reading: Reading, word: str, values: list[str]) -> None:
     reading.keys["data.repeats"] = f"{max(1, times):.0f}"
 
 
-def _sampler(reading: Reading, word: str, values: list[str]) -> None:
+def _sampler(reading: FlagReading, word: str, values: list[str]) -> None:
     """Read torchvision's flag of repeats, or DeiT's, which are 3 unless another says how many."""
     reading.keys.setdefault("data.repeats", "3")
 
 
-def _resized_crop(reading: Reading, word: str, values: list[str]) -> None:
+def _resized_crop(reading: FlagReading, word: str, values: list[str]) -> None:
     if values[0] not in ("0", "False", "false"):
         reading.keys["data.augment"] = "resized-crop"
 
 
-def _colour(reading: Reading, word: str, values: list[str]) -> None:
+def _colour(reading: FlagReading, word: str, values: list[str]) -> None:
     """Read MXNet's brightness, contrast or saturation."""
     if not _is_zero(values[0]):
         reading.colours[word.lstrip("-")] = values[0]
 
 
-def _jitter(reading: Reading, word: str, values: list[str]) -> None:
+def _jitter(reading: FlagReading, word: str, values: list[str]) -> None:
     if len(values) == 1 and _is_zero(values[0]):
         return
     reading.transforms["color"] = f"color:{','.join(values)}"
 
 
-def _mixing(reading: Reading, word: str, values: list[str]) -> None:
+def _mixing(reading: FlagReading, word: str, values: list[str]) -> None:
     reading.mixing = values[0]
 
 
-def _magnitude(reading: Reading, word: str, values: list[str]) -> None:
+def _magnitude(reading: FlagReading, word: str, values: list[str]) -> None:
     reading.magnitude = values[0]
 
 
 def _fixed(*accepted: str, nearest: str) -> Read:
     """Accept a flag that says what is done anyway, and name the nearest for any other value."""
 
-    def read(reading: Reading, word: str, values: list[str]) -> None:
+    def read(reading: FlagReading, word: str, values: list[str]) -> None:
         value = values[0] if values else ""
         if not any(
             value == usual or (_is_number(value) and _is_number(usual) and float(value) == float(usual))
@@ -198,7 +198,7 @@ def _fixed(*accepted: str, nearest: str) -> Read:
     return read
 
 
-def _policy(reading: Reading, word: str, values: list[str]) -> None:
+def _policy(reading: FlagReading, word: str, values: list[str]) -> None:
     """Read a policy in timm's words (``rand-m9-mstd0.5-inc1``) or torchvision's (``ta_wide``)."""
     text = values[0].lower()
     if text in ("none", ""):

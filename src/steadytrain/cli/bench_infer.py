@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json as json_module
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +16,10 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
 from steadytrain.cli.options import (
-    Device,
+    DeviceFlag,
     Json,
     LabelColumn,
-    Labels,
+    LabelsFlag,
     PathColumn,
     Root,
     SplitColumn,
@@ -31,12 +31,12 @@ from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError, ModelError, storage_error, storage_errors
-from steadytrain.format import NONE, count, number, percent, rate, wrap
+from steadytrain.format import NONE, count, hide_columns, number, percent, rate, text_table, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
-    from steadytrain.export.speed import EngineSpeed, NetworkSpeed, Plan
+    from steadytrain.export.speed import EngineSpeed, InferencePlan, NetworkSpeed
     from steadytrain.reports.plots import Dots
 
 EngineName = Literal["plain", "eager", "channels-last", "compile", "onnxruntime", "openvino", "tensorrt"]
@@ -58,10 +58,10 @@ def bench_infer(
         tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)
     ] = (),
     threads: int | None = None,
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     data: str | None = None,
     root: Root = None,
-    labels: Labels = None,
+    labels: LabelsFlag = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
@@ -199,7 +199,7 @@ def _list_plain_folder(data: str) -> Path | None:
     return path
 
 
-def _document(plan: Plan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
+def _document(plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
     """Return all figures, with what they depend on."""
     from steadytrain.export.speed import versions
 
@@ -215,7 +215,7 @@ def _document(plan: Plan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
     }
 
 
-def _settings(plan: Plan) -> dict[str, Any]:
+def _settings(plan: InferencePlan) -> dict[str, Any]:
     return {
         "engines": sorted(" ".join(pair) for pair in plan.engines),
         "batches": list(plan.batches),
@@ -227,7 +227,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _read(path: Path, plan: Plan) -> dict[str, NetworkSpeed]:
+def _read(path: Path, plan: InferencePlan) -> dict[str, NetworkSpeed]:
     """Read what an earlier command saved, by name. Raises InputError where that was something else."""
     from steadytrain.export.speed import from_plain
 
@@ -244,7 +244,7 @@ def _read(path: Path, plan: Plan) -> dict[str, NetworkSpeed]:
         raise InputError(f"{path} is no file of steady bench infer ({error}): name another file") from error
 
 
-def _write(path: Path, plan: Plan, speeds: Sequence[NetworkSpeed]) -> None:
+def _write(path: Path, plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> None:
     """Save all figures, whole or not at all. Raises StorageError."""
     from steadytrain.reports.files import write
 
@@ -311,17 +311,17 @@ def _smaller_batches(measured: Sequence[EngineSpeed]) -> list[str]:
     return [f"in batches of {batches}, because larger ones would take long: {names}"]
 
 
-Columns = dict[str, tuple[int, list[str]]]
+EngineColumns = dict[str, tuple[int, list[str]]]
 """Cells by the head of their column, with its importance: 0 always stays."""
 
 
-def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> Columns:
+def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> EngineColumns:
     """Format the figures of each engine."""
     from steadytrain.export.speed import BASE
 
     base, sample = speed.speed(BASE), "images" if speed.kind == "images" else "samples"
     first = measured[0].batches[0].batch_size
-    columns: Columns = {
+    columns: EngineColumns = {
         "engine": (0, [engine.engine for engine in measured]),
         "numbers": (0, [engine.numbers for engine in measured]),
         "on": (0, [engine.provider or NONE for engine in measured]),
@@ -355,23 +355,13 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
 
 
-def _fit(columns: Mapping[str, tuple[int, list[str]]], width: int) -> tuple[list[str], list[str]]:
+def _fit(columns: EngineColumns, width: int) -> tuple[list[str], list[str]]:
     """Lay columns out, without the least important ones that do not fit; their heads come second."""
-    shown, left_out = dict(columns), list[str]()
-    widths = {head: max(map(len, (head, *cells))) for head, (_, cells) in columns.items()}
-    while sum(widths[head] + 2 for head in shown) - 2 > width and any(rank for rank, _ in shown.values()):
-        least = max(shown, key=lambda head: shown[head][0])
-        left_out.insert(0, least)
-        del shown[least]
-    names = {"engine", "numbers", "on", "network", "fastest", "at 1", "at most"}
-    lines = []
-    for cells in zip(*([head, *cells] for head, (_, cells) in shown.items()), strict=True):
-        texts = [
-            cell.ljust(widths[head]) if head in names else cell.rjust(widths[head])
-            for head, cell in zip(shown, cells, strict=True)
-        ]
-        lines.append("  ".join(texts).rstrip())
-    return lines, left_out
+    optional = sorted((head for head in reversed(columns) if columns[head][0]), key=lambda head: columns[head][0])
+    left_out = hide_columns({head: cells for head, (_, cells) in columns.items()}, optional, width, in_order=True)
+    shown = [[head, *cells] for head, (_, cells) in columns.items() if head not in left_out]
+    right = [k for k, (head, *_) in enumerate(shown) if head not in ("engine", "numbers", "on", "network", "fastest")]
+    return text_table(list(zip(*shown, strict=True)), right=right).splitlines(), left_out
 
 
 def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
@@ -386,7 +376,7 @@ def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
         f"plain: torch without its optimised backend; best: the fastest engine whose outputs agree (cosine {SAME} up)"
     )
     yield from wrap(text, width, "", "  ")
-    columns: Columns = {"network": (0, []), "plain ms": (2, []), "best ms": (0, []), "times": (1, [])}
+    columns: EngineColumns = {"network": (0, []), "plain ms": (2, []), "best ms": (0, []), "times": (1, [])}
     columns |= {"plain /s": (3, []), "best /s": (0, []), "times ": (1, []), "fastest": (0, [])}
     for speed, base, quick, wide in rows:
         assert quick is not None and wide is not None

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, SplitColumn, require_range
 from steadytrain.errors import DataError, InputError
-from steadytrain.format import clean, count, wrap
+from steadytrain.format import clean, count, text_table, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine.facts import cores
 
@@ -248,15 +248,13 @@ def _kind(kind: str, n: int, findings: list[Finding], width: int, *, files: bool
     yield from wrap(about.packed if files and about.packed else about.then, width, "  ")
     if any(finding.offset is not None for finding in findings):
         # By byte, record and id, right-aligned, with what is known of each behind.
-        rows = [("byte", "record", "id", "")]
+        rows, details = [("byte", "record", "id")], [""]
         for finding in findings:
             byte, record = ("-" if n is None else f"{n:,}" for n in (finding.offset, finding.record))
-            detail = ": ".join(part for part in (finding.name, finding.detail) if part)
-            rows.append((byte, record, "-" if finding.id is None else str(finding.id), detail))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        for row in rows:
-            start = "    " + "  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
-            yield from wrap(row[3], width, f"{start}  ", " " * (len(start) + 2)) or [start]
+            rows.append((byte, record, "-" if finding.id is None else str(finding.id)))
+            details.append(": ".join(part for part in (finding.name, finding.detail) if part))
+        for line, detail in zip(text_table(rows, right=range(3)).splitlines(), details, strict=True):
+            yield from wrap(detail, width, f"    {line}  ", " " * (len(line) + 6)) or [f"    {line}"]
     else:
         for finding in findings:
             yield from wrap(

@@ -38,7 +38,7 @@ SLOW_FACTOR, RECENT_UPDATES = 3, 31
 _STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Halved": "yellow", "Failed": "red"}
 
 
-class Stream:
+class TerminalStream:
     """A text stream that never raises: what cannot be encoded is escaped, and a closed pipe swallows the rest."""
 
     def __init__(self, file: TextIO | None) -> None:
@@ -83,7 +83,7 @@ class Stream:
 
 def note(text: str) -> None:
     """Write one line on standard error, folded on a terminal; it appears above whatever is being drawn there."""
-    stream = Stream(sys.stderr)
+    stream = TerminalStream(sys.stderr)
     stream.write(fold(text, shutil.get_terminal_size().columns if stream.isatty() else None) + "\n")
     stream.flush()
 
@@ -110,7 +110,7 @@ class Foot:
             encoding has no box-drawing characters; called on the drawing thread only.
     """
 
-    def __init__(self, stream: Stream, lines: Callable[[int, bool], list[Text]]) -> None:
+    def __init__(self, stream: TerminalStream, lines: Callable[[int, bool], list[Text]]) -> None:
         from rich.console import Console as RichConsole
         from rich.live import Live
 
@@ -174,7 +174,7 @@ def bar_line(left: str, share: float | None, right: str, width: int, ascii_only:
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
     """Show on a terminal, and nowhere else, what is waited for, until it is over."""
-    stream = Stream(sys.stderr)
+    stream = TerminalStream(sys.stderr)
     if not stream.isatty():
         yield
         return
@@ -184,14 +184,14 @@ def status(text: str) -> Iterator[None]:
         yield
 
 
-class Advance(Protocol):
+class ReportProgress(Protocol):
     """How work reports its progress: ``done`` so far, and ``total`` where it is only now known."""
 
     def __call__(self, done: int, total: int | None = None) -> None: ...
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, *, unit: str = "images", every_seconds: float = 5.0) -> Iterator[Advance]:
+def progress(what: str, total: int, *, unit: str = "images", every_seconds: float = 5.0) -> Iterator[ReportProgress]:
     """Show how far something is: a bar with rate and ETA, or a line every ``every_seconds`` where there is no terminal.
 
     Args:
@@ -205,7 +205,7 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
         last call. It may be called from any thread, as often as you like (about a microsecond), and out of order: the
         largest counts.
     """
-    stream = Stream(sys.stderr)
+    stream = TerminalStream(sys.stderr)
     count = _Count(what, total, unit)
     if stream.isatty():
         with Foot(stream, lambda width, ascii_only: [count.bar(width, ascii_only)]):
@@ -229,7 +229,7 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
 
 
 @contextlib.contextmanager
-def progress_once_known(what: str, *, unit: str = "images", resumes: bool = False) -> Iterator[Advance]:
+def progress_once_known(what: str, *, unit: str = "images", resumes: bool = False) -> Iterator[ReportProgress]:
     """Show progress from the first report on, so that nothing is shown where nothing turns out to be done.
 
     Args:
@@ -239,7 +239,7 @@ def progress_once_known(what: str, *, unit: str = "images", resumes: bool = Fals
             done before, which says nothing of the pace: each gets progress of its own, counted from where it begins.
     """
     with contextlib.ExitStack() as stack:
-        shown: list[Advance] = []
+        shown: list[ReportProgress] = []
         before, began = (0, 0), 0
 
         def advance(done: int, total: int | None = None) -> None:
@@ -330,7 +330,7 @@ class Console:
         self._seconds: deque[float] = deque(maxlen=RECENT_UPDATES)
         self._excess = 0.0
         self._every_seconds = every_seconds
-        self._stream = Stream(stream or sys.stderr)
+        self._stream = TerminalStream(stream or sys.stderr)
         self._foot: Foot | None = None
         self._last_line = -float("inf")
         self._held: str | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json, Which, require_range
+from steadytrain.cli.options import Json, WhichFlag, require_range
 from steadytrain.errors import InputError
 from steadytrain.format import count
 
@@ -24,7 +24,7 @@ def convert(
     /,
     *,
     output: Output,
-    weights: Which = "best",
+    weights: WhichFlag = "best",
     model: str | None = None,
     keep_graph: bool = False,
     rgb_mean: str | None = None,

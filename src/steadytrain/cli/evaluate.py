@@ -17,21 +17,21 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.convert import read_colours
 from steadytrain.cli.options import (
-    Device,
+    DeviceFlag,
     Json,
     LabelColumn,
-    Labels,
+    LabelsFlag,
     PathColumn,
     Root,
     SplitColumn,
-    Which,
+    WhichFlag,
     require_range,
 )
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
-from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5
-from steadytrain.run import replacing
+from steadytrain.files import replacing
+from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 
 if TYPE_CHECKING:
     from steadytrain.training import Evaluation, Trained
@@ -41,7 +41,7 @@ TELLING_GAP = 0.02
 """Between the mean top-1 probability and the accuracy, where it is also outside the accuracy's 95 % interval."""
 NAME_COLUMNS = 24  # that a class's name is padded to where each image has a line
 
-Weights = Annotated[
+WeightsFlag = Annotated[
     str,
     Parameter(
         help="A run's folder, a weights or an exported file, or a pretrained model such as timm/resnet18.a1_in1k."
@@ -55,7 +55,7 @@ Size = Annotated[
         help="Side of the images, in pixels; fixres: where objects look as large as in training [default: as trained].",
     ),
 ]
-Views = Annotated[
+ViewsFlag = Annotated[
     str | None,
     Parameter(help="Average over views of each image: flip, five-crop or ten-crop (test-time augmentation)."),
 ]
@@ -71,26 +71,26 @@ AcceptLicence = Annotated[
 
 
 def evaluate(
-    place: Weights,
+    place: WeightsFlag,
     data: str | None = None,
     /,
     *,
     root: Root = None,
-    labels: Labels = None,
+    labels: LabelsFlag = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
-    weights: Which = "best",
+    weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
     restrict: bool = False,
     size: Size = None,
     rgb_mean: str | None = None,
     rgb_std: str | None = None,
-    tta: Views = None,
+    tta: ViewsFlag = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
     per_image: Path | None = None,
     threshold: Threshold = None,
@@ -263,18 +263,18 @@ def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> di
 
 
 def predict(
-    place: Weights,
+    place: WeightsFlag,
     /,
     *images: Path,
     top: int | None = None,
     threshold: Threshold = None,
-    weights: Which = "best",
+    weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
     size: Size = None,
-    tta: Views = None,
+    tta: ViewsFlag = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
     accept_licence: AcceptLicence = False,
     csv: Path | None = None,
@@ -471,16 +471,11 @@ def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alo
 def _text(document: Mapping[str, Any], chosen: str) -> str:
     """Describe an evaluation; of many classes the worst and the best are listed, and none without images."""
     rows = sorted((row for row in document["classes"] if row["n"]), key=lambda row: row["top1"])
-    outputs, names = len(document["classes"]), {row["class"]: clean(row["class"]) for row in rows}
-    width = max(len(name) for name in ["class", *names.values()])
-    table = [
-        f"{names[row['class']]:{width}}  {row['n']:>6}  {row['right']:>6}"
-        f"  {percent(row['recall'], 2):>8}  {percent(row['precision'], 2):>9}  {percent(row['f1'], 2):>8}"
-        for row in rows
-    ]
-    if (more := len(rows) - MAX_CLASSES) > 0:
-        half = MAX_CLASSES // 2
-        table[half:-half] = [f"... {more} more (--json has them all)"]
+    outputs = len(document["classes"])
+    cells = [["class", "n", "right", "recall", "precision", "F1"]]
+    for row in rows:
+        shares = (percent(row[key], 2) for key in ("recall", "precision", "f1"))
+        cells.append([clean(row["class"]), str(row["n"]), str(row["right"]), *shares])
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
     among = []
     if len(rows) < outputs:
@@ -502,25 +497,27 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
             *_temperature_text(document),
             f"{rate(document['images_per_second'])} images/s",
             "",
-            f"{'class':{width}}  {'n':>6}  {'right':>6}  {'recall':>8}  {'precision':>9}  {'F1':>8}",
-            *table,
+            *_worst_and_best(cells, least=(0, 6, 6, 8, 9, 8)),
         ]
     )
+
+
+def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
+    """Lay out a table, heads first; of more than :data:`MAX_CLASSES` rows the first and the last."""
+    lines = text_table(cells, right=range(1, len(cells[0])), least=least).splitlines()
+    if (more := len(cells) - 1 - MAX_CLASSES) > 0:
+        half = MAX_CLASSES // 2
+        lines[half + 1 : -half] = [f"... {more} more (--json has them all)"]
+    return lines
 
 
 def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
     """Describe an evaluation where an image may have several labels; of many the worst and the best are listed."""
     rows = sorted((row for row in document["labels"] if row["n"]), key=lambda row: row["ap"])
-    names = [clean(row["label"]) for row in rows]
-    width = max(len(name) for name in ["label", *names])
-    table = [
-        f"{name:{width}}  {row['n']:>6}  {percent(row['ap'], 2):>8}"
-        f"  {percent(row['recall'], 2):>8}  {percent(row['precision'], 2):>9}  {percent(row['f1'], 2):>8}"
-        for name, row in zip(names, rows, strict=True)
-    ]
-    if (more := len(rows) - MAX_CLASSES) > 0:
-        half = MAX_CLASSES // 2
-        table[half:-half] = [f"... {more} more (--json has them all)"]
+    cells = [["label", "n", "AP", "recall", "precision", "F1"]]
+    for row in rows:
+        shares = (percent(row[key], 2) for key in ("ap", "recall", "precision", "f1"))
+        cells.append([clean(row["label"]), str(row["n"]), *shares])
     few = f" of {len(document['labels']):,}: the others have no image" if len(rows) < len(document["labels"]) else ""
     means = {
         kind: ", ".join(
@@ -545,8 +542,7 @@ def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
             *_temperature_text(document),
             f"{rate(document['images_per_second'])} images/s",
             "",
-            f"{'label':{width}}  {'n':>6}  {'AP':>8}  {'recall':>8}  {'precision':>9}  {'F1':>8}",
-            *table,
+            *_worst_and_best(cells, least=(0, 6, 8, 8, 9, 8)),
         ]
     )
 

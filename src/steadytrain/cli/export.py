@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, status
-from steadytrain.cli.evaluate import AcceptLicence, ModelName, Weights
-from steadytrain.cli.options import Json, Which, require_range
+from steadytrain.cli.evaluate import AcceptLicence, ModelName, WeightsFlag
+from steadytrain.cli.options import Json, WhichFlag, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -19,11 +19,11 @@ from steadytrain.format import clean, number, percent, rate
 if TYPE_CHECKING:
     from steadytrain.export.export import Exportation
 
-Numbers = Literal["fp32", "int8", "fp16", "bf16"]
+ExportNumbers = Literal["fp32", "int8", "fp16", "bf16"]
 
 
 def export(
-    place: Weights,
+    place: WeightsFlag,
     /,
     *,
     output: Annotated[Path, Parameter(name=("--output", "-o"))],
@@ -34,7 +34,7 @@ def export(
     max_loss: float = 0.5,
     images: int | None = None,
     aot: bool = False,
-    weights: Which = "best",
+    weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
     accept_licence: AcceptLicence = False,
@@ -65,7 +65,7 @@ def export(
         steady export runs/a -o hub/my-model
         steady export timm/resnet18.a1_in1k -o resnet18.pt2 --data photos/
     """
-    flags: dict[Numbers, bool] = {"int8": int8, "fp16": fp16, "bf16": bf16}
+    flags: dict[ExportNumbers, bool] = {"int8": int8, "fp16": fp16, "bf16": bf16}
     chosen = [name for name, flag in flags.items() if flag]
     if len(chosen) > 1:
         raise InputError(f"--{chosen[0]} and --{chosen[1]} exclude each other: drop one of them")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, Settings, require_range
+from steadytrain.cli.options import MAX_WORKERS, RepeatedFlag, require_range
 from steadytrain.errors import InputError
 from steadytrain.format import number, size
 
 if TYPE_CHECKING:
-    from steadytrain.cli.console import Advance
+    from steadytrain.cli.console import ReportProgress
     from steadytrain.data.packing.pack import PackedFile
 
 
@@ -24,7 +24,7 @@ def fetch(
     /,
     *,
     output: Annotated[str | None, Parameter(name=["--output", "-o"])] = None,
-    mirror: Settings = (),
+    mirror: RepeatedFlag = (),
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     shorter_side: int | None = None,
     clutter: bool = False,
@@ -102,7 +102,7 @@ class _Fetched:
         self._stack = stack
         self._name = ""
         self._began = 0
-        self._advance: Advance | None = None
+        self._advance: ReportProgress | None = None
 
     def __call__(self, name: str, done: int, total: int) -> None:
         if name != self._name:
@@ -124,7 +124,7 @@ def _line(file: PackedFile) -> str:
 def _print_catalogue(*, json: bool) -> None:
     """List the data sets."""
     from steadytrain.data.fetching.catalogue import catalogue
-    from steadytrain.reports.tables import aligned
+    from steadytrain.format import text_table
 
     sets = list(catalogue().values())
     if json:
@@ -139,8 +139,8 @@ def _print_catalogue(*, json: bool) -> None:
     rows.append(
         ["imagenet", "154.7 GB", number(1_331_167), number(1000), "its own; --from FOLDER", "https://image-net.org"]
     )
-    table = aligned([["name", "size", "images", "classes", "licence", "source"], *rows])
+    table = text_table([["name", "size", "images", "classes", "licence", "source"], *rows])
     if max(map(len, table.splitlines())) > shutil.get_terminal_size().columns:
         heads = ["name", "size", "images", "classes", "licence"]
-        table = aligned([heads, *(row[:5] for row in rows)])
+        table = text_table([heads, *(row[:5] for row in rows)])
     print_text(table + "\n\nsteady fetch NAME fetches and packs one; steady fetch --json says where each is from")

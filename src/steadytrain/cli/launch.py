@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli import TRAINING_VERBS, parse
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Settings, TrainingOptions, parse_setting, read_table
+from steadytrain.cli.options import RepeatedFlag, TrainingOptions, parse_setting, read_table
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.config.plain import build
 from steadytrain.doctor.collect import places
@@ -33,10 +33,10 @@ def launch(
     procs: int | None = None,
     hosts: Path | None = None,
     sync: str | None = None,
-    exclude: Settings = (),
-    env: Settings = (),
+    exclude: RepeatedFlag = (),
+    env: RepeatedFlag = (),
     job: Path | None = None,
-    set: Settings = (),
+    set: RepeatedFlag = (),
     dry_run: bool = False,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     json: bool = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +18,10 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import (
-    Device,
+    DeviceFlag,
     Json,
     LabelColumn,
-    Labels,
+    LabelsFlag,
     PathColumn,
     Root,
     SplitColumn,
@@ -32,10 +31,11 @@ from steadytrain.cli.options import (
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
 from steadytrain.errors import InputError, RankLostError
-from steadytrain.format import clean, count, rate
+from steadytrain.format import clean, count, hide_columns, rate, text_table
 from steadytrain.format import size as bytes_text
 from steadytrain.machine import facts
-from steadytrain.machine.process import given_environment, keep_memory, spin_where_alone
+from steadytrain.machine.children import cause_of_death, run_steady
+from steadytrain.machine.process import keep_memory, spin_where_alone
 
 if TYPE_CHECKING:
     from steadytrain.data.loader import Crop, Speed
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from steadytrain.distributed.world import World
 
 Augment = Literal["auto", "resized-crop", "pad-crop", "none"]
-Backend = Literal["auto", "gloo", "nccl"]
-What = Literal["train"]
+BackendFlag = Literal["auto", "gloo", "nccl"]
+BenchSubject = Literal["train"]
 YesNo = Literal["yes", "no"]
 
 MAX_COLUMNS = 100
@@ -114,7 +114,7 @@ def feed(
     /,
     *,
     root: Root = None,
-    labels: Labels = None,
+    labels: LabelsFlag = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
@@ -355,18 +355,18 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
     shares["other"] = max(0.0, 1 - sum(shares.values()))
     lines += ["", "share of the threads' time", *(f"  {name:<15}{share:7.1%}" for name, share in shares.items())]
     if speeds := document.get("transforms"):
-        wide = max(len(speed["transform"]) for speed in speeds)
         where = "on the CPU" if speeds[0]["device"] == "cpu" else "on the GPU"
         lines += ["", f"transforms of a batch of {document['batch_size']}, {where}, at the start of an update"]
-        lines += [
-            f"  {s['transform']:<{wide}}  {s['seconds'] * 1000:8.2f} ms  {s['images_per_second']:>12,.0f} images/s"
+        cells = [
+            ["", s["transform"], f"{s['seconds'] * 1000:8.2f} ms", f"{s['images_per_second']:>12,.0f} images/s"]
             for s in speeds
         ]
+        lines.append(text_table(cells))
     return "\n".join(lines)
 
 
 def bench(
-    what: What,
+    what: BenchSubject,
     /,
     *,
     model: Annotated[str, Parameter(name=("--model", "--network"))],
@@ -384,7 +384,7 @@ def bench(
     channels: Literal[1, 3] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
     optimizer: str = "sgd",
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     threads: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (),
     seconds: float = 3.0,
     plot: Path | None = None,
@@ -444,16 +444,15 @@ def bench(
         speed = measure(recipe, size=size, channels=channels, num_classes=classes, seconds=seconds, allow_import=True)
         rows.append(vars(speed) | {"of_peak": speed.of_peak})
     else:
-        command = [sys.executable, "-m", "steadytrain", "bench", "train", "--json", "--model", model]
-        command += ["--channels", str(channels), "--classes", str(classes)]
-        command += [] if size is None else ["--size", str(size)]
-        command += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
+        words = ["bench", "train", "--json", "--model", model, "--channels", str(channels), "--classes", str(classes)]
+        words += [] if size is None else ["--size", str(size)]
+        words += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
         with progress("measuring", len(settings), unit="combinations") as advance:
             for done, setting in enumerate(settings, 1):
-                rows.append(_bench_in_subprocess(command, setting))
+                rows.append(_bench_in_subprocess(words, setting))
                 advance(done, len(settings))
     if plot is not None:
-        from steadytrain.reports.charts import speeds_page
+        from steadytrain.reports.plots import speeds_page
 
         plot.write_text(speeds_page(rows), encoding="utf-8")
     if json:
@@ -463,20 +462,16 @@ def bench(
     return 1 if all("error" in row for row in rows) else 0
 
 
-def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> dict[str, Any]:
+def _bench_in_subprocess(words: Sequence[str], setting: Mapping[str, Any]) -> dict[str, Any]:
     """Measure one combination in a process of its own; what could not be measured has an ``error``."""
-    from steadytrain.launch.supervise import cause_of_death
-
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in setting.items() if value is not None]
-    command = [*command, *(word for flag in flags for word in flag)]
-    process = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
-    if process.returncode == 0:
-        row: dict[str, Any] = json_module.loads(process.stdout)["rows"][0]
-    elif process.returncode == -9:
-        row = {"error": cause_of_death(process.returncode)}
+    ended = run_steady([*words, *(word for flag in flags for word in flag)])
+    if ended.code == 0:
+        row: dict[str, Any] = json_module.loads(ended.output)["rows"][0]
+    elif ended.code == -9:
+        row = {"error": cause_of_death(ended.code)}
     else:
-        lines = [line for line in process.stderr.splitlines() if line.strip()]
-        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"exited with code {process.returncode}"}
+        row = {"error": ended.last_line or f"exited with code {ended.code}"}
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 
@@ -513,20 +508,11 @@ def _bench_table(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]
         yield from _wrap(f"peak, measured here with a large matrix multiplication: {peaks}", width)
         yield ""
     figures = _bench_figures(rows)
-    chosen, left = set[str](), width + 2 - sum(max(map(len, [name, *cells])) + 2 for name, cells in settings.items())
-    for name in sorted(figures, key=FIGURES.index):
-        if (needed := max(map(len, [name, *figures[name]])) + 2) <= left:
-            chosen.add(name)
-            left -= needed
-    lines = [[name, *cells] for name, cells in settings.items()]
-    lines += [[name, *cells] for name, cells in figures.items() if name in chosen]
-    widths = [max(map(len, column)) for column in lines]
-    for cells in [tuple(column[0] for column in lines), *zip(*(column[1:] for column in lines), strict=True)]:
-        texts = [
-            cell.rjust(size) if name == "batch" or name in chosen else cell.ljust(size)
-            for cell, size, name in zip(cells, widths, [column[0] for column in lines], strict=True)
-        ]
-        yield "  ".join(texts).rstrip()
+    columns = settings | figures
+    hidden = hide_columns(columns, sorted(figures, key=FIGURES.index), width)
+    lines = [[name, *cells] for name, cells in columns.items() if name not in hidden]
+    right = range(len(settings) - 1, len(lines))  # from the batch size on
+    yield from text_table(list(zip(*lines, strict=True)), right=right).splitlines()
     errors: dict[str, list[str]] = {}
     for row, setting in zip(rows, zip(*settings.values(), strict=True), strict=True):
         if "error" in row:
@@ -536,8 +522,8 @@ def _bench_table(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]
     remarks += [f"note: {remark}" for remark in dict.fromkeys(note for row in rows for note in row.get("notes", ()))]
     breaks = dict.fromkeys(place for row in rows for place in row.get("breaks", ()))
     remarks += [f"Python comes between compiled pieces at {place}" for place in breaks]
-    if hidden := [name for name in figures if name not in chosen]:
-        remarks.append(f"left out at this width: {', '.join(hidden)} (--json or a wider terminal shows all)")
+    if left_out := [name for name in figures if name in hidden]:
+        remarks.append(f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)")
     for remark in remarks:
         yield from _wrap(remark, width)
 
@@ -596,7 +582,7 @@ def bandwidth(
     *,
     model: str = "resnet50",
     procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
-    backend: Backend = "auto",
+    backend: BackendFlag = "auto",
     seconds: float = 5.0,
     step_seconds: float | None = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
@@ -686,7 +672,7 @@ def _measure_step(world: World, model: str, batch_size: int, size: int | None) -
 
 
 def _measure_links(
-    world: World, model: str, backend: Backend, seconds: float, step_seconds: float | None
+    world: World, model: str, backend: BackendFlag, seconds: float, step_seconds: float | None
 ) -> dict[str, Any]:
     """Return the document, on every rank; only the first shows progress."""
     from steadytrain.distributed.bandwidth import links

@@ -13,9 +13,10 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known, status
 from steadytrain.cli.options import Json
 from steadytrain.errors import InputError
+from steadytrain.format import text_table
 
 if TYPE_CHECKING:
-    from steadytrain.models.counts import Counts
+    from steadytrain.models.counts import ModelCounts
     from steadytrain.models.registry import Entry
 
 MAX_COUNTED = 60  # networks that are counted unasked: half a minute on one core
@@ -79,7 +80,7 @@ def models(
             note(line)
 
 
-def _row(entry: Entry, counted: Mapping[str, Counts] | None) -> dict[str, Any]:
+def _row(entry: Entry, counted: Mapping[str, ModelCounts] | None) -> dict[str, Any]:
     """Return a model as JSON has it."""
     from steadytrain.models.registry import licence_kind
 
@@ -117,15 +118,13 @@ def _table(rows: Sequence[Mapping[str, Any]], counted: bool, columns: int | None
     if columns is not None:
         widths[-1] = max(columns - first - sum(widths[:-1]) - 2 * len(widths), NAME_COLUMNS)
 
-    def line(name: str, cells: Sequence[str]) -> str:
-        *figures, weights, licence = cells
+    names = ["model", *(row["name"] for row in rows)]
+    lines = []
+    for name, (*figures, licence) in zip(names, [heads, *cells], strict=True):
         licence = licence if len(licence) <= widths[-1] else f"{licence[: widths[-1] - 3]}..."
-        aligned = [cell.rjust(width) for cell, width in zip(figures, widths, strict=False)]
-        above = f"{name}\n" if len(name) > first else ""
-        start = ("" if above else name).ljust(first)
-        return above + "  ".join([start, *aligned, weights.ljust(widths[-2]), licence]).rstrip()
-
-    return "\n".join([line("model", heads), *(line(row["name"], cell) for row, cell in zip(rows, cells, strict=True))])
+        lines.append([name if len(name) <= first else "", *figures, licence])
+    table = text_table(lines, right=range(1, len(heads) - 1), least=[first]).splitlines()
+    return "\n".join(line if len(name) <= first else f"{name}\n{line}" for name, line in zip(names, table, strict=True))
 
 
 def _legend(rows: Sequence[Mapping[str, Any]], counted: bool) -> Iterator[str]:

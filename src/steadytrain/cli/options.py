@@ -30,7 +30,7 @@ Root = Annotated[
     str | None,
     Parameter(help="Folder that the paths in a .lst or table are relative to (default: the folder of the list)."),
 ]
-Labels = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
+LabelsFlag = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
 PathColumn = Annotated[
     str | None, Parameter(help="A table's column of paths, by its name or number (default: found by name and content).")
 ]
@@ -41,12 +41,12 @@ LabelColumn = Annotated[
     ),
 ]
 SplitColumn = Annotated[str | None, Parameter(help="A table's column that says train, val or test.")]
-Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
-Which = Annotated[
+DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
+WhichFlag = Annotated[
     Literal["best", "last"],
     Parameter(help="Which of a run's weights: the best by validation top-1, or the last."),
 ]
-Settings = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
+RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
 
 MAX_SECONDS, MAX_WORKERS = 3600, 1024
@@ -197,7 +197,7 @@ class TrainingOptions:
     join: Annotated[bool, RANKS] = False
     price: Annotated[str | None, OUTPUT] = None
     root: Annotated[str | None, DATA] = None
-    labels: Annotated[Labels, DATA] = None
+    labels: Annotated[LabelsFlag, DATA] = None
     path_column: Annotated[PathColumn, DATA] = None
     label_column: Annotated[LabelColumn, DATA] = ()
     split_column: Annotated[SplitColumn, DATA] = None
@@ -208,7 +208,7 @@ class TrainingOptions:
     probe: Annotated[bool, SPEED] = False
     explain: Annotated[bool, OUTPUT] = False
     mxnet_log: Annotated[bool, OUTPUT] = False
-    set: Annotated[Settings, OUTPUT] = ()
+    set: Annotated[RepeatedFlag, OUTPUT] = ()
     json: Annotated[bool, OUTPUT] = False
 
     def changes(self) -> dict[str, Any]:

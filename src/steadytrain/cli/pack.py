@@ -19,13 +19,14 @@ from cyclopts import Parameter
 
 from steadytrain.cli import INTERRUPTED
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, Root, Settings, SplitColumn, require_range
+from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, RepeatedFlag, Root, SplitColumn, require_range
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock, count
+from steadytrain.format import clean, clock, count, text_table
 from steadytrain.format import size as bytes_text
-from steadytrain.launch.supervise import keep_ranks, take_signals
+from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine.cgroups import cores as usable_cores
+from steadytrain.machine.children import take_signals
 
 if TYPE_CHECKING:
     from steadytrain.data.loader.estimate import Estimate, Sample
@@ -65,8 +66,8 @@ def pack(
     root: Root = None,
     labels: str | None = None,
     classes: str | None = None,
-    only: Settings = (),
-    exclude: Settings = (),
+    only: RepeatedFlag = (),
+    exclude: RepeatedFlag = (),
     val_fraction: float | None = None,
     train_per_class: int | None = None,
     seed: int = 0,
@@ -365,9 +366,15 @@ def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, 
         rate = "" if way.images_per_cpu_second is None else f"{way.images_per_cpu_second:,.0f}"
         error = f"{1.96 * way.error / way.num_bytes:.0%}" if way.num_bytes else ""
         total = f"{bytes_text(round(way.num_bytes))} ±{error}" if error else ""
-        figures.append(f"{per_image:>9}{total:>15}{clock(way.pack_seconds / cores):>9}{rate:>8}")
-    head = f"{'kB/image':>9}{'all':>15}{'to pack':>9}{'feed':>8}"
-    wide = max(map(len, flags))
-    if wide + len(head) > columns:
-        return [head, *(line for pair in zip(flags, figures, strict=True) for line in pair)]
-    return [" " * wide + head, *(f"{way:<{wide}}{row}" for way, row in zip(flags, figures, strict=True))]
+        figures.append([per_image, total, clock(way.pack_seconds / cores), rate])
+    heads = ["kB/image", "all", "to pack", "feed"]
+
+    def lines(firsts: Sequence[str]) -> list[str]:
+        rows = [[first, *cells] for first, cells in zip(["", *firsts], [heads, *figures], strict=True)]
+        return text_table(rows, right=range(1, 5), least=(0, 7, 13, 7, 6)).splitlines()
+
+    whole = lines(flags)
+    if max(map(len, whole)) <= columns:
+        return whole
+    head, *rows = lines([""] * len(flags))
+    return [head, *(line for pair in zip(flags, rows, strict=True) for line in pair)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Device as DeviceName
+from steadytrain.cli.options import DeviceFlag as DeviceName
 from steadytrain.cli.options import Json, read_recipe, require_alone, require_range, require_seconds
 from steadytrain.cli.schedule import FILES, draw, require_picture
 from steadytrain.config import Recipe

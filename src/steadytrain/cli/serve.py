@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note
-from steadytrain.cli.evaluate import AcceptLicence, ModelName, Size, Weights, restore_weights, with_input
-from steadytrain.cli.options import Device, Which
+from steadytrain.cli.evaluate import AcceptLicence, ModelName, Size, WeightsFlag, restore_weights, with_input
+from steadytrain.cli.options import DeviceFlag, WhichFlag
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
 from steadytrain.format import count, rate
 
 if TYPE_CHECKING:
-    from steadytrain.export.serve import Service, Settings
+    from steadytrain.export.serve import ServeSettings, Service
     from steadytrain.training import Trained
 
 _LIBRARIES = {"prometheus_client": "prometheus-client", "python_multipart": "python-multipart"}
 
 
 def serve(
-    place: Weights,
+    place: WeightsFlag,
     /,
     *,
     host: str = "127.0.0.1",
@@ -46,12 +46,12 @@ def serve(
     allow_private: bool = False,
     allow_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     json_log: bool = False,
-    weights: Which = "best",
+    weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
     size: Size = None,
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
-    device: Device = "auto",
+    device: DeviceFlag = "auto",
     accept_licence: AcceptLicence = False,
     write: Path | None = None,
     image: str = "steady-serve:latest",
@@ -95,10 +95,10 @@ def serve(
     from steadytrain.data.loader import default_threads
     from steadytrain.export.http_server import listen
     from steadytrain.export.http_server import serve as serve_model
-    from steadytrain.export.serve import Settings
+    from steadytrain.export.serve import ServeSettings
     from steadytrain.training.trained import find_pretrained
 
-    settings = Settings(
+    settings = ServeSettings(
         threads=default_threads(pin=True) if threads is None else threads,
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,
@@ -149,7 +149,7 @@ def serve(
     note(f"stopped: {late if num_cut else 'pending requests were answered'}")
 
 
-def _flags(settings: Settings, more: Mapping[str, object]) -> list[str]:
+def _flags(settings: ServeSettings, more: Mapping[str, object]) -> list[str]:
     """Return the flags that a container's server is started with: all that are not as usual, but for the token."""
     usual = {field.name: field.default for field in fields(settings)}
     words = [word for flag, value in more.items() if value is not None for word in (flag, str(value))]

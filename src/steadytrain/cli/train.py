@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import Console, Stream, note, print_text, progress_once_known
+from steadytrain.cli.console import Console, TerminalStream, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
 from steadytrain.cli.options import OUTPUT, TrainingOptions, read_table, require_range
 from steadytrain.config import Model, Parallel, Recipe
@@ -314,9 +314,9 @@ def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tupl
     else:
         runs = Run.create_repeats(folder, recipe, options.repeats)
     if options.recipe is not None and "tuning" in (table := read_table(options.recipe)):
-        from steadytrain.reports.tuned import Evidence, keep_evidence
+        from steadytrain.reports.tuned import TuningEvidence, keep_evidence
 
-        evidence = Evidence.from_dict(table["tuning"])
+        evidence = TuningEvidence.from_dict(table["tuning"])
         for run in runs:
             keep_evidence(run, evidence)
     return runs
@@ -713,7 +713,7 @@ def _print_verdict(run: Run) -> None:
     except Exception as error:  # noqa: BLE001 - whatever a log holds, the run is well, and its end is told next
         note(f"no verdict: {error}")
         return
-    for line in verdict_brief(first) if Stream(sys.stderr).isatty() else [verdict_line(first)]:
+    for line in verdict_brief(first) if TerminalStream(sys.stderr).isatty() else [verdict_line(first)]:
         note(line)
 
 

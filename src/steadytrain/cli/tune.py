@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json, Settings, TrainingOptions, require_alone, require_range
+from steadytrain.cli.options import Json, RepeatedFlag, TrainingOptions, require_alone, require_range
 from steadytrain.cli.schedule import draw, require_picture
 from steadytrain.errors import InputError
+from steadytrain.files import replace_file
 from steadytrain.machine.process import own_start, spin_where_alone
-from steadytrain.run import replace_file
 
 MOST_MINUTES = 24 * 60
 
@@ -40,7 +40,7 @@ def tune(
     device: str | None = None,
     procs: Annotated[int | Literal["auto"] | None, Parameter(name=("--procs", "-n"))] = None,
     recipe: Path | None = None,
-    set: Settings = (),
+    set: RepeatedFlag = (),
     force: bool = False,
     json: Json = False,
 ) -> int:

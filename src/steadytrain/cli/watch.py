@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import Stream, note, print_text
+from steadytrain.cli.console import TerminalStream, note, print_text
 from steadytrain.errors import InputError
 from steadytrain.format import (
     clean,
@@ -33,7 +33,7 @@ from steadytrain.format import (
 
 if TYPE_CHECKING:
     from steadytrain.cost.prices import Price
-    from steadytrain.reports.watch import Snapshot, Watch
+    from steadytrain.reports.watch import RunSnapshot, Watch
     from steadytrain.run import Run
 
 RUNS = Path("runs")
@@ -137,9 +137,9 @@ def _watch_run(run: Run, *, price: Price | None, seconds: float | None, json: bo
     sys.stdout.flush()
 
 
-def _view(*, quiet: bool) -> AbstractContextManager[Callable[[Watch, Snapshot], None]]:
+def _view(*, quiet: bool) -> AbstractContextManager[Callable[[Watch, RunSnapshot], None]]:
     """Choose what shows each moment of a run."""
-    stream = Stream(sys.stderr)
+    stream = TerminalStream(sys.stderr)
     if quiet:
         return contextlib.nullcontext(lambda watched, now: None)
     if stream.isatty():
@@ -152,12 +152,12 @@ def _view(*, quiet: bool) -> AbstractContextManager[Callable[[Watch, Snapshot], 
 class Log:
     """A ``key=value`` line every ten seconds, and one for each thing that happens in between."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: TerminalStream) -> None:
         self._stream = stream
         self._last = -float("inf")
         self._written: set[str] | None = None
 
-    def show(self, watched: Watch, now: Snapshot) -> None:
+    def show(self, watched: Watch, now: RunSnapshot) -> None:
         """Write what is new."""
         evaluations = []
         for event in watched.history.evaluated[-50:]:
@@ -182,12 +182,12 @@ class Log:
             self._stream.flush()
 
 
-def state_line(now: Snapshot) -> str:
+def state_line(now: RunSnapshot) -> str:
     """Describe where the run stands as one ``key=value`` line.
 
     >>> from steadytrain.reports.status import Signs
-    >>> from steadytrain.reports.watch import Snapshot
-    >>> state_line(Snapshot(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
+    >>> from steadytrain.reports.watch import RunSnapshot
+    >>> state_line(RunSnapshot(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
     'status=waiting'
     """
     from steadytrain.monitor.ledger import INPUT
@@ -224,7 +224,7 @@ def state_line(now: Snapshot) -> str:
     return pairs(values)
 
 
-def final_lines(now: Snapshot, width: int) -> list[str]:
+def final_lines(now: RunSnapshot, width: int) -> list[str]:
     """Return the figures that stay on the terminal, in lines of ``width`` columns but for the verdict's own words."""
     from steadytrain.reports.tables import interval_text
     from steadytrain.reports.time_spent import largest_buckets

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from steadytrain.cli.console import Foot, Stream, note, print_json, print_text
+from steadytrain.cli.console import Foot, TerminalStream, note, print_json, print_text
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
 from steadytrain.format import clock, pairs, wrap
-from steadytrain.launch.supervise import exit_code, in_foreground, take_signals
+from steadytrain.machine.children import exit_code, in_foreground, start, take_signals
 from steadytrain.machine.process import given_environment
 from steadytrain.monitor.process_watch import Cause, Moment, Reading, Sampler, read
 from steadytrain.monitor.rules import LEAST
@@ -105,7 +105,7 @@ def watch_process(
         return _watch_command(command, seconds, json)
     if pid <= 0:
         raise InputError(f"--pid is {pid}; process ids are above 0")
-    stream = Stream(sys.stderr)
+    stream = TerminalStream(sys.stderr)
     with Sampler(pid) as sampler:
         history = ProcessHistory(pid, sampler.command, settles=False)
         note(f"watching process {shorten_name(history.name, 40)}; Ctrl-C stops watching, not the process")
@@ -159,14 +159,7 @@ def started_command(command: Sequence[str], *, stdout: int | None = None) -> Ite
     Raises:
         InputError: it cannot be started.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        process = subprocess.Popen(command, stdout=stdout, env=given_environment())
-    except FileNotFoundError as error:
-        raise InputError(f"cannot start {command[0]}: no such command or file") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from error
+    process = start(command, variables=given_environment(), stdout=stdout)
 
     def forward(number: int) -> None:
         if signal.Signals(number).name not in _SENT_BY_TERMINAL or not in_foreground():

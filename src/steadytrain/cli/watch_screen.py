@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from steadytrain.cli.console import Stream, bar_line, truncate
+from steadytrain.cli.console import TerminalStream, bar_line, truncate
 from steadytrain.cli.render import shorten_name
-from steadytrain.format import clean, clock, duration, epoch, percent, rate, score_name, size, time_of_day
+from steadytrain.format import clean, clock, duration, epoch, percent, rate, score_name, size, text_table, time_of_day
 from steadytrain.monitor.process_watch import Moment, Reading
 from steadytrain.reports.charts import COLUMNS
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
 from steadytrain.reports.verdict import verdict_sentences
-from steadytrain.reports.watch import Snapshot, Watch
+from steadytrain.reports.watch import RunSnapshot, Watch
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 LABEL_COLUMNS = 11
@@ -30,11 +30,11 @@ _MEAN_SECONDS = 2.0
 
 
 @contextmanager
-def screen(stream: Stream) -> Iterator[Callable[[Watch, Snapshot], None]]:
+def screen(stream: TerminalStream) -> Iterator[Callable[[Watch, RunSnapshot], None]]:
     """Take over a terminal, and give it back as it was; yield what draws a run at one moment, at the size of then."""
     console = Console(file=cast("TextIO", stream), force_terminal=True, highlight=False)
 
-    def show(watched: Watch, now: Snapshot) -> None:
+    def show(watched: Watch, now: RunSnapshot) -> None:
         width, height = console.size
         ascii_only = console.options.ascii_only
         lines = RunDrawing(watched, now, width - 1, ascii_only).lines(height - 1)
@@ -49,7 +49,7 @@ def screen(stream: Stream) -> Iterator[Callable[[Watch, Snapshot], None]]:
 class RunDrawing:
     """The blocks of the screen for one moment of a run, in lines of ``width`` columns."""
 
-    def __init__(self, watched: Watch, now: Snapshot, width: int, ascii_only: bool) -> None:
+    def __init__(self, watched: Watch, now: RunSnapshot, width: int, ascii_only: bool) -> None:
         self.watched, self.now, self.width, self.ascii_only = watched, now, width, ascii_only
 
     def lines(self, height: int) -> list[Text]:
@@ -243,12 +243,14 @@ def _process_table(newest: Sequence[Moment]) -> Iterator[Text]:
     for load in (load for moment in newest for load in moment.processes if load.pid in used):
         used[load.pid] += load.cpu / len(newest)
     busiest = sorted(processes, key=lambda process: (-round(used[process.pid], 1), process.pid))
-    yield Text("    pid  cores  disk MB/s  threads  state", style="bright_black")
+    rows = [("    pid", "cores", "disk MB/s", "threads", "state")]
     for process in busiest[:_PROCESS_ROWS]:
         disk = "-" if process.disk_read_bytes is None else f"{process.disk_read_bytes / 1e6:.1f}"
         state, place = (process.threads[0].state, process.threads[0].waits_in) if process.threads else ("?", "")
-        figures = f"{process.pid:>7}  {used[process.pid]:5.2f}  {disk:>9}  {process.num_threads:>7}"
-        yield Text(f"{figures}  {state} {clean(process.name)}  {clean(place)}")
+        words = f"{state} {clean(process.name)}  {clean(place)}"
+        rows.append((str(process.pid), f"{used[process.pid]:.2f}", disk, str(process.num_threads), words))
+    for line in text_table(rows, right=range(4)).splitlines():
+        yield Text(line, style="" if line.lstrip()[0].isdigit() else "bright_black")
     if hidden := busiest[_PROCESS_ROWS:]:
         cores = sum(used[process.pid] for process in hidden)
         yield Text(f"  and {len(hidden)} more with {cores:.1f} cores", style="bright_black")

@@ -28,7 +28,7 @@ number of batches of the first size before the update."""
 
 
 @dataclass(frozen=True)
-class Span:
+class StageSpan:
     """A stage in its place: updates ``begin`` to ``end``, and the ``level`` at which the stage before it ended.
 
     ``level`` and all that a law computes are shares of the peak; ``per_epoch`` updates are an epoch.
@@ -59,27 +59,27 @@ class Span:
         return min(max(step - self.begin, 0.0), self.end - self.begin) / self.per_epoch
 
 
-def _constant(span: Span, step: float) -> float:
+def _constant(span: StageSpan, step: float) -> float:
     return span.level
 
 
-def _linear(span: Span, step: float) -> float:
+def _linear(span: StageSpan, step: float) -> float:
     to = span.number("to")
     return to + (span.level - to) * (1 - span.passed(step))
 
 
-def _cosine(span: Span, step: float) -> float:
+def _cosine(span: StageSpan, step: float) -> float:
     """Half a cosine (Loshchilov & Hutter 2017, "SGDR", without restarts)."""
     to = span.number("to")
     return to + (span.level - to) * ((1 + math.cos(math.pi * span.passed(step))) / 2)
 
 
-def _poly(span: Span, step: float) -> float:
+def _poly(span: StageSpan, step: float) -> float:
     to = span.number("to")
     return to + (span.level - to) * float((1 - span.passed(step)) ** span.number("power"))
 
 
-def _exponential(span: Span, step: float) -> float:
+def _exponential(span: StageSpan, step: float) -> float:
     """Fall by the same ratio at each update: ``factor`` an epoch, if that is written, else to ``to`` at the end."""
     to = span.number("to")
     if "factor" in span.stage.numbers:
@@ -87,7 +87,7 @@ def _exponential(span: Span, step: float) -> float:
     return float(span.level * (to / span.level) ** span.passed(step))
 
 
-def _inverse_sqrt(span: Span, step: float) -> float:
+def _inverse_sqrt(span: StageSpan, step: float) -> float:
     """Fall as 1 / sqrt(updates) (Vaswani et al. 2017; with a cool-down: Zhai et al. 2022, "Scaling ViT").
 
     ``scale`` is the time T of sqrt(T / (T + t)): the warm-up's, if there is one, else one epoch.
@@ -96,7 +96,7 @@ def _inverse_sqrt(span: Span, step: float) -> float:
     return span.level * math.sqrt(scale / (scale + span.epochs(step)))
 
 
-def _step(span: Span, step: float) -> float:
+def _step(span: StageSpan, step: float) -> float:
     """Multiply by ``factor`` once each of ``milestones`` is done; those before an earlier stage's end do not count."""
     drops = [epoch * span.per_epoch for epoch in span.optim.milestones]
     is_first = span.begin == span.optim.warmup_epochs * span.per_epoch
@@ -104,12 +104,12 @@ def _step(span: Span, step: float) -> float:
     return float(span.level * span.number("factor") ** max(0, bisect_right(drops, min(step, span.end)) - before))
 
 
-def _factor(span: Span, step: float) -> float:
+def _factor(span: StageSpan, step: float) -> float:
     drops = math.floor(span.epochs(step) / span.number("every") + 1e-9)
     return float(max(span.level * span.number("factor") ** drops, span.number("to")))
 
 
-def _restarts(span: Span, step: float) -> float:
+def _restarts(span: StageSpan, step: float) -> float:
     """Cosines one after another (Loshchilov & Hutter 2017, "SGDR").
 
     The first takes ``every`` epochs, each next one ``times`` as long, from a peak that is ``shrink`` of the last.
@@ -132,7 +132,7 @@ def _cycle(epochs: float, every: float, times: float) -> tuple[int, float]:
     return cycle, max(0.0, (epochs - begin) / (every * times**cycle))
 
 
-def _one_cycle(span: Span, step: float) -> float:
+def _one_cycle(span: StageSpan, step: float) -> float:
     """Rise along a cosine from ``from`` to the peak in the share ``up`` of the stage, then fall to ``to``.
 
     Smith & Topin 2018, "Super-Convergence", with the cosines and the constants of torch's OneCycleLR.
@@ -144,7 +144,7 @@ def _one_cycle(span: Span, step: float) -> float:
     return to + (1 - to) * (1 + math.cos(math.pi * (passed - up) / (1 - up))) / 2
 
 
-def _triangular(span: Span, step: float) -> float:
+def _triangular(span: StageSpan, step: float) -> float:
     """Rise and fall linearly between ``from`` and the peak, once in ``every`` epochs (Smith 2017, "Cyclical Learning
     Rates"); each cycle's height is ``shrink`` of the last (0.5: his triangular2).
     """
@@ -154,19 +154,19 @@ def _triangular(span: Span, step: float) -> float:
     return low + height * (1 - abs(2 * into - 1))
 
 
-def _mxnet_factor(span: Span, step: float) -> float:
+def _mxnet_factor(span: StageSpan, step: float) -> float:
     """MXNet's FactorScheduler: a drop is seen at ``num_update = i * step + 1``."""
     drops = int(step) // span.stage.updates[0]
     return float(max(span.number("factor") ** drops, span.number("to")))
 
 
-def _mxnet_multi_factor(span: Span, step: float) -> float:
+def _mxnet_multi_factor(span: StageSpan, step: float) -> float:
     """MXNet's MultiFactorScheduler, by updates (``step``) or by milestones in epochs, rounded to updates."""
     drops = span.stage.updates or [round(epoch * span.per_epoch) for epoch in span.optim.milestones]
     return float(span.number("factor") ** bisect_right(drops, step))
 
 
-def _mxnet_left(span: Span, step: float) -> float | None:
+def _mxnet_left(span: StageSpan, step: float) -> float | None:
     """Return the share of updates that MXNet's Poly and Cosine have left; None: the warm-up takes all of them."""
     most, begin = span.stage.numbers.get("max_update", span.end), round(span.begin)
     if begin >= most:
@@ -174,17 +174,17 @@ def _mxnet_left(span: Span, step: float) -> float | None:
     return 1 - (min(step + 1, most) - begin) / (most - begin)
 
 
-def _mxnet_poly(span: Span, step: float) -> float:
+def _mxnet_poly(span: StageSpan, step: float) -> float:
     left, to = _mxnet_left(span, step), span.number("to")
     return 1.0 if left is None else to + (1 - to) * float(left ** span.number("power"))
 
 
-def _mxnet_cosine(span: Span, step: float) -> float:
+def _mxnet_cosine(span: StageSpan, step: float) -> float:
     left, to = _mxnet_left(span, step), span.number("to")
     return 1.0 if left is None else to + (1 - to) * (1 + math.cos(math.pi * (1 - left))) / 2
 
 
-LAW: dict[str, Callable[[Span, float], float]] = {
+LAW: dict[str, Callable[[StageSpan, float], float]] = {
     "constant": _constant,
     "linear": _linear,
     "cosine": _cosine,
@@ -205,7 +205,7 @@ LAW: dict[str, Callable[[Span, float], float]] = {
 """The laws of :data:`steadytrain.config.stages.LAWS`: from a stage's place and an update to the share of the peak."""
 
 
-def spans(spec: Optim, *, steps: float, steps_per_epoch: float) -> tuple[Span, ...]:
+def spans(spec: Optim, *, steps: float, steps_per_epoch: float) -> tuple[StageSpan, ...]:
     """Put the stages of a schedule in their places, after the warm-up; the one without epochs takes what is left.
 
     A stage begins at the level where the one before it ended, the first at the peak.
@@ -225,7 +225,7 @@ def spans(spec: Optim, *, steps: float, steps_per_epoch: float) -> tuple[Span, .
     level, placed = 1.0, []
     for number, stage in enumerate(stages):
         length = stage.epochs * steps_per_epoch if stage.epochs else max(steps - begin - staged, 0.0)
-        span = Span(stage, spec, begin, begin + length, level, steps_per_epoch)
+        span = StageSpan(stage, spec, begin, begin + length, level, steps_per_epoch)
         if level == 0 and (stage.law not in ("linear", "cosine", "poly") or span.number("to") == 0):
             raise RecipeError(
                 f"optim.schedule is {spec.schedule!r}; {stages[number - 1].law} ends at 0, so {stage.law} would train"
@@ -302,7 +302,7 @@ def words(spec: Optim, peak: float) -> str:
     warmup = f"warm-up of {epochs:g} epoch{'s' * (epochs != 1)}{kind}" if epochs else "no warm-up"
     texts = []
     for stage in parse_schedule(spec.schedule):
-        span = Span(stage, spec, 0, 1, 1, 1)
+        span = StageSpan(stage, spec, 0, 1, 1, 1)
         listed = [f"{name} {value:g}" for name, value in stage.numbers.items()]
         listed += [f"step {'/'.join(map(str, stage.updates))}"] if stage.updates else []
         text = f"{stage.law} ({', '.join(listed)})" if listed else stage.law

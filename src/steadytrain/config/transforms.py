@@ -35,7 +35,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Kind:
+class TransformKind:
     """One kind of transform: its parameters in the order they are written, where it comes from, what it does.
 
     ``number`` tells its random draws from those of other kinds: it must never change. ``is_needed``: the first
@@ -57,13 +57,15 @@ class Kind:
 _P = Parameter("probability", 0.5)
 _LEVELS = "autocontrast, equalise, posterise, solarise, rotate, shear, translate"
 
-KINDS: dict[str, Kind] = {
-    "vflip": Kind(0, "flip images vertically", "-", (_P,)),
-    "rotate": Kind(
+KINDS: dict[str, TransformKind] = {
+    "vflip": TransformKind(0, "flip images vertically", "-", (_P,)),
+    "rotate": TransformKind(
         1, "rotate by up to so many degrees, either way", "-", (Parameter("degrees", 15, 0, 180),), is_needed=True
     ),
-    "shear": Kind(2, "shear rows by up to this share of the height", "-", (Parameter("ratio", 0.1),), is_needed=True),
-    "randaugment": Kind(
+    "shear": TransformKind(
+        2, "shear rows by up to this share of the height", "-", (Parameter("ratio", 0.1),), is_needed=True
+    ),
+    "randaugment": TransformKind(
         3,
         "draw operations of one magnitude (of 30), which may vary by a standard deviation; skip some",
         "Cubuk et al. 2020",
@@ -74,14 +76,16 @@ KINDS: dict[str, Kind] = {
             Parameter("probability", 1),
         ),
     ),
-    "trivialaugment": Kind(4, "draw one operation, and its magnitude from a wide range", "Mueller and Hutter 2021"),
-    "autoaugment": Kind(
+    "trivialaugment": TransformKind(
+        4, "draw one operation, and its magnitude from a wide range", "Mueller and Hutter 2021"
+    ),
+    "autoaugment": TransformKind(
         5,
         "draw one of 25 learned pairs of operations",
         "Cubuk et al. 2019",
         (Parameter("policy", words=("imagenet", "cifar10", "svhn")),),
     ),
-    "augmix": Kind(
+    "augmix": TransformKind(
         6,
         f"mix chains of operations ({_LEVELS}) of a magnitude (of 10) with the image",
         "Hendrycks et al. 2020",
@@ -91,27 +95,27 @@ KINDS: dict[str, Kind] = {
             Parameter("operations", 3, 1, 8, is_whole=True),
         ),
     ),
-    "color": Kind(
+    "color": TransformKind(
         7,
         "change brightness, contrast, saturation (one number is for these three) and hue by up to these shares",
         "Howard 2013",
         (Parameter("brightness", 0.4), Parameter("contrast"), Parameter("saturation"), Parameter("hue", high=0.5)),
         is_needed=True,
     ),
-    "grey": Kind(8, "make images grey", "-", (Parameter("probability", 0.1),), is_needed=True),
-    "erase": Kind(
+    "grey": TransformKind(8, "make images grey", "-", (Parameter("probability", 0.1),), is_needed=True),
+    "erase": TransformKind(
         9,
         "erase a box of up to a share of the area: the mean colour takes its place",
         "Zhong et al. 2020",
         (Parameter("probability", 0.25), Parameter("least", 0.02, 0.0, 1.0), Parameter("most", 1 / 3, 0.0, 1.0)),
     ),
-    "mixup": Kind(
+    "mixup": TransformKind(
         10,
         "blend pairs of images and their labels, with a share drawn from Beta(alpha, alpha)",
         "Zhang et al. 2018",
         (Parameter("alpha", 0.2, 1e-3, 100), Parameter("probability", 1)),
     ),
-    "cutmix": Kind(
+    "cutmix": TransformKind(
         11,
         "put a box of another image into each, and blend labels by area",
         "Yun et al. 2019",
@@ -120,7 +124,7 @@ KINDS: dict[str, Kind] = {
 }
 """Every transform, in the order in which they are applied."""
 
-OWN = Kind(12, "a transform of your own, such as one of torchvision.transforms.v2", "-")
+OWN = TransformKind(12, "a transform of your own, such as one of torchvision.transforms.v2", "-")
 """Of any ``pkg.mod:factory``."""
 POLICIES = ("randaugment", "trivialaugment", "autoaugment", "augmix")
 """Of these a recipe has one at most."""
@@ -156,7 +160,7 @@ class Transform:
         return ":" in self.name
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TransformKind:
         return OWN if self.is_own else KINDS[self.name]
 
     def number(self, name: str) -> float:

@@ -32,7 +32,7 @@ COMPUTING = ("forward", "backward", "optimizer", "update", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class BillPart:
     """The usage of one attempt: ``seconds`` of so many machines, with so many devices in all, at its price.
 
     ``began``: when its process started, seconds since 1970, which tells attempts apart; ``source``: who tells of it.
@@ -69,11 +69,11 @@ class Part:
         return values if self.price is None else {**values, "price": to_dict(self.price)}
 
 
-def part_of(started: Started, *, seconds: float, began: float | None = None, ended: str = "") -> Part:
+def part_of(started: Started, *, seconds: float, began: float | None = None, ended: str = "") -> BillPart:
     """Return what an attempt used, by its first event; ``began``: of an event of an older version, which lacks it."""
     machine = started.machine
     hosts, ranks = machine.get("hosts"), machine.get("ranks", 1)
-    return Part(
+    return BillPart(
         began=started.began or began or started.time,
         seconds=seconds,
         attempt=started.attempt,
@@ -84,7 +84,7 @@ def part_of(started: Started, *, seconds: float, began: float | None = None, end
     )
 
 
-def parts_of(history: RunHistory, now: float | None = None) -> list[Part]:
+def parts_of(history: RunHistory, now: float | None = None) -> list[BillPart]:
     """Return what each attempt used, as the events tell; ``now``: the newest goes on, and is paid up to this moment."""
     parts, endings = [], {event.attempt: event for event in history.endings}
     for attempt in history.attempts:
@@ -99,7 +99,7 @@ def parts_of(history: RunHistory, now: float | None = None) -> list[Part]:
     return parts
 
 
-def parts_from(values: object) -> list[Part]:
+def parts_from(values: object) -> list[BillPart]:
     """Build the parts that a checkpoint holds; what is no such list has none."""
     parts = []
     for value in values if isinstance(values, list) else ():
@@ -110,11 +110,11 @@ def parts_from(values: object) -> list[Part]:
             }
             began, seconds = (float(number) for number in numbers if number is not None)
             price = Price.from_dict(value.get("price"))
-            parts.append(Part(began=began, seconds=seconds, price=price, source="checkpoint", **details))
+            parts.append(BillPart(began=began, seconds=seconds, price=price, source="checkpoint", **details))
     return parts
 
 
-def merge_parts(saved: Iterable[Part], logged: Iterable[Part]) -> list[Part]:
+def merge_parts(saved: Iterable[BillPart], logged: Iterable[BillPart]) -> list[BillPart]:
     """Join the parts of a checkpoint and of the events, oldest first: of an attempt in both, the longer time."""
     parts = {part.began: part for part in saved}
     for part in logged:
@@ -123,7 +123,7 @@ def merge_parts(saved: Iterable[Part], logged: Iterable[Part]) -> list[Part]:
     return sorted(parts.values(), key=lambda part: part.began)
 
 
-def saved_parts(run: Run) -> list[Part]:
+def saved_parts(run: Run) -> list[BillPart]:
     """Return what the newest readable checkpoint of a run tells of its attempts; nothing where none does."""
     for place in sorted(run.checkpoints.glob("step-*"), reverse=True):
         path = place / "state.json"
@@ -137,7 +137,7 @@ def saved_parts(run: Run) -> list[Part]:
 
 
 @lru_cache(maxsize=8)
-def _parts_in(path: Path, changed: int) -> tuple[Part, ...]:
+def _parts_in(path: Path, changed: int) -> tuple[BillPart, ...]:
     """Read one checkpoint's plain half, without torch: ``about.spent`` is a text of JSON in it."""
     about = json.loads(path.read_text(encoding="utf-8"))["state"]["map"]["about"]["map"]
     return tuple(parts_from(json.loads(about["spent"]["value"]))) if "spent" in about else ()
@@ -152,7 +152,7 @@ class Bill:
     ``price``: of the newest attempt. ``seconds``: of all attempts.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BillPart, ...]
     price: Price
     so_far: float
     at_end: float | None
@@ -194,7 +194,7 @@ class Bill:
         """Describe the bill.
 
         >>> price = Price(name="", per_hour=3.6)
-        >>> part = Part(began=0.0, seconds=420.0, price=price)
+        >>> part = BillPart(began=0.0, seconds=420.0, price=price)
         >>> str(Bill(parts=(part,), price=price, so_far=part.money, at_end=3.1))
         'so far 0.42 USD, about 3.10 at the end'
         >>> str(Bill(parts=(part,), price=price, so_far=part.money, at_end=None))
@@ -205,7 +205,7 @@ class Bill:
 
 
 def make_bill(
-    parts: Sequence[Part], *, price: Price | None = None, left: float | None = None, spent: float = 0.0
+    parts: Sequence[BillPart], *, price: Price | None = None, left: float | None = None, spent: float = 0.0
 ) -> Bill | None:
     """Add up what a run's attempts cost; None where no price is known of any, or there is none.
 

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_errors
+from steadytrain.files import replace_file
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
-from steadytrain.run import replace_file
 
 TABLE = Path(__file__).with_name("prices.toml")
 VARIABLE = "STEADYTRAIN_PRICE"
@@ -355,15 +355,13 @@ def _amount(text: str | None) -> float | None:
 
 def _fetch(url: str) -> str:
     """Fetch a text by https, or from this machine itself; no redirect is followed. Raises InputError, FailedError."""
-    import http.client
-    import urllib.error
-    import urllib.request
 
-    class NoRedirect(urllib.request.HTTPRedirectHandler):
-        def redirect_request(
-            self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-        ) -> None:
-            raise InputError(f"{url} redirects to {newurl}: give that address if you trust it")
+    import http.client
+
+    from steadytrain.machine.web import client
+
+    def refuse(place: str) -> None:
+        raise InputError(f"{url} redirects to {place}: give that address if you trust it")
 
     parts = urlsplit(url)
     if parts.scheme.lower() != "https" and not (parts.scheme.lower() == "http" and _is_this_machine(parts.hostname)):
@@ -372,7 +370,7 @@ def _fetch(url: str) -> str:
         "the prices that are here stay; fetch the CSV elsewhere, and name the file: steady cost prices --refresh FILE"
     )
     try:
-        with urllib.request.build_opener(NoRedirect).open(url, timeout=TIMEOUT_SECONDS) as answer:
+        with client(trusted=None, on_redirect=refuse).open(url, timeout=TIMEOUT_SECONDS) as answer:
             content: bytes = answer.read(MAX_BYTES + 1)
     except InputError:
         raise

@@ -26,12 +26,12 @@ from steadytrain.doctor import probes
 from steadytrain.doctor.facts import (
     Accelerators,
     Allocator,
-    Facts,
+    FolderFacts,
     Limits,
     Load,
+    MachineFacts,
     Memory,
     Package,
-    Place,
     Processor,
     System,
 )
@@ -40,13 +40,13 @@ from steadytrain.machine.nvml import read_driver
 from steadytrain.machine.procfs import ROOT, parse_table, processor_seconds, read, read_counters, steal_share
 
 
-def examine() -> Facts:
+def examine() -> MachineFacts:
     """Collect all facts, in a few seconds: most of them for importing torch in a process of its own."""
     root, environment = ROOT, os.environ
     # What torch's process takes of the machine must not be taken for somebody else's load.
     gpus, before, now = accelerators(root), processor_seconds(root), load(root)
     with probes.started(probes.TORCH) as torch, probes.started(probes.DECODERS) as decoders:
-        facts = Facts(
+        facts = MachineFacts(
             system=system(root, environment),
             processor=processor(root),
             memory=memory(root),
@@ -56,8 +56,8 @@ def examine() -> Facts:
             variables=variables(environment),
             accelerators=gpus,
             packages=packages(platform.python_version()),
-            decoders=probes.decoders(decoders.answer()),
-            torch=probes.torch_build(torch.answer()),
+            decoders=probes.decoders(probes.wait_answer(decoders)),
+            torch=probes.torch_build(probes.wait_answer(torch)),
         )
     return replace(facts, load=replace(now, steal_share=steal_share(before, processor_seconds(root))))
 
@@ -311,7 +311,7 @@ _NETWORK_FUSE = re.compile(
 _Mount = tuple[str, str, str]  # where, which file system, and the device's number
 
 
-def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str, Place]:
+def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str, FolderFacts]:
     """Collect the facts about the folders that training uses, by what they are for.
 
     ``here``, ``cache``, ``weights`` (where the hub's client keeps them), ``temporary``, ``shm``; ``others`` are paths,
@@ -340,15 +340,15 @@ def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str
     return {name: _place(folder, mounts, root) for name, folder in folders.items() if folder is not None}
 
 
-def _place(folder: Path, mounts: list[_Mount], root: Path) -> Place:
+def _place(folder: Path, mounts: list[_Mount], root: Path) -> FolderFacts:
     try:
         existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
         room = os.statvfs(existing) if hasattr(os, "statvfs") else None
     except (OSError, StopIteration):
-        return Place(path=str(folder))
+        return FolderFacts(path=str(folder))
     around = [mount for mount in mounts if existing.is_relative_to(mount[0])]
     _, kind, device = max(reversed(around), key=lambda mount: len(Path(mount[0]).parts), default=("", None, ""))
-    return Place(
+    return FolderFacts(
         path=str(folder),
         kind=kind,
         network=None if kind is None else is_network(kind),

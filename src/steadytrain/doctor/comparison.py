@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steadytrain.config.plain import build, plain
-from steadytrain.doctor.rules import SEVERITIES, Finding
-from steadytrain.doctor.text import VERSION, Line, finding_lines, title_line, wrapped
+from steadytrain.doctor.rules import SEVERITIES, MachineFinding
+from steadytrain.doctor.text import VERSION, TextLine, finding_lines, title_line, wrapped
 from steadytrain.errors import RecipeError
 from steadytrain.format import percent, size
 
@@ -124,7 +124,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MachineComparison:
     """All differences: findings of one document only, and facts.
 
     ``old`` and ``new`` say which two were compared: ``host``, and when each was ``made``.
@@ -132,12 +132,12 @@ class Comparison:
 
     old: Mapping[str, str | None]
     new: Mapping[str, str | None]
-    only_new: tuple[Finding, ...]
-    only_old: tuple[Finding, ...]
+    only_new: tuple[MachineFinding, ...]
+    only_old: tuple[MachineFinding, ...]
     facts: tuple[Difference, ...]
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> MachineComparison:
     """Compare two documents, what matters for speed first.
 
     Args:
@@ -164,7 +164,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
         differences.append((rank, difference))
     differences.sort(key=lambda pair: pair[0])
     old_findings, new_findings = _findings(old), _findings(new)
-    return Comparison(
+    return MachineComparison(
         old=_origin(old),
         new=_origin(new),
         only_new=tuple(finding for rule, finding in new_findings.items() if rule not in old_findings),
@@ -202,13 +202,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _findings(document: Mapping[str, Any]) -> dict[str, Finding]:
+def _findings(document: Mapping[str, Any]) -> dict[str, MachineFinding]:
     """Return a document's findings by rule, ignoring what is no finding."""
     entries = document.get("findings")
     findings = {}
     for entry in entries if isinstance(entries, list) else []:
         with suppress(RecipeError):
-            finding = build(Finding, entry)
+            finding = build(MachineFinding, entry)
             if finding.severity in SEVERITIES:
                 findings[finding.rule] = finding
     return findings
@@ -220,7 +220,7 @@ def _origin(document: Mapping[str, Any]) -> dict[str, str | None]:
     return {"host": host if isinstance(host, str) else None, "made": created if isinstance(created, str) else None}
 
 
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
+def comparison_document(comparison: MachineComparison) -> dict[str, Any]:
     """Return the comparison as a document: kind, version, both origins, findings of one only, facts that differ."""
     return {
         "kind": KIND,
@@ -232,7 +232,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
+def comparison_lines(comparison: MachineComparison, *, width: int) -> list[TextLine]:
     """Render the differences, old -> new: the most important, findings, what matters for speed and why, the rest.
 
     Args:
@@ -245,9 +245,9 @@ def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
     lines = []
     for word, origin in (("old:", comparison.old), ("new:", comparison.new)):
         time = (origin["made"] or "at an unknown time").replace("+00:00", " UTC")
-        lines.append(Line(f"{word} {origin['host'] or 'unknown'}, {time}"))
+        lines.append(TextLine(f"{word} {origin['host'] or 'unknown'}, {time}"))
     if not matters and not comparison.only_new and not comparison.only_old:
-        lines += [Line(), Line("no differences that are known to affect speed")]
+        lines += [TextLine(), TextLine("no differences that are known to affect speed")]
 
     def section(title: str, entries: list[list[str]]) -> None:
         """Add a heading and entries, of whose texts all but the first are set in, as all their other lines are."""
@@ -255,7 +255,7 @@ def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
             lines.extend(title_line(title))
         for texts in entries:
             wrapped_lines = [line for text in texts for line in wrapped(text, width - 6)]
-            lines.extend(Line(f"{' ' * (6 if number else 2)}{text}") for number, text in enumerate(wrapped_lines))
+            lines.extend(TextLine(f"{' ' * (6 if number else 2)}{text}") for number, text in enumerate(wrapped_lines))
 
     # What is likeliest to say why one of the two is slower: what is bad with one, and the first fact of each part.
     bad = [f"{side}: {f.what}" for side, findings in sides for f in findings if f.severity == "bad"]

@@ -102,7 +102,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class FolderFacts:
     """A folder and the file system it is on. A folder that does not exist yet is judged by the nearest one above."""
 
     path: str
@@ -248,14 +248,14 @@ class Package:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """All facts. ``places`` by their purpose; ``variables`` of the environment that change speed or results."""
 
     system: System = System()
     processor: Processor = Processor()
     load: Load = Load()
     memory: Memory = Memory()
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, FolderFacts] = field(default_factory=dict)
     limits: Limits = Limits()
     allocator: Allocator = Allocator()
     variables: dict[str, str] = field(default_factory=dict)

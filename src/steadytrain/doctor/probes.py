@@ -6,15 +6,15 @@ An import that hangs or crashes ends that process and not this one: a wheel for 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 from steadytrain.doctor.facts import Decoders, Torch, TorchDevice
+from steadytrain.machine.children import ending, finish, kill_at_last, start
 
 SECONDS = 120.0
 """For importing torch and torchvision and waking each GPU; a cold network file system needs a minute."""
@@ -122,7 +122,7 @@ for function in (simplejpeg, pillow, resizer, parts):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """The values that a process returned; ``failure``: why it returned none; ``hangs``: it did not finish in time."""
 
     values: dict[str, Any]
@@ -130,53 +130,32 @@ class Answer:
     hangs: bool = False
 
 
-class Probe:
-    """A running probe."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def answer(self, seconds: float = SECONDS) -> Answer:
-        """Wait for the answer, ``seconds`` at most."""
-        try:
-            out, err = self._process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return Answer({}, f"no answer within {seconds:g} s", hangs=True)
-        code = self._process.returncode
-        if code == 0 and out:
-            return Answer(json.loads(out))
-        ending = f"exited with code {code}"
-        if code < 0:
-            with suppress(ValueError):
-                ending = f"killed by {signal.Signals(-code).name}"
-        return Answer({}, f"{ending}: {(err.strip().splitlines() or ['no message'])[-1]}")
-
-
 @contextmanager
-def started(code: str, *, python: str = sys.executable) -> Iterator[Probe]:
+def started(code: str, *, python: str = sys.executable) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``code`` in a process, and end it if it is still running afterwards.
 
     Args:
         code: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
         python: the interpreter.
     """
-    process = subprocess.Popen(
-        [python, "-P", "-c", _FRAME.format(code=code)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    try:
-        yield Probe(process)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    command, pipe = [python, "-P", "-c", _FRAME.format(code=code)], subprocess.PIPE
+    process = start(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    with process, kill_at_last([process]):
+        yield process
 
 
-def torch_build(answer: Answer) -> Torch:
+def wait_answer(process: subprocess.Popen[bytes], seconds: float = SECONDS) -> ProbeAnswer:
+    """Wait for the answer of a process, ``seconds`` at most."""
+    ended = finish(process, seconds=seconds)
+    if ended.is_late:
+        return ProbeAnswer({}, f"no answer within {seconds:g} s", hangs=True)
+    if ended.code == 0 and ended.output:
+        return ProbeAnswer(json.loads(ended.output))
+    how = f"killed by {ending(ended.code)}" if ended.code < 0 else f"exited with code {ended.code}"
+    return ProbeAnswer({}, f"{how}: {ended.last_line or 'no message'}")
+
+
+def torch_build(answer: ProbeAnswer) -> Torch:
     """Return the facts about torch from its answer to :data:`TORCH`."""
     if answer.failure is not None:
         return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
@@ -202,7 +181,7 @@ def _line(text: str | None) -> str | None:
     return lines[0][:300] if lines else None
 
 
-def decoders(answer: Answer) -> Decoders:
+def decoders(answer: ProbeAnswer) -> Decoders:
     """Return the facts about decoders from the answer to :data:`DECODERS`."""
     if answer.failure is not None:
         return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)

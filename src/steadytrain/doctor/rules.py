@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from steadytrain.doctor.facts import Facts
+from steadytrain.doctor.facts import MachineFacts
 from steadytrain.format import count, percent, size
 from steadytrain.machine.gpus import WHEELS, architecture, covers, why_unseen
 
-Severity = Literal["bad", "warn", "note"]
-SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "note")
+Grade = Literal["bad", "warn", "note"]
+SEVERITIES: tuple[Grade, ...] = ("bad", "warn", "note")
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
     """Something that is wrong or worth knowing.
 
     Args:
@@ -28,7 +28,7 @@ class Finding:
     """
 
     rule: str
-    severity: Severity
+    severity: Grade
     what: str
     why: str
     remedy: str
@@ -38,27 +38,29 @@ _SLOW = {"hardware slowdown", "heat", "heat (hardware)", "power brake"}
 _ON_CPU = "Training runs on the CPU, many times slower and without an error message."
 
 
-def torch_loads(facts: Facts) -> Iterator[Finding]:
+def torch_loads(facts: MachineFacts) -> Iterator[MachineFinding]:
     """torch is there and can be imported, and torchvision, without which timm cannot be."""
     torch = facts.torch
     nothing = "Training, evaluation and prediction do not work."
     if torch.state == "missing":
         remedy = f"pip install torch torchvision in {facts.system.venv or 'this Python'} ({WHEELS})"
-        yield Finding("torch-missing", "bad", "torch is not installed", nothing, remedy)
+        yield MachineFinding("torch-missing", "bad", "torch is not installed", nothing, remedy)
     elif torch.state in ("broken", "crashed"):
         verb = "cannot be imported" if torch.state == "broken" else "crashes when it is loaded and tested"
         remedy = f"reinstall torch and torchvision, both from the same source ({WHEELS})"
-        yield Finding("torch-broken", "bad", f"torch {verb}: {torch.error}", nothing, remedy)
+        yield MachineFinding("torch-broken", "bad", f"torch {verb}: {torch.error}", nothing, remedy)
     elif torch.state == "hangs":
         remedy = "try again; if it hangs again, check the GPUs (nvidia-smi) and the disk that torch is installed on"
-        yield Finding("torch-hangs", "bad", f"torch hangs when it is loaded and tested: {torch.error}", nothing, remedy)
+        yield MachineFinding(
+            "torch-hangs", "bad", f"torch hangs when it is loaded and tested: {torch.error}", nothing, remedy
+        )
     elif torch.torchvision_error:
         what = f"torchvision cannot be imported with torch {torch.version}: {torch.torchvision_error}"
         remedy = f"install the torchvision release for torch {torch.version}, from the same source ({WHEELS})"
-        yield Finding("torchvision-broken", "bad", what, "timm models cannot be built.", remedy)
+        yield MachineFinding("torchvision-broken", "bad", what, "timm models cannot be built.", remedy)
 
 
-def gpu_unused(facts: Facts) -> Iterator[Finding]:
+def gpu_unused(facts: MachineFacts) -> Iterator[MachineFinding]:
     """There is an NVIDIA GPU, and torch does not see it: why, by the first cause that fits."""
     torch, machine = facts.torch, facts.accelerators
     if torch.state != "works" or torch.sees_gpu or not has_nvidia(facts):
@@ -81,10 +83,10 @@ def gpu_unused(facts: Facts) -> Iterator[Finding]:
     )
     is_meant = why.kind in ("gpu-hidden", "gpu-not-in-container") or (why.kind == "torch-without-cuda" and is_kept_out)
     what = why.what if why.kind == "gpu-not-in-container" else f"{gpus} will not be used: {why.what}"
-    yield Finding(why.kind, "warn" if is_meant else "bad", what, _ON_CPU, why.remedy)
+    yield MachineFinding(why.kind, "warn" if is_meant else "bad", what, _ON_CPU, why.remedy)
 
 
-def gpu_fails(facts: Facts) -> Iterator[Finding]:
+def gpu_fails(facts: MachineFacts) -> Iterator[MachineFinding]:
     """torch sees a GPU but has no code for it, or cannot compute on it."""
     torch = facts.torch
     for index, gpu in enumerate(torch.devices):
@@ -93,14 +95,14 @@ def gpu_fails(facts: Facts) -> Iterator[Finding]:
             what = f"torch {torch.version} has no code for {name}, whose architecture is {architecture(gpu.capability)}"
             why = f"It is built for {', '.join(torch.built_for)}: the first operation on this GPU fails."
             remedy = f"install a build of torch that has {architecture(gpu.capability)} ({WHEELS})"
-            yield Finding(f"gpu-architecture.{index}", "bad", what, why, remedy)
+            yield MachineFinding(f"gpu-architecture.{index}", "bad", what, why, remedy)
         elif gpu.failure:
             what = f"{name} cannot add two numbers: {gpu.failure}"
             remedy = "run nvidia-smi and look for another process that uses it, or for a device error"
-            yield Finding(f"gpu-failing.{index}", "bad", what, "Training on it fails.", remedy)
+            yield MachineFinding(f"gpu-failing.{index}", "bad", what, "Training on it fails.", remedy)
 
 
-def gpu_taken(facts: Facts) -> Iterator[Finding]:
+def gpu_taken(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Somebody else computes on a GPU, or holds its memory."""
     for index, gpu in facts.accelerators.visible:
         share = gpu.memory_used_bytes / gpu.memory_bytes if gpu.memory_bytes and gpu.memory_used_bytes else 0.0
@@ -114,10 +116,10 @@ def gpu_taken(facts: Facts) -> Iterator[Finding]:
         what = f"GPU {index} ({gpu.name}) is in use: {', '.join([*usage, *users])}"
         why = "Training shares its time with them and gets the rest of its memory."
         remedy = "wait until they end, stop them, or choose another GPU (--device cuda:N)"
-        yield Finding(f"gpu-busy.{index}", "warn", what, why, remedy)
+        yield MachineFinding(f"gpu-busy.{index}", "warn", what, why, remedy)
 
 
-def gpu_slowed(facts: Facts) -> Iterator[Finding]:
+def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
     """A GPU's clock, power or link is held below what it is made for."""
     for index, gpu in facts.accelerators.visible:
         name = f"GPU {index} ({gpu.name})"
@@ -126,7 +128,7 @@ def gpu_slowed(facts: Facts) -> Iterator[Finding]:
             hot = f", at {gpu.temperature} degrees" if gpu.temperature else ""
             what = f"{name} is throttled: {', '.join(reasons)}{hot}"
             remedy = "fix its cooling or its power supply"
-            yield Finding(
+            yield MachineFinding(
                 f"gpu-throttled.{index}",
                 "warn",
                 what,
@@ -139,26 +141,26 @@ def gpu_slowed(facts: Facts) -> Iterator[Finding]:
             most = min(usual, gpu.power_most_watts or usual)
             remedy = f"nvidia-smi -i {index} -pl {most:.0f}, unless it was set on purpose"
             remedy = remedy if most > limit else "ask who runs this machine: no higher limit may be set on it"
-            yield Finding(f"gpu-power.{index}", "warn", what, "Its clock is lower under load.", remedy)
+            yield MachineFinding(f"gpu-power.{index}", "warn", what, "Its clock is lower under load.", remedy)
         if "set clocks" in (gpu.throttled_by or ()) and gpu.mhz and gpu.mhz_max and gpu.mhz < 0.95 * gpu.mhz_max:
             what = f"{name} has its clock set to {gpu.mhz} of {gpu.mhz_max} MHz"
             remedy = f"nvidia-smi -i {index} -rgc and -rac, unless it was set on purpose"
-            yield Finding(f"gpu-clock.{index}", "warn", what, "It computes slower in proportion.", remedy)
+            yield MachineFinding(f"gpu-clock.{index}", "warn", what, "It computes slower in proportion.", remedy)
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             what = f"{name} is connected by {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
             why = "Batches take longer to reach it; that matters for small models with many images per second."
             remedy = "move it to a slot with all lanes, if there is one"
-            yield Finding(f"gpu-link.{index}", "note", what, why, remedy)
+            yield MachineFinding(f"gpu-link.{index}", "note", what, why, remedy)
 
 
-def gpu_state(facts: Facts) -> Iterator[Finding]:
+def gpu_state(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Memory errors, partitions, a driver that sleeps between processes."""
     for index, gpu in facts.accelerators.visible:
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
             what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
             why = "Results may be wrong, and processes on it are killed."
-            yield Finding(
+            yield MachineFinding(
                 f"gpu-memory-errors.{index}",
                 "bad",
                 what,
@@ -168,28 +170,30 @@ def gpu_state(facts: Facts) -> Iterator[Finding]:
         if gpu.mig:
             why = "A process gets one part, with its share of the multiprocessors and memory."
             remedy = f"nvidia-smi -i {index} -mig 0, to use the whole GPU"
-            yield Finding(f"gpu-parts.{index}", "note", f"{name} is partitioned (MIG)", why, remedy)
+            yield MachineFinding(f"gpu-parts.{index}", "note", f"{name} is partitioned (MIG)", why, remedy)
         if gpu.exclusive:
             why = "One process at a time may use it: a second run on it, or an evaluation beside training, fails."
             remedy = f"nvidia-smi -i {index} -c DEFAULT, as root, if several should"
-            yield Finding(f"gpu-exclusive.{index}", "note", f"{name} is in exclusive-process mode", why, remedy)
+            yield MachineFinding(f"gpu-exclusive.{index}", "note", f"{name} is in exclusive-process mode", why, remedy)
         if gpu.persistence is False and sys.platform == "linux":
             why = "The driver is loaded again for each process, which takes some seconds."
-            yield Finding(
+            yield MachineFinding(
                 f"gpu-persistence.{index}", "note", f"{name} has persistence mode off", why, "nvidia-smi -pm 1"
             )
 
 
-def gpu_order(facts: Facts) -> Iterator[Finding]:
+def gpu_order(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Unlike GPUs, which CUDA numbers in another order than nvidia-smi."""
     machine, order = facts.accelerators, facts.variables.get("CUDA_DEVICE_ORDER")
     if facts.torch.sees_gpu and order != "PCI_BUS_ID" and len({gpu.name for gpu in machine.gpus}) > 1:
         what = f"{machine.names}: CUDA numbers unlike GPUs by speed, nvidia-smi by their places on the bus"
         why = "--device cuda:0 may be another than GPU 0 here, and so may a number in CUDA_VISIBLE_DEVICES."
-        yield Finding("gpu-order", "note", what, why, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose them by UUID")
+        yield MachineFinding(
+            "gpu-order", "note", what, why, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose them by UUID"
+        )
 
 
-def other_gpus(facts: Facts) -> Iterator[Finding]:
+def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
     """GPUs of others than NVIDIA."""
     torch, bus = facts.torch, facts.accelerators.on_bus or ()
     if torch.state != "works" or torch.sees_gpu:
@@ -197,15 +201,15 @@ def other_gpus(facts: Facts) -> Iterator[Finding]:
     if "AMD" in bus and not has_nvidia(facts) and torch.rocm is None:
         remedy = f"if ROCm supports the GPU, install a build of torch for ROCm ({WHEELS})"
         what = f"an AMD GPU will not be used: torch {torch.version} is not a build for ROCm"
-        yield Finding("torch-without-rocm", "note", what, "Training runs on the CPU.", remedy)
+        yield MachineFinding("torch-without-rocm", "note", what, "Training runs on the CPU.", remedy)
     if torch.mps:
         why = "Training runs on the CPU: steadytrain trains on CPUs and CUDA devices."
-        yield Finding(
+        yield MachineFinding(
             "mps-unused", "note", "this Mac's GPU will not be used", why, "train on a machine with an NVIDIA GPU"
         )
 
 
-def has_nvidia(facts: Facts) -> bool:
+def has_nvidia(facts: MachineFacts) -> bool:
     """Whether there is an NVIDIA GPU, by its driver or on the bus."""
     machine = facts.accelerators
     return bool(machine.gpus) or "NVIDIA" in (machine.on_bus or ()) or bool(machine.device_files)
@@ -217,7 +221,7 @@ _SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit", "xen"}
 _PREFERENCE_DRIVERS = {"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"}
 
 
-def fewer_cores(facts: Facts) -> Iterator[Finding]:
+def fewer_cores(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Affinity or a quota leaves fewer processors than the machine has."""
     cpu, load = facts.processor, facts.load
     if cpu.usable is None or cpu.logical is None:
@@ -228,14 +232,14 @@ def fewer_cores(facts: Facts) -> Iterator[Finding]:
         throttling = f", and the process was throttled in {percent(late)} of its periods" if late >= 0.01 else ""
         what = f"the CPU quota (cgroup) is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{throttling}"
         remedy = "raise it (docker run --cpus, Kubernetes' limits.cpu, systemd's CPUQuota)"
-        yield Finding("quota", "warn" if late >= 0.05 or cpu.quota < 2 else "note", what, why, remedy)
+        yield MachineFinding("quota", "warn" if late >= 0.05 or cpu.quota < 2 else "note", what, why, remedy)
     if cpu.allowed is not None and cpu.allowed < cpu.logical:
         what = f"CPU affinity allows {count(cpu.allowed, 'core')} of the machine's {cpu.logical}"
         remedy = "ask for more (taskset, numactl, docker run --cpuset-cpus, Slurm's --cpus-per-task)"
-        yield Finding("affinity", "note", what, why, remedy)
+        yield MachineFinding("affinity", "note", what, why, remedy)
 
 
-def busy(facts: Facts) -> Iterator[Finding]:
+def busy(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Other work wants the processors, or the hypervisor withholds them."""
     load, cpu = facts.load, facts.processor
     if load.load_1 is not None and cpu.logical and load.load_1 >= 0.5 * cpu.logical:
@@ -243,23 +247,23 @@ def busy(facts: Facts) -> Iterator[Finding]:
         more = f"; processes waited for a core {percent(waiting)} of the last 10 s" if waiting else ""
         what = f"the load is {load.load_1:.1f} on {count(cpu.logical, 'core')}{more}"
         remedy = "run top to see what runs; stop it, or wait before you measure anything"
-        severity: Severity = "warn" if load.load_1 >= cpu.logical else "note"
-        yield Finding(
+        severity: Grade = "warn" if load.load_1 >= cpu.logical else "note"
+        yield MachineFinding(
             "load", severity, what, "Other processes use part of the cores: everything here is slower.", remedy
         )
     if load.steal_share is not None and load.steal_share >= 0.05:
         what = f"the hypervisor withheld {percent(load.steal_share)} of the CPU time just now"
         remedy = "choose a machine type with dedicated cores, or another host"
-        yield Finding("steal", "warn", what, "Other virtual machines on the host use it.", remedy)
+        yield MachineFinding("steal", "warn", what, "Other virtual machines on the host use it.", remedy)
     waits = (("memory", "memory", load.pressure_memory_share, 0.05), ("disk", "io", load.pressure_io_share, 0.3))
     for kind, name, share, least in waits:
         if share is not None and share >= least:
             what = f"processes waited for {kind} {percent(share)} of the last 10 s"
             remedy = f"find what uses it (/proc/pressure/{name}, top, iotop)"
-            yield Finding(f"pressure-{kind}", "warn", what, "Training also waits at times.", remedy)
+            yield MachineFinding(f"pressure-{kind}", "warn", what, "Training also waits at times.", remedy)
 
 
-def clocks(facts: Facts) -> Iterator[Finding]:
+def clocks(facts: MachineFacts) -> Iterator[MachineFinding]:
     """The processor's clock is held down, or telling the time is slow or wrong."""
     cpu, system = facts.processor, facts.system
     saving = cpu.governor == "powersave" and cpu.frequency_driver not in _PREFERENCE_DRIVERS
@@ -267,24 +271,24 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         how = "governor is powersave" if saving else "energy preference is power"
         why = "The clock stays at its minimum, or rises late."
         remedy = "cpupower frequency-set -g performance (as root), or the power profile performance"
-        yield Finding("governor", "warn", f"the processor's {how}", why, remedy)
+        yield MachineFinding("governor", "warn", f"the processor's {how}", why, remedy)
     if cpu.mhz_allowed and cpu.mhz_max and cpu.mhz_allowed < 0.95 * cpu.mhz_max:
         what = f"the processor's clock may rise to {cpu.mhz_allowed:.0f} of {cpu.mhz_max:.0f} MHz"
         remedy = f"cpupower frequency-set -u {cpu.mhz_max:.0f}MHz (as root), unless it was set on purpose"
-        yield Finding("clock-capped", "warn", what, "Everything on the CPU is slower in proportion.", remedy)
+        yield MachineFinding("clock-capped", "warn", what, "Everything on the CPU is slower in proportion.", remedy)
     if system.clock_source in _SLOW_CLOCKS:
         what = f"the kernel's clock source is {system.clock_source}"
         why = "Reading the clock costs a system call or more, and steadytrain times every step and stage."
         remedy = "boot with clocksource=tsc, if the machine's TSC is stable"
-        yield Finding("clock-source", "note", what, why, remedy)
+        yield MachineFinding("clock-source", "note", what, why, remedy)
     if (system.clock_behind_seconds or 0.0) > 86_400:
         days = (system.clock_behind_seconds or 0.0) / 86_400
         what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files installed on it"
         why = "Certificates are rejected, and the times of runs are wrong."
-        yield Finding("clock-wrong", "warn", what, why, "set it (timedatectl set-ntp true)")
+        yield MachineFinding("clock-wrong", "warn", what, why, "set it (timedatectl set-ntp true)")
 
 
-def memory_short(facts: Facts) -> Iterator[Finding]:
+def memory_short(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Little memory is left, or processes were ended for want of it, or it is on disk."""
     memory = facts.memory
     most, left = memory.limit_bytes or memory.total_bytes, memory.available_bytes
@@ -297,7 +301,7 @@ def memory_short(facts: Facts) -> Iterator[Finding]:
             if memory.limit_bytes
             else "stop the processes that use it"
         )
-        yield Finding("memory", "warn", what, why, remedy)
+        yield MachineFinding("memory", "warn", what, why, remedy)
     if memory.out_of_memory_kills:
         what = (
             f"the kernel killed {count(memory.out_of_memory_kills, 'process', 'processes')} here because memory ran out"
@@ -306,38 +310,38 @@ def memory_short(facts: Facts) -> Iterator[Finding]:
             "Counted since this control group was created. A run that vanished without a message was probably one "
             "of them."
         )
-        yield Finding("memory-kills", "note", what, why, "raise the limit, or train with a smaller --batch-size")
+        yield MachineFinding("memory-kills", "note", what, why, "raise the limit, or train with a smaller --batch-size")
     used = memory.swap_used_bytes or 0
     if used > 64e6:
         what = f"{size(used)} of memory is swapped to disk"
-        severity: Severity = "warn" if (facts.load.pressure_memory_share or 0.0) > 0.01 else "note"
+        severity: Grade = "warn" if (facts.load.pressure_memory_share or 0.0) > 0.01 else "note"
         why = "Reading it back takes as long as the disk needs."
-        yield Finding(
+        yield MachineFinding(
             "swap", severity, what, why, "stop the processes that fill the memory; run swapoff -a once there is room"
         )
 
 
-def memory_settings(facts: Facts) -> Iterator[Finding]:
+def memory_settings(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Settings of the kernel that training on a CPU feels, and small shared memory."""
     memory, shm = facts.memory, facts.places.get("shm")
     if memory.huge_pages == "never":
         why = "Training on a CPU uses them: without them, large tensors cost a page fault for each 4 kB."
         remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)"
-        yield Finding("huge-pages", "note", "transparent huge pages are switched off", why, remedy)
+        yield MachineFinding("huge-pages", "note", "transparent huge pages are switched off", why, remedy)
     if memory.overcommit == "never":
         why = (
             "Address space counts as memory, so memory that torch and steadytrain reserve but do not use may be "
             "refused."
         )
         remedy = "sysctl vm.overcommit_memory=0 (as root), unless it was set on purpose"
-        yield Finding("overcommit", "note", "the kernel does not overcommit memory", why, remedy)
+        yield MachineFinding("overcommit", "note", "the kernel does not overcommit memory", why, remedy)
     if shm is not None and shm.total_bytes is not None and shm.total_bytes < GB:
         what = f"/dev/shm holds {size(shm.total_bytes)}"
         why = "steadytrain's data loader does not need it; PyTorch's DataLoader workers and NCCL do."
-        yield Finding("shm", "note", what, why, "if you use them: docker run --shm-size=8g, or --ipc=host")
+        yield MachineFinding("shm", "note", what, why, "if you use them: docker run --shm-size=8g, or --ipc=host")
 
 
-def folders(facts: Facts) -> Iterator[Finding]:
+def folders(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Folders on a network, full, or not writable."""
     for name, words, variable in (
         ("here", "the current folder", None),
@@ -355,23 +359,23 @@ def folders(facts: Facts) -> Iterator[Finding]:
             what = f"{where} is on a network file system ({place.kind})"
             read = "Images are read over the network in each epoch."
             why = "Runs here are written over the network as well." if name == "here" else read
-            yield Finding(f"network.{name}", "note" if name == "here" else "warn", what, why, remedy)
+            yield MachineFinding(f"network.{name}", "note" if name == "here" else "warn", what, why, remedy)
         if place.writable is False:
             why = "Files that belong there cannot be written."
             what = f"{where} cannot be written to"
-            yield Finding(f"not-writable.{name}", "note" if name == "here" else "warn", what, why, remedy)
+            yield MachineFinding(f"not-writable.{name}", "note" if name == "here" else "warn", what, why, remedy)
         elif place.free_files is not None and place.free_files < 1000:
             why = "No files can be created, although there is free space."
             what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
-            yield Finding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
+            yield MachineFinding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
         elif free is not None and total and free < min(5 * GB, 0.05 * total):
             why = "Packed images, checkpoints or weights may not fit."
-            yield Finding(
+            yield MachineFinding(
                 f"full.{name}", "warn", f"{size(free)} is free for {where}", why, f"free some space, or {remedy}"
             )
 
 
-def limits(facts: Facts) -> Iterator[Finding]:
+def limits(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Limits of this process that are easily met."""
     granted = facts.limits
     if granted.open_files is not None and granted.open_files < 1024:
@@ -379,11 +383,11 @@ def limits(facts: Facts) -> Iterator[Finding]:
         higher = "raise the hard limit (limits.conf, systemd's LimitNOFILE, docker run --ulimit nofile=65536)"
         remedy = f"ulimit -n {most}" if most > granted.open_files else higher
         why = "steadytrain opens few files; data in many shards and other data loaders may reach the limit."
-        yield Finding("open-files", "note", f"a process may have {granted.open_files} files open", why, remedy)
+        yield MachineFinding("open-files", "note", f"a process may have {granted.open_files} files open", why, remedy)
     if granted.address_space_bytes is not None:
         what = f"a process may have {size(granted.address_space_bytes)} of address space"
         why = "torch and CUDA reserve many times what they use, and then fail."
-        yield Finding(
+        yield MachineFinding(
             "address-space", "warn", what, why, "ulimit -v unlimited; limit memory with a control group instead"
         )
 
@@ -391,7 +395,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
 _PINNING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
 
 
-def pinned(facts: Facts) -> Iterator[Finding]:
+def pinned(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Loading torch leaves a process fewer processors than it had: its OpenMP pins the first thread.
 
     Threads that are started later inherit that: measured with torch 2.15 and OMP_PROC_BIND=true.
@@ -404,10 +408,10 @@ def pinned(facts: Facts) -> Iterator[Finding]:
     what = f"after loading torch this process may use {count(left, 'core')} of {allowed}{by}"
     why = "The threads that decode images inherit this limit and share these cores."
     remedy = "unset " + (" ".join(causes) or "OpenMP's pinning")
-    yield Finding("pinned", "bad", what, why, remedy)
+    yield MachineFinding("pinned", "bad", what, why, remedy)
 
 
-def threads(facts: Facts) -> Iterator[Finding]:
+def threads(facts: MachineFacts) -> Iterator[MachineFinding]:
     """torch computes with more threads than there are cores, or with fewer: by OMP_NUM_THREADS, or for a quota."""
     usable, started = facts.processor.usable, facts.torch.threads
     setting = facts.variables.get("OMP_NUM_THREADS")
@@ -422,19 +426,19 @@ def threads(facts: Facts) -> Iterator[Finding]:
         return
     if setting is not None and not limit:
         why = "steady train uses one thread for each core; in other programs it depends on their OpenMP library."
-        yield Finding("threads", "note", f"OMP_NUM_THREADS={setting!r} is not a number of threads", why, unset)
+        yield MachineFinding("threads", "note", f"OMP_NUM_THREADS={setting!r} is not a number of threads", why, unset)
     elif limit and limit > usable:
         what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
-        yield Finding("threads", "warn", what, f"Threads compete for the cores. {others}", unset)
+        yield MachineFinding("threads", "warn", what, f"Threads compete for the cores. {others}", unset)
     elif limit and limit < usable:
         what = f"OMP_NUM_THREADS={setting} limits computing to {limit} of {usable} cores"
         why = "It applies to training, evaluation and prediction on a CPU, but not to the threads that decode images."
         remedy = "unset OMP_NUM_THREADS, unless many processes share the machine"
-        yield Finding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)
+        yield MachineFinding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)
     elif setting is None and started is not None and started > usable:
         what = f"torch starts with {count(started, 'thread')} on {count(usable, 'core')}: it does not know the quota"
         why = f"Threads compete for the cores. {others}"
-        yield Finding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
+        yield MachineFinding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
 
 
 def _is_on(value: str) -> bool:
@@ -446,7 +450,7 @@ def _is_set(value: str) -> bool:
 
 
 # Variables that cost something: the name, for which values, how bad that is, and why.
-VARIABLES: tuple[tuple[str, Callable[[str], bool], Severity, str], ...] = (
+VARIABLES: tuple[tuple[str, Callable[[str], bool], Grade, str], ...] = (
     ("CUDA_LAUNCH_BLOCKING", _is_on, "warn", "Each GPU operation waits for the previous one; meant for debugging."),
     ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_set, "warn", "The driver allocates each GPU tensor, which is slow."),
     ("NVIDIA_TF32_OVERRIDE", lambda value: value.strip() == "0", "note", "float32 matrix products run without TF32."),
@@ -470,30 +474,32 @@ VARIABLES: tuple[tuple[str, Callable[[str], bool], Severity, str], ...] = (
 )
 
 
-def set_variables(facts: Facts) -> Iterator[Finding]:
+def set_variables(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Variables that were set for debugging, or for another machine."""
     for name, costs, severity, why in VARIABLES:
         value = facts.variables.get(name)
         if value is not None and costs(value):
-            yield Finding(f"variable.{name}", severity, f"{name}={value} is set", why, f"unset {name}")
+            yield MachineFinding(f"variable.{name}", severity, f"{name}={value} is set", why, f"unset {name}")
 
 
-def allocator(facts: Facts) -> Iterator[Finding]:
+def allocator(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Another allocator was asked for and did not load, or is loaded in place of glibc's."""
     loaded = facts.allocator.preloaded or ()
     if missing := [name for name in loaded if name.endswith("(not loaded)")]:
         what = f"LD_PRELOAD names {', '.join(missing)}"
         why = "The dynamic linker could not open it and continued without it."
-        yield Finding("preload", "warn", what, why, "use the file's absolute path, or unset LD_PRELOAD")
+        yield MachineFinding("preload", "warn", what, why, "use the file's absolute path, or unset LD_PRELOAD")
     elif loaded:
         what = f"{', '.join(loaded)} replaces glibc's allocator"
         why = (
             "steadytrain's memory settings for training on a CPU (reuse freed memory, huge pages) have no effect on it."
         )
-        yield Finding("allocator", "note", what, why, "run steady train on a CPU with LD_PRELOAD unset, and compare")
+        yield MachineFinding(
+            "allocator", "note", what, why, "run steady train on a CPU with LD_PRELOAD unset, and compare"
+        )
 
 
-def vector_code(facts: Facts) -> Iterator[Finding]:
+def vector_code(facts: MachineFacts) -> Iterator[MachineFinding]:
     """torch computes with older instructions than the processor has."""
     isa, torch = facts.processor.isa, facts.torch
     older = {"avx512": ("AVX2", "DEFAULT"), "avx2": ("DEFAULT",)}.get(isa or "", ())
@@ -502,10 +508,10 @@ def vector_code(facts: Facts) -> Iterator[Finding]:
         why = (
             "Its own CPU operations are slower than they could be; oneDNN and MKL choose their instructions themselves."
         )
-        yield Finding("vector-code", "note", what, why, "no remedy if the build of torch decides this")
+        yield MachineFinding("vector-code", "note", what, why, "no remedy if the build of torch decides this")
 
 
-def image_decoders(facts: Facts) -> Iterator[Finding]:
+def image_decoders(facts: MachineFacts) -> Iterator[MachineFinding]:
     """A decoder, or what scales images, that is missing or slower than it could be."""
     decoders = facts.decoders
     anew = "pip install --force-reinstall --no-cache-dir"
@@ -513,50 +519,52 @@ def image_decoders(facts: Facts) -> Iterator[Finding]:
         both = decoders.pillow_error == decoders.simplejpeg_error
         what = f"simplejpeg {'and Pillow ' if both else ''}cannot be loaded: {decoders.simplejpeg_error}"
         remedy = f"{anew} simplejpeg{' pillow' if both else ''}"
-        yield Finding("simplejpeg", "bad", what, "No image can be read.", remedy)
+        yield MachineFinding("simplejpeg", "bad", what, "No image can be read.", remedy)
     elif decoders.simplejpeg_simd is False:
         what = "simplejpeg is built without libjpeg-turbo's vector code"
-        yield Finding("simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install the wheel")
+        yield MachineFinding(
+            "simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install the wheel"
+        )
     if decoders.pillow_error and decoders.pillow_error != decoders.simplejpeg_error:
         what = f"Pillow cannot be loaded: {decoders.pillow_error}"
-        yield Finding("pillow", "bad", what, "No image can be read.", f"{anew} pillow")
+        yield MachineFinding("pillow", "bad", what, "No image can be read.", f"{anew} pillow")
     elif decoders.pillow_turbo == "no":
         what = "Pillow is built without libjpeg-turbo"
         why = "JPEGs that Pillow decodes (CMYK, damaged files) are slower; simplejpeg decodes the others."
-        yield Finding("pillow-turbo", "note", what, why, "install Pillow's wheel instead of the system package")
+        yield MachineFinding("pillow-turbo", "note", what, why, "install Pillow's wheel instead of the system package")
     if decoders.pillow_error is None and decoders.pillow_webp is False:
         what = "Pillow is built without WebP"
-        yield Finding("pillow-webp", "warn", what, "WebP images cannot be read.", "install Pillow's wheel")
+        yield MachineFinding("pillow-webp", "warn", what, "WebP images cannot be read.", "install Pillow's wheel")
     if decoders.resizer == "no" or decoders.resizer_error:
         error, install = decoders.resizer_error, anew if decoders.resizer_error else "pip install"
         what = f"cykooz-resizer {f'cannot be loaded: {error}' if error else 'is not installed'}"
         why = "Packing resizes images with numpy, to the same bytes, in about ten times the time."
         remedy = f"{install} cykooz-resizer, if it has a wheel for this system"
-        yield Finding("resizer", "warn", what, why, remedy)
+        yield MachineFinding("resizer", "warn", what, why, remedy)
     if decoders.parts_error or (decoders.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
         error = decoders.parts_error
         what = f"the native decoder {f'cannot be loaded: {error}' if error else 'was not built'}"
         why = "The whole JPEG is decoded, not only the crop: a core loads little more than half as many photographs."
         remedy = "install Rust (https://rustup.rs), then steadytrain again from its sources: pip install ."
-        yield Finding("parts", "note", what, why, remedy)
+        yield MachineFinding("parts", "note", what, why, remedy)
 
 
-def versions(facts: Facts) -> Iterator[Finding]:
+def versions(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Packages that are missing or out of range."""
     for name, package in facts.packages.items():
         if package.version is None and name not in ("torch", "steadytrain"):
             why = "Features that need it fail at first use."
-            yield Finding(
+            yield MachineFinding(
                 f"missing.{name}", "bad", f"{name} is not installed", why, f"pip install '{name}{package.wanted or ''}'"
             )
         elif package.fits is False:
             what = f"{name} {package.version} is outside {package.wanted}"
             why = "steadytrain and its libraries do not support it."
             remedy = f"install Python {package.wanted}" if name == "python" else f"pip install '{name}{package.wanted}'"
-            yield Finding(f"version.{name}", "warn", what, why, remedy)
+            yield MachineFinding(f"version.{name}", "warn", what, why, remedy)
 
 
-Rule = Callable[[Facts], Iterator[Finding]]
+Rule = Callable[[MachineFacts], Iterator[MachineFinding]]
 
 RULES: tuple[Rule, ...] = (
     gpu_unused,
@@ -585,7 +593,7 @@ RULES: tuple[Rule, ...] = (
 """Each is a pure function of the facts; within a severity its findings stand in this order."""
 
 
-def findings(facts: Facts) -> list[Finding]:
+def findings(facts: MachineFacts) -> list[MachineFinding]:
     """Apply all rules: what is wrong or worth knowing, the worst first."""
     findings = [finding for rule in RULES for finding in rule(facts)]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.doctor.facts import Facts
-from steadytrain.doctor.rules import Finding
+from steadytrain.doctor.facts import MachineFacts
+from steadytrain.doctor.rules import MachineFinding
 from steadytrain.errors import InputError
 from steadytrain.format import count, percent, size
 
@@ -27,11 +27,11 @@ LABEL = 14
 _TIE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=([kMGT]?B|%|MHz|W|s)\b|%)")
 
-Row = tuple[str, str | None]
+FactRow = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """One line; its first ``styled`` characters are shown in ``style`` where colours are."""
 
     text: str = ""
@@ -39,35 +39,35 @@ class Line:
     styled: int = 0
 
 
-def lines(facts: Facts, findings: Sequence[Finding], *, width: int) -> list[Line]:
+def lines(facts: MachineFacts, findings: Sequence[MachineFinding], *, width: int) -> list[TextLine]:
     """Render all of it in ``width`` columns: the verdict, the findings, the worst first, then the facts."""
-    lines = [Line(text, "bold", len(text)) for text in wrapped(verdict(facts, findings), width)]
-    lines += [Line()] if findings else []
+    lines = [TextLine(text, "bold", len(text)) for text in wrapped(verdict(facts, findings), width)]
+    lines += [TextLine()] if findings else []
     lines += [line for finding in findings for line in finding_lines(finding, width)]
     for title, group in _GROUPS.items():
         rows = [(label, value) for label, value in group(facts) if value]
         lines += title_line(title) if rows else []
         for label, value in rows:
             first, *continued = wrapped(value, width - LABEL - 2) or [""]
-            lines.append(Line(f"  {label:<{LABEL - 1}} {first}".rstrip()))
-            lines += [Line(" " * (LABEL + 2) + text) for text in continued]
+            lines.append(TextLine(f"  {label:<{LABEL - 1}} {first}".rstrip()))
+            lines += [TextLine(" " * (LABEL + 2) + text) for text in continued]
     return lines
 
 
-def finding_lines(finding: Finding, width: int) -> Iterator[Line]:
+def finding_lines(finding: MachineFinding, width: int) -> Iterator[TextLine]:
     """Render a finding after its severity: what, why, and what to do."""
     indent, mark = " " * 6, finding.severity
     for number, text in enumerate(wrapped(finding.what, width - 6)):
-        yield Line(f"{mark:<6}{text}", STYLES[mark], len(mark)) if number == 0 else Line(indent + text)
+        yield TextLine(f"{mark:<6}{text}", STYLES[mark], len(mark)) if number == 0 else TextLine(indent + text)
     for text in wrapped(finding.why, width - 6):
-        yield Line(indent + text)
+        yield TextLine(indent + text)
     for number, text in enumerate(wrapped(finding.remedy, width - 9)):
-        yield Line(f"{indent}{'-> ' if number == 0 else '   '}{text}")
+        yield TextLine(f"{indent}{'-> ' if number == 0 else '   '}{text}")
 
 
-def title_line(title: str) -> list[Line]:
+def title_line(title: str) -> list[TextLine]:
     """Render a heading, with an empty line before it."""
-    return [Line(), Line(title, "bold", len(title))]
+    return [TextLine(), TextLine(title, "bold", len(title))]
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -77,7 +77,7 @@ def wrapped(text: str, width: int) -> list[str]:
     return [line.replace(_TIE, " ") for line in lines]
 
 
-def _machine(facts: Facts) -> Iterator[Row]:
+def _machine(facts: MachineFacts) -> Iterator[FactRow]:
     of = facts.system
     yield "host", of.host
     yield "system", _joined(of.distribution, f"{of.system or ''} {of.kernel or ''}".strip())
@@ -90,7 +90,7 @@ def _machine(facts: Facts) -> Iterator[Row]:
     yield "open files", f"{limits.open_files}, {limits.open_files_most or 'any'} at most" if limits.open_files else None
 
 
-def _processor(facts: Facts) -> Iterator[Row]:
+def _processor(facts: MachineFacts) -> Iterator[FactRow]:
     of, load = facts.processor, facts.load
     yield "model", _joined(of.model or UNKNOWN, of.architecture)
     yield "instructions", " ".join(of.features) or of.isa
@@ -117,7 +117,7 @@ def _processor(facts: Facts) -> Iterator[Row]:
     yield "withheld", None if load.steal_share is None else f"{percent(load.steal_share)} by the hypervisor"
 
 
-def _memory(facts: Facts) -> Iterator[Row]:
+def _memory(facts: MachineFacts) -> Iterator[FactRow]:
     of = facts.memory
     limit = "no limit below it" if of.limit_bytes is None else f"limit {size(of.limit_bytes)} by a control group"
     yield "memory", _joined(_of(of.available_bytes, of.total_bytes, "available"), limit)
@@ -131,7 +131,7 @@ def _memory(facts: Facts) -> Iterator[Row]:
     yield "steadytrain", facts.allocator.by_steadytrain
 
 
-def _folders(facts: Facts) -> Iterator[Row]:
+def _folders(facts: MachineFacts) -> Iterator[FactRow]:
     for name, place in facts.places.items():
         kind = place.kind and f"{place.kind} (network)" if place.network else place.kind
         writable = "not writable" if place.writable is False else None
@@ -139,7 +139,7 @@ def _folders(facts: Facts) -> Iterator[Row]:
         yield "/dev/shm" if name == "shm" else name, f"{_joined(kind or UNKNOWN, free, writable)}: {place.path}"
 
 
-def _gpus(facts: Facts) -> Iterator[Row]:
+def _gpus(facts: MachineFacts) -> Iterator[FactRow]:
     of = facts.accelerators
     none = "none" if not of.gpus else None
     bus = ", ".join(of.on_bus or ())
@@ -168,7 +168,7 @@ def _gpus(facts: Facts) -> Iterator[Row]:
         yield "", _joined(*(f"{name} {'on' if value else 'off'}" for name, value in switches if value is not None))
 
 
-def _torch(facts: Facts) -> Iterator[Row]:
+def _torch(facts: MachineFacts) -> Iterator[FactRow]:
     of = facts.torch
     if of.state != "works":
         yield "state", _joined(of.state or UNKNOWN, of.error)
@@ -188,7 +188,7 @@ def _torch(facts: Facts) -> Iterator[Row]:
     yield "folder", of.folder
 
 
-def _decoders(facts: Facts) -> Iterator[Row]:
+def _decoders(facts: MachineFacts) -> Iterator[FactRow]:
     of = facts.decoders
     simd = {True: "vector code", False: "no vector code", None: None}[of.simplejpeg_simd]
     jpeg = f"simplejpeg, libjpeg-turbo {of.simplejpeg_turbo or UNKNOWN}"
@@ -205,13 +205,13 @@ def _decoders(facts: Facts) -> Iterator[Row]:
     yield "scaling", f"numpy (cykooz-resizer is broken: {of.resizer_error})" if of.resizer_error else scaling
 
 
-def _packages(facts: Facts) -> Iterator[Row]:
+def _packages(facts: MachineFacts) -> Iterator[FactRow]:
     for label, is_needed in (("needed", True), ("others", False)):
         chosen = {name: package for name, package in facts.packages.items() if bool(package.wanted) is is_needed}
         yield label, _joined(*(f"{name}{_TIE}{package.version or 'missing'}" for name, package in chosen.items()))
 
 
-_GROUPS: dict[str, Callable[[Facts], Iterable[Row]]] = {
+_GROUPS: dict[str, Callable[[MachineFacts], Iterable[FactRow]]] = {
     "Machine": _machine,
     "Processor": _processor,
     "Memory": _memory,
@@ -232,10 +232,10 @@ def _joined(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
+def verdict(facts: MachineFacts, findings: Sequence[MachineFinding]) -> str:
     """Describe what training would run on, and count the findings of each severity.
 
-    >>> verdict(Facts(), [])
+    >>> verdict(MachineFacts(), [])
     'the device that training would use is unknown: no problems found'
     """
     counts = Counter(finding.severity for finding in findings)
@@ -245,7 +245,7 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['no problems found']), *notes])}"
 
 
-def _runs_on(facts: Facts) -> str:
+def _runs_on(facts: MachineFacts) -> str:
     torch, usable = facts.torch, facts.processor.usable
     if torch.state is None:
         return "the device that training would use is unknown"
@@ -258,7 +258,7 @@ def _runs_on(facts: Facts) -> str:
     return "trains on the CPU" if usable is None else f"trains on the CPU, {count(usable, 'core')}"
 
 
-def document(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:
+def document(facts: MachineFacts, findings: Iterable[MachineFinding]) -> dict[str, Any]:
     """Return kind, version, the time, the findings, and each part of the facts under its name."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
     parts: dict[str, Any] = plain(facts)

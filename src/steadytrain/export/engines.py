@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import multiprocessing
-import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,10 +28,10 @@ from steadytrain.config import Model
 from steadytrain.data.loader import ImageLoader
 from steadytrain.errors import ModelError, SteadyError, did_you_mean, first_line
 from steadytrain.export.formats import quantize_onnx, write_onnx, write_openvino, write_tensorrt
-from steadytrain.export.networks import NETWORKS, Network, settle
+from steadytrain.export.networks import NETWORKS, BenchNetwork, settle
 from steadytrain.format import tells_top5
-from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
+from steadytrain.machine.children import ChildEndedError, ForkServer, serve_forks
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, match_classes, names_of_synsets
@@ -46,15 +43,15 @@ from steadytrain.training.compute.precision import to_channels_last
 from steadytrain.training.data import open_records
 from steadytrain.training.trained import restore
 
-Run = Callable[[Tensor], Any]
+RunEngine = Callable[[Tensor], Any]
 
 MOST_TO_QUANTIZE = 64
 """Samples by which ranges of int8 are found."""
 SAMPLES = 8
 """Drawn samples on which outputs are compared, where no images were given."""
 
-GRACE_SECONDS = 3.0
-"""Given to a process to end by itself."""
+START_SECONDS = 600.0
+"""For importing torch and what the engines need, from a cold disk."""
 
 SETTLING = 4
 """Samples whose statistics batch norms get."""
@@ -64,7 +61,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class InferenceEngine:
     """A way to run a network.
 
     Args:
@@ -88,18 +85,20 @@ class Engine:
         return f"{numbers}{self.suffix}" if self.suffix == ".engine" else self.suffix and f"model{self.suffix}"
 
 
-ENGINES: dict[str, Engine] = {
-    "plain": Engine(title="torch without its optimised backend", numbers=("fp32",)),
-    "eager": Engine(title="torch"),
-    "channels-last": Engine(title="torch with channels last"),
-    "compile": Engine(title="torch.compile"),
-    "onnxruntime": Engine(
+ENGINES: dict[str, InferenceEngine] = {
+    "plain": InferenceEngine(title="torch without its optimised backend", numbers=("fp32",)),
+    "eager": InferenceEngine(title="torch"),
+    "channels-last": InferenceEngine(title="torch with channels last"),
+    "compile": InferenceEngine(title="torch.compile"),
+    "onnxruntime": InferenceEngine(
         title="ONNX Runtime", numbers=("fp32", "int8"), needs=("onnxruntime", "onnxscript"), suffix=".onnx"
     ),
-    "openvino": Engine(
+    "openvino": InferenceEngine(
         title="OpenVINO", numbers=("fp32", "bf16", "int8"), needs=("openvino",), suffix=".xml", gpu=False
     ),
-    "tensorrt": Engine(title="TensorRT", numbers=("fp32", "fp16"), needs=("tensorrt",), suffix=".engine", gpu=True),
+    "tensorrt": InferenceEngine(
+        title="TensorRT", numbers=("fp32", "fp16"), needs=("tensorrt",), suffix=".engine", gpu=True
+    ),
 }
 """By the name that the command line takes."""
 
@@ -135,7 +134,7 @@ class Subject:
     """
 
     module: nn.Module
-    network: Network
+    network: BenchNetwork
     input: Input | None
     weights: str = ""
     classes: tuple[str, ...] = ()
@@ -180,7 +179,7 @@ def load_subject(name: str) -> Subject:
             raise ModelError(f"{file or name} runs on the engine that it is for alone: name the run or the weights")
         trained = restore(file or name, model=network_name if file else None, device="cpu", numbers="fp32")
         shape = (trained.input.channels, trained.input.size or 224, trained.input.size or 224)
-        network = Network(title=trained.name, make=lambda: trained.module, shape=shape)
+        network = BenchNetwork(title=trained.name, make=lambda: trained.module, shape=shape)
         known = {} if trained.is_multi_label else {"classes": trained.classes, "synsets": trained.synsets}
         return Subject(module=trained.module, network=network, input=trained.input, weights=str(trained.path), **known)
     if "/" in name and ":" not in name and not name.startswith(("timm/", "torchvision/")):
@@ -191,7 +190,7 @@ def load_subject(name: str) -> Subject:
         hint = "" if "Did you mean" in str(error) else did_you_mean(name, NETWORKS)
         raise ModelError(f"{error}{hint}") from error
     side = built.input.size or 224
-    network = Network(title=find(name, allow_import=True).name, make=lambda: built.module, shape=(3, side, side))
+    network = BenchNetwork(title=find(name, allow_import=True).name, make=lambda: built.module, shape=(3, side, side))
     return Subject(module=built.module.eval(), network=network, input=built.input.filled(side, MEAN, STD))
 
 
@@ -287,11 +286,11 @@ class Worker:
     """A process that has one engine open. Leaving the context ends it."""
 
     def __init__(self) -> None:
-        context = _processes()
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=answer_requests, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
+        try:
+            self._child = _server().fork(START_SECONDS, ("timm", "torchvision", "onnxruntime"))
+        except ChildEndedError as error:
+            _server.cache_clear()
+            raise WorkerError(str(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -302,46 +301,32 @@ class Worker:
     def ask(self, what: str, *, limit_seconds: float, **values: Any) -> dict[str, Any]:
         """Send a request; return its figures. Raises WorkerError if it fails, dies or takes too long."""
         try:
-            self._connection.send({"what": what, **values})
-            if not self._connection.poll(limit_seconds):
-                self.close()
-                raise WorkerError(f"not done in {limit_seconds:.0f} s")
-            answer: dict[str, Any] = self._connection.recv()
-        except (EOFError, OSError) as error:
-            self._process.join(5)
-            raise WorkerError(cause_of_death(self._process.exitcode or 0)) from error
+            answer: dict[str, Any] = self._child.ask({"what": what, **values}, limit_seconds)
+        except (TimeoutError, ChildEndedError) as error:
+            raise WorkerError(str(error)) from error
         if "error" in answer:
             raise WorkerError(answer["error"])
         return answer
 
     def close(self) -> None:
         """End the process: it goes by itself where it waits for a request."""
-        self._connection.close()
-        self._process.join(GRACE_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+        self._child.end()
 
 
 @cache
-def _processes() -> Any:
-    """The server that forks workers: it has imported torch and more once, and computed nothing."""
-    if sys.platform == "win32":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
+def _server() -> ForkServer:
+    """Start the server that forks workers, once: it has imported torch and more, and computed nothing."""
     # Not openvino: a thread of its telemetry would hold locks of imports, for which a forked child waits for ever.
-    context.set_forkserver_preload([__name__, "timm", "torchvision", "onnxruntime"])
-    return context
+    return ForkServer("from steadytrain.export.engines import serve; serve()")
+
+
+def serve() -> None:
+    """Be the server of :class:`Worker`."""
+    serve_forks(answer_requests)
 
 
 def answer_requests(connection: Connection) -> None:
     """Answer requests of a connection until it is closed; errors are answers, too."""
-    die_with_parent()
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)  # exporters and engines print as they like
-    os.dup2(nothing, 2)
-    with contextlib.suppress(OSError):  # if memory runs out, this process is the one to end
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     keep_memory(facts.memory_bytes())  # as prediction and the server do
     holder = Holder()
     while True:
@@ -376,9 +361,9 @@ class Holder:
 
     def __init__(self) -> None:
         self._began_bytes = facts.resident_bytes()
-        self._run: Run | None = None
+        self._run: RunEngine | None = None
         self._device = torch.device("cpu")
-        self._network: Network | None = None
+        self._network: BenchNetwork | None = None
         self._options = contextlib.ExitStack()
         self._together = SAMPLES
 
@@ -439,7 +424,7 @@ class Holder:
             provider = self._device.type.upper()
             self._run = self._torch_engine(engine, _module(name, place), numbers)
         reference = _reference(place)
-        self._network = Network(title=name, make=nn.Identity, **reference["takes"])
+        self._network = BenchNetwork(title=name, make=nn.Identity, **reference["takes"])
         self._pass(reference["samples"][:1].to(self._device))
         gc.collect()
         with contextlib.suppress(OSError):
@@ -485,7 +470,7 @@ class Holder:
             return {"bytes": int(torch.cuda.max_memory_allocated(self._device))}
         return {"bytes": max(0, facts.peak_resident_bytes() - self._began_bytes)}
 
-    def _torch_engine(self, engine: str, module: nn.Module, numbers: str) -> Run:
+    def _torch_engine(self, engine: str, module: nn.Module, numbers: str) -> RunEngine:
         """Return a function that runs the module itself."""
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[numbers]
         module = module.to(self._device, dtype)
@@ -495,7 +480,7 @@ class Holder:
         layout = torch.contiguous_format if engine in ("plain", "eager") else torch.channels_last
         is_last = layout is torch.channels_last
         module = to_channels_last(module) if is_last else module.to(memory_format=layout)
-        run: Run = module
+        run: RunEngine = module
         if engine == "compile":
             from torch._inductor import config
 

@@ -34,7 +34,7 @@ from steadytrain.errors import DataError, FailedError, InputError, ModelError, R
 from steadytrain.export import formats
 from steadytrain.export.hub import model_card, timm_config
 from steadytrain.format import Say, print_note
-from steadytrain.models.exported import KEY, SUFFIXES, Description, Numbers, open_exported, open_module
+from steadytrain.models.exported import KEY, SUFFIXES, Description, StoredNumbers, open_exported, open_module
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
@@ -43,7 +43,7 @@ from steadytrain.training.inference import EvaluationData, Files, open_evaluatio
 from steadytrain.training.state import describe_nonfinite
 from steadytrain.training.trained import Trained, Which, restore
 
-Kind = Literal["onnx", "xml", "pt2", "engine", "safetensors", "folder"]
+FileKind = Literal["onnx", "xml", "pt2", "engine", "safetensors", "folder"]
 
 CHECKED = 64
 """Images by which a file is compared with its checkpoint."""
@@ -58,7 +58,7 @@ TURNS, TURN_SECONDS, BATCH = 7, 0.6, 32
 
 
 @dataclass(frozen=True)
-class Row:
+class ParityRow:
     """A line of the table: the checkpoint, or a file.
 
     Args:
@@ -103,12 +103,12 @@ class Exportation:
     images: str
     num_compared: int
     tolerance: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[ParityRow, ...]
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Samples:
+class CheckedSamples:
     """Images for the checks and the comparison.
 
     Args:
@@ -137,7 +137,7 @@ def export_model(
     which: Which = "best",
     model: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
-    numbers: Numbers = "fp32",
+    numbers: StoredNumbers = "fp32",
     aot: bool = False,
     data: str | Path | None = None,
     max_loss: float = 0.5,
@@ -209,7 +209,7 @@ def export_model(
         return _export_faster(job, path, data, max_loss, say)
 
 
-def kind_of(output: str | Path) -> Kind:
+def kind_of(output: str | Path) -> FileKind:
     """Return the kind of export that a name's suffix asks for. Raises InputError.
 
     >>> kind_of("a.onnx"), kind_of("hub/")
@@ -218,7 +218,7 @@ def kind_of(output: str | Path) -> Kind:
     suffix = Path(output).suffix
     if not Path(output).name:
         raise InputError(f"-o {output} has no name: name a file, or a folder that is to be made")
-    kinds: dict[str, Kind] = {".safetensors": "safetensors", "": "folder", ".onnx": "onnx", ".xml": "xml"}
+    kinds: dict[str, FileKind] = {".safetensors": "safetensors", "": "folder", ".onnx": "onnx", ".xml": "xml"}
     kinds |= {".pt2": "pt2", ".engine": "engine"}
     if suffix not in kinds:
         raise InputError(
@@ -233,9 +233,9 @@ class _Job:
 
     trained: Trained
     module: nn.Module
-    samples: Samples
-    kind: Kind
-    numbers: Numbers
+    samples: CheckedSamples
+    kind: FileKind
+    numbers: StoredNumbers
     aot: bool
 
     @property
@@ -245,7 +245,9 @@ class _Job:
         assert input.size is not None
         return torch.zeros(2, input.channels, input.size, input.size, device=self.trained.policy.device)
 
-    def write(self, path: Path, numbers: Numbers, *, exact: Path | None = None, data: str | Path | None = None) -> None:
+    def write(
+        self, path: Path, numbers: StoredNumbers, *, exact: Path | None = None, data: str | Path | None = None
+    ) -> None:
         """Write the network, without a description; ``exact``: the same file in fp32, where there is one."""
         half = formats.Half(self.module, numbers) if numbers in ("fp16", "bf16") and self.kind == "pt2" else None
         module = half or self.module
@@ -273,12 +275,12 @@ class _Job:
             if self.kind == "xml":
                 formats.convert_onnx_to_openvino(quantized, path)
 
-    def open(self, path: Path, numbers: Numbers) -> tuple[nn.Module, str]:
+    def open(self, path: Path, numbers: StoredNumbers) -> tuple[nn.Module, str]:
         """Open a file that was written, and name its engine."""
         opened = open_module(path, device=str(self.trained.policy.device), numbers=numbers)
         return opened.module, opened.engine
 
-    def describe(self, difference: float, numbers: Numbers) -> Description:
+    def describe(self, difference: float, numbers: StoredNumbers) -> Description:
         """Return the description to write into the file."""
         trained = self.trained
         return Description(
@@ -302,7 +304,7 @@ def _export_exactly(job: _Job, path: Path) -> Exportation:
     with formats.replacing(path) as part:
         job.write(part, "fp32")
         module, engine = job.open(part, "fp32")
-        row, tolerance = _compare(job, module, Row(f"{job.kind} fp32", engine, _bytes(part)))
+        row, tolerance = _compare(job, module, ParityRow(f"{job.kind} fp32", engine, _bytes(part)))
         _require_same(path, row, tolerance)
         assert row.difference is not None
         formats.add_metadata(part, {KEY: job.describe(row.difference, "fp32").to_json()})
@@ -325,11 +327,11 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
         modules = {"checkpoint": job.module, **{numbers: module for numbers, (module, _) in opened.items()}}
         speeds = measure_speeds(modules, _checked(job)[:BATCH])
         state_bytes = sum(value.nbytes for value in job.module.state_dict().values())
-        rows = [Row("checkpoint", "torch", state_bytes, median(speeds["checkpoint"]))]
+        rows = [ParityRow("checkpoint", "torch", state_bytes, median(speeds["checkpoint"]))]
         tolerance = None
         for numbers, (module, engine) in opened.items():
             size = _bytes(exact if numbers == "fp32" else other)
-            row = Row(f"{job.kind} {numbers}", engine, size, median(speeds[numbers]))
+            row = ParityRow(f"{job.kind} {numbers}", engine, size, median(speeds[numbers]))
             row, limit = _compare(job, module, row)
             if numbers == "fp32":
                 tolerance = limit
@@ -349,7 +351,7 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
     return Exportation(path, not reason, job.samples.what, job.samples.num_checked, tolerance, tuple(rows), reason)
 
 
-def _why_not(job: _Job, exact: Row, other: Row, speeds: Mapping[str, list[float]], max_loss: float) -> str:
+def _why_not(job: _Job, exact: ParityRow, other: ParityRow, speeds: Mapping[str, list[float]], max_loss: float) -> str:
     """Return why a file with other numbers is not kept; empty where it is."""
     ratio = median(b / a for a, b in zip(speeds["fp32"], speeds[job.numbers], strict=True))
     if exact.score is not None and other.score is not None:
@@ -387,7 +389,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
         with formats.replacing(path) as part:
             checkpoints.write_weights(part, checkpoints.stage(module.state_dict()), about)
             again = restore(part, model=named, numbers="fp32", device="cpu")
-            row, tolerance = _compare(job, _plain(again.module), Row("safetensors fp32", "torch", _bytes(part)))
+            row, tolerance = _compare(job, _plain(again.module), ParityRow("safetensors fp32", "torch", _bytes(part)))
             _require_same(path, row, tolerance)
         return Exportation(path, True, job.samples.what, job.samples.num_checked, tolerance, (row,))
     _require_free(path)
@@ -401,7 +403,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
         import timm
 
         loaded = timm.create_model(f"local-dir:{part}", pretrained=True).eval()
-        row, tolerance = _compare(job, loaded, Row("folder fp32", "timm", _bytes(part / "model.safetensors")))
+        row, tolerance = _compare(job, loaded, ParityRow("folder fp32", "timm", _bytes(part / "model.safetensors")))
         _require_same(path, row, tolerance)
         described = job.describe(row.difference or 0.0, "fp32")
         (part / "README.md").write_text(model_card(described, _measured(trained), name=path.name), encoding="utf-8")
@@ -425,11 +427,11 @@ def _require_free(path: Path) -> None:
         )
 
 
-def _require_numbers(path: Path, kind: Kind, numbers: Numbers, aot: bool) -> None:
+def _require_numbers(path: Path, kind: FileKind, numbers: StoredNumbers, aot: bool) -> None:
     """Refuse numbers that a format has not. Raises InputError."""
     if aot and kind != "pt2":
         raise InputError(f"--aot compiles a .pt2 file, and -o is {path}: drop one of them")
-    has: dict[Kind, tuple[Numbers, ...]] = {
+    has: dict[FileKind, tuple[StoredNumbers, ...]] = {
         "onnx": ("fp32", "fp16", "int8"),
         "xml": ("fp32", "fp16", "bf16", "int8"),
         "pt2": ("fp32", "fp16", "bf16"),
@@ -447,7 +449,7 @@ def _require_numbers(path: Path, kind: Kind, numbers: Numbers, aot: bool) -> Non
 @contextmanager
 def open_samples(
     trained: Trained, data: str | Path | None, most: int | None, *, say: Say = print_note
-) -> Iterator[Samples]:
+) -> Iterator[CheckedSamples]:
     """Open images to check by, at most so many, drawn evenly from every class: ``data``, validation data, or noise.
 
     Raises:
@@ -466,7 +468,7 @@ def open_samples(
         assert input.size is not None
         pixels = draw.integers(0, 256, (CHECKED, input.size, input.size, input.channels), dtype=np.uint8)
         batch = Batch(pixels, np.zeros(CHECKED, np.int64), np.arange(CHECKED), np.arange(CHECKED))
-        yield Samples([batch], lambda: iter([batch]), CHECKED, f"{CHECKED:,} images of noise", False)
+        yield CheckedSamples([batch], lambda: iter([batch]), CHECKED, f"{CHECKED:,} images of noise", False)
         return
     with ExitStack() as stack:
         if opened is not None:
@@ -484,7 +486,7 @@ def open_samples(
 
         chosen = draw_evenly(np.arange(len(source)) if numbers is None else numbers, source.labels, most)
         checked = list(read(draw_evenly(chosen, source.labels, CHECKED)))
-        yield Samples(checked, partial(read, chosen), len(chosen), f"{len(chosen):,} {what}", opened is not None)
+        yield CheckedSamples(checked, partial(read, chosen), len(chosen), f"{len(chosen):,} {what}", opened is not None)
 
 
 def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
@@ -544,7 +546,7 @@ def _checked(job: _Job) -> Tensor:
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
-def _compare(job: _Job, module: nn.Module, row: Row) -> tuple[Row, float]:
+def _compare(job: _Job, module: nn.Module, row: ParityRow) -> tuple[ParityRow, float]:
     """Compare a file's logits with the checkpoint's, in batches of several sizes; and return what is allowed."""
     images, sizes = _checked(job), [1, 3, *[BATCH] * (CHECKED // BATCH + 1)]
     ours, theirs = [], []
@@ -563,7 +565,7 @@ def _compare(job: _Job, module: nn.Module, row: Row) -> tuple[Row, float]:
     return _with_agreement(row, actual.topk(five).indices, expected.topk(five).indices), tolerance
 
 
-def _with_agreement(row: Row, actual: Tensor, expected: Tensor) -> Row:
+def _with_agreement(row: ParityRow, actual: Tensor, expected: Tensor) -> ParityRow:
     """Return a row that tells how often the likeliest classes, int64 [n, 5], agree."""
     return replace(
         row,
@@ -585,7 +587,7 @@ class _Noting(nn.Module):
         return logits
 
 
-def _judge(job: _Job, rows: Sequence[Row], modules: Sequence[nn.Module]) -> list[Row]:
+def _judge(job: _Job, rows: Sequence[ParityRow], modules: Sequence[nn.Module]) -> list[ParityRow]:
     """Judge a file in fp32, and the same with other numbers, by all images: score, and agreement with the former."""
     trained, samples = job.trained, job.samples
     noting, scores = [_Noting(module) for module in modules], list[float | None]()
@@ -605,7 +607,7 @@ def _judge(job: _Job, rows: Sequence[Row], modules: Sequence[nn.Module]) -> list
     return [judged[0], _with_agreement(judged[1], other, exact)]
 
 
-def _require_same(path: Path, row: Row, tolerance: float) -> None:
+def _require_same(path: Path, row: ParityRow, tolerance: float) -> None:
     difference = row.difference
     if difference is None or not difference <= tolerance:  # of a NaN neither is true
         raise FailedError(

@@ -10,32 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
+import http.client
 import socket
 import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
-from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
-
-import h11
+from contextlib import suppress
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from steadytrain.errors import InputError
+from steadytrain.machine.web import Origin, PrivateAddressError, RefusedError, client, origin_of
 
 REDIRECTS = 3
-_CHUNK = 2**16
-_MOVED = (301, 302, 303, 307, 308)
 
 
 class FetchError(Exception):
     """An image cannot be fetched; the message says why, for the client."""
-
-
-class Origin(NamedTuple):
-    """Scheme, host and port of an address."""
-
-    scheme: str
-    host: str
-    port: int
 
 
 def parse_prefix(text: str) -> str:
@@ -95,78 +86,69 @@ async def fetch(
     Raises:
         FetchError: not in the list, too large, too slow, or no such image.
     """
+
+    def check(address: str) -> None:
+        if not is_allowed(address, prefixes):
+            raise FetchError(f"{address} is not in this server's list of addresses (--allow-url)")
+
+    check(url)
+    connections: list[socket.socket] = []
+    trusted = None if allow_private else frozenset[Origin]()
+    opener = client(
+        trusted=trusted,
+        on_redirect=check,
+        max_redirects=REDIRECTS,
+        uses_proxies=False,
+        connections=connections,
+        certificates=_certificates(),
+    )
     try:
         async with asyncio.timeout(seconds):
-            for _ in range(REDIRECTS + 1):
-                if not is_allowed(url, prefixes):
-                    raise FetchError(f"{url} is not in this server's list of addresses (--allow-url)")
-                response, content = await _get(url, max_bytes, allow_private)
-                if response.status_code == 200:
-                    return content
-                place = next((value for name, value in response.headers if name == b"location"), None)
-                if response.status_code not in _MOVED or place is None:
-                    raise FetchError(f"{url} answers with status {response.status_code}")
-                url = urljoin(url, place.decode("latin-1"))
+            return await asyncio.to_thread(_get, url, opener, max_bytes, seconds)
     except TimeoutError:
         raise FetchError(f"{url} takes longer than {seconds:g} s") from None
-    except (OSError, h11.ProtocolError, ValueError) as error:
-        raise FetchError(f"{url} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    raise FetchError(f"{url} is redirected more than {REDIRECTS} times")
-
-
-async def _get(url: str, max_bytes: int, allow_private: bool) -> tuple[h11.Response, bytes]:
-    """Ask for an address; return the response and, of status 200, its content. Raises FetchError and kin of OSError."""
-    parts = urlsplit(url)
-    origin = _origin(parts)
-    address = await _resolve(origin, allow_private)
-    tls = {"ssl": _tls(), "server_hostname": origin.host} if origin.scheme == "https" else {}
-    reader, writer = await asyncio.open_connection(address, origin.port, **tls)  # type: ignore[arg-type]
-    try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        headers = [("host", parts.netloc), ("accept", "image/*"), ("connection", "close")]
-        connection, response, content = h11.Connection(h11.CLIENT), None, bytearray()
-        writer.write(connection.send(h11.Request(method="GET", target=target, headers=headers)) or b"")
-        writer.write(connection.send(h11.EndOfMessage()) or b"")
-        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-            if event is h11.NEED_DATA:
-                connection.receive_data(await reader.read(_CHUNK))
-            elif isinstance(event, h11.Response):
-                response = event
-                if response.status_code != 200:
-                    return response, b""
-            elif isinstance(event, h11.Data):
-                content += event.data
-                if len(content) > max_bytes:
-                    raise FetchError(f"{url} has more than {max_bytes:,} bytes (--max-bytes)")
-        assert response is not None
-        return response, bytes(content)
+    except PrivateAddressError as error:
+        raise FetchError(
+            f"{error.host} is at {error.address}, an address inside a network, which is not allowed (--allow-private)"
+        ) from None
+    except RefusedError:
+        raise FetchError(f"{url} is redirected more than {REDIRECTS} times") from None
+    except urllib.error.HTTPError as error:
+        with error:
+            raise FetchError(f"{error.url} answers with status {error.code}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise FetchError(f"{url} cannot be read: {getattr(reason, 'strerror', None) or reason}") from None
     finally:
-        writer.close()
+        for connection in connections:  # a thread may still read from one
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
+def _certificates() -> ssl.SSLContext:
     """Read this machine's certificates, once: it takes long enough for other requests to notice."""
     return ssl.create_default_context()
 
 
-async def _resolve(origin: Origin, allow_private: bool) -> str:
-    """Look up an address of a host that may be used. Raises FetchError, OSError."""
-    infos = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-    addresses = [str(info[4][0]) for info in infos]
-    usable = [address for address in addresses if allow_private or _is_public(address)]
-    if not usable:
-        raise FetchError(
-            f"{origin.host} is at {addresses[0]}, an address inside a network, which is not allowed (--allow-private)"
-        )
-    return usable[0]
+def _get(url: str, opener: urllib.request.OpenerDirector, max_bytes: int, seconds: float) -> bytes:
+    """Ask for an address; return its content."""
+    request = urllib.request.Request(url, headers={"Accept": "image/*"})
+    with opener.open(request, timeout=seconds) as response:
+        if response.status != 200:
+            raise FetchError(f"{url} answers with status {response.status}")
+        content: bytes = response.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise FetchError(f"{url} has more than {max_bytes:,} bytes (--max-bytes)")
+    return content
 
 
-def _origin(parts: SplitResult) -> Origin:
-    """Return what an address connects to. Raises ValueError."""
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def _origin(parts: SplitResult) -> tuple[str, Origin]:
+    """Return the scheme of an address, and what it connects to. Raises ValueError."""
+    origin = origin_of(parts.geturl())
+    if parts.scheme not in ("http", "https") or origin is None:
         raise ValueError
-    return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or (443 if parts.scheme == "https" else 80))
+    return parts.scheme, origin
 
 
 def _is_plain(parts: SplitResult) -> bool:
@@ -174,15 +156,3 @@ def _is_plain(parts: SplitResult) -> bool:
     path = unquote(unquote(parts.path))
     is_odd = "\\" in path or not path.isprintable() or ".." in path.split("/") or not parts.path.isascii()
     return "@" not in parts.netloc and not is_odd
-
-
-def _is_public(address: str) -> bool:
-    """Return whether an address is a public one.
-
-    >>> [_is_public(text) for text in ("93.184.215.14", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "::1")]
-    [True, False, False, False, False]
-    """
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(parsed, "ipv4_mapped", None)
-    parsed = parsed if mapped is None else mapped
-    return parsed.is_global and not parsed.is_multicast

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from steadytrain.errors import InputError
-from steadytrain.export.serve import Service, Settings
+from steadytrain.export.serve import ServeSettings, Service
 from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.reports.live import HOSTS
@@ -136,7 +136,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(
     load: Callable[[], Trained],
-    settings: Settings,
+    settings: ServeSettings,
     listener: socket.socket,
     *,
     on_ready: Callable[[Service], object] = lambda service: None,

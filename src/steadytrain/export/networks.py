@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-Kind = Literal["images", "tokens", "noise"]
+InputKind = Literal["images", "tokens", "noise"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class BenchNetwork:
     """A network and what it takes.
 
     Args:
@@ -36,7 +36,7 @@ class Network:
     title: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] = (3, 224, 224)
-    kind: Kind = "images"
+    kind: InputKind = "images"
     most: int | None = None
     comparable: bool = True
     classes: bool = True
@@ -226,39 +226,39 @@ _INCEPTION, _REGIONS = (3, 299, 299), (3, 600, 800)
 """Shapes of images."""
 _WITHOUT_CHOICE = "the network alone, without the choice among overlapping boxes"
 
-NETWORKS: dict[str, Network] = {
-    "alexnet": Network(title="AlexNet", make=partial(_torchvision, "alexnet")),
-    "vgg16": Network(title="VGG-16", make=partial(_torchvision, "vgg16")),
-    "vgg19": Network(title="VGG-19", make=partial(_torchvision, "vgg19")),
-    "inception-bn": Network(title="Inception-BN", make=InceptionBN),
-    "inception-v3": Network(title="Inception v3", make=partial(_timm, "inception_v3"), shape=_INCEPTION),
-    "inception-v4": Network(title="Inception v4", make=partial(_timm, "inception_v4"), shape=_INCEPTION),
-    "inception-resnet-v2": Network(
+NETWORKS: dict[str, BenchNetwork] = {
+    "alexnet": BenchNetwork(title="AlexNet", make=partial(_torchvision, "alexnet")),
+    "vgg16": BenchNetwork(title="VGG-16", make=partial(_torchvision, "vgg16")),
+    "vgg19": BenchNetwork(title="VGG-19", make=partial(_torchvision, "vgg19")),
+    "inception-bn": BenchNetwork(title="Inception-BN", make=InceptionBN),
+    "inception-v3": BenchNetwork(title="Inception v3", make=partial(_timm, "inception_v3"), shape=_INCEPTION),
+    "inception-v4": BenchNetwork(title="Inception v4", make=partial(_timm, "inception_v4"), shape=_INCEPTION),
+    "inception-resnet-v2": BenchNetwork(
         title="Inception-ResNet v2", make=partial(_timm, "inception_resnet_v2"), shape=_INCEPTION
     ),
-    "resnet50": Network(title="ResNet-50", make=partial(_timm, "resnet50")),
-    "resnet50-v2": Network(title="ResNet-50 v2", make=partial(_timm, "resnetv2_50")),
-    "resnet101": Network(title="ResNet-101", make=partial(_timm, "resnet101")),
-    "resnet152": Network(title="ResNet-152", make=partial(_timm, "resnet152")),
-    "squeezenet": Network(title="SqueezeNet 1.1", make=partial(_torchvision, "squeezenet1_1")),
-    "mobilenet": Network(title="MobileNet v1", make=partial(_timm, "mobilenetv1_100")),
-    "mobilenet-v2": Network(title="MobileNet v2", make=partial(_timm, "mobilenetv2_100")),
-    "densenet121": Network(title="DenseNet-121", make=partial(_timm, "densenet121")),
-    "ssd-vgg16": Network(
+    "resnet50": BenchNetwork(title="ResNet-50", make=partial(_timm, "resnet50")),
+    "resnet50-v2": BenchNetwork(title="ResNet-50 v2", make=partial(_timm, "resnetv2_50")),
+    "resnet101": BenchNetwork(title="ResNet-101", make=partial(_timm, "resnet101")),
+    "resnet152": BenchNetwork(title="ResNet-152", make=partial(_timm, "resnet152")),
+    "squeezenet": BenchNetwork(title="SqueezeNet 1.1", make=partial(_torchvision, "squeezenet1_1")),
+    "mobilenet": BenchNetwork(title="MobileNet v1", make=partial(_timm, "mobilenetv1_100")),
+    "mobilenet-v2": BenchNetwork(title="MobileNet v2", make=partial(_timm, "mobilenetv2_100")),
+    "densenet121": BenchNetwork(title="DenseNet-121", make=partial(_timm, "densenet121")),
+    "ssd-vgg16": BenchNetwork(
         title="SSD, VGG-16",
         make=partial(SingleShot, "ssd300_vgg16"),
         shape=(3, 300, 300),
         classes=False,
         remark=_WITHOUT_CHOICE,
     ),
-    "ssd-mobilenet": Network(
+    "ssd-mobilenet": BenchNetwork(
         title="SSDlite, MobileNet v3",
         make=partial(SingleShot, "ssdlite320_mobilenet_v3_large"),
         shape=(3, 320, 320),
         classes=False,
         remark=_WITHOUT_CHOICE,
     ),
-    "faster-rcnn": Network(
+    "faster-rcnn": BenchNetwork(
         title="Faster R-CNN",
         make=partial(RegionDetector, _REGIONS),
         shape=_REGIONS,
@@ -267,7 +267,7 @@ NETWORKS: dict[str, Network] = {
         classes=False,
         remark="ResNet-50 with a feature pyramid, the whole detector; an image at a time",
     ),
-    "gnmt": Network(
+    "gnmt": BenchNetwork(
         title="GNMT-like encoder",
         make=SequenceEncoder,
         shape=(25,),
@@ -275,7 +275,7 @@ NETWORKS: dict[str, Network] = {
         classes=False,
         remark="eight LSTM layers of 1,024; a sample is a sentence of 25 tokens",
     ),
-    "dcgan": Network(
+    "dcgan": BenchNetwork(
         title="DCGAN generator",
         make=Generator,
         shape=(100,),

@@ -81,7 +81,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServeSettings:
     """Limits and timeouts of a server.
 
     Args:
@@ -152,7 +152,7 @@ class Settings:
                 )
 
 
-class Meters:
+class ServeMeters:
     """Metrics for Prometheus; docs/serve.md has the table."""
 
     def __init__(self, queued: Callable[[], float], in_flight: Callable[[], float]) -> None:
@@ -181,7 +181,7 @@ class Meters:
 
 
 @dataclass(frozen=True)
-class Result:
+class ServeResult:
     """The outcome of an image: an answer, or an error with its HTTP status."""
 
     name: str
@@ -268,12 +268,12 @@ class Service:
         held_bytes: of requests that are being read.
     """
 
-    def __init__(self, load: Callable[[], Trained], settings: Settings, *, hosts: Collection[str] | None) -> None:
+    def __init__(self, load: Callable[[], Trained], settings: ServeSettings, *, hosts: Collection[str] | None) -> None:
         self.settings = settings
         self.draining_since: float | None = None
         self.in_flight = self.num_cut = self.held_bytes = 0
         self.description: dict[str, Any] = {}
-        self.meters = Meters(lambda: self.batcher.queued, lambda: self.in_flight)
+        self.meters = ServeMeters(lambda: self.batcher.queued, lambda: self.in_flight)
         self.batcher = Batcher(
             lambda: self._describe(load()),
             max_batch=settings.max_batch,
@@ -471,15 +471,15 @@ class Service:
         usual = len(trained.classes) if trained.is_multi_label else 5
         return min(top or usual, len(trained.classes)), 0.5 if threshold is None else threshold
 
-    async def _fetch_all(self, posted: Sequence[Posted], body: Body) -> list[Result | Posted]:
+    async def _fetch_all(self, posted: Sequence[Posted], body: Body) -> list[ServeResult | Posted]:
         """Fetch the images that a request names by address; what has none is a Result already."""
         settings = self.settings
         if not settings.allow_urls and any(image.url for image in posted):
             raise refusal(403, "this server fetches no addresses (--allow-url): send the image itself", is_early=False)
 
-        async def get(image: Posted) -> Result | Posted:
+        async def get(image: Posted) -> ServeResult | Posted:
             if image.error:
-                return Result(image.name, error=image.error)
+                return ServeResult(image.name, error=image.error)
             if not image.url:
                 return image
             try:
@@ -493,7 +493,7 @@ class Service:
                     )
                 body.count(len(data))
             except FetchError as error:
-                return Result(image.name, error=str(error))
+                return ServeResult(image.name, error=str(error))
             return Posted(image.name, data)
 
         tasks = [asyncio.ensure_future(get(image)) for image in posted]
@@ -507,7 +507,7 @@ class Service:
             for task in tasks:  # after a refusal some go on, and would count bytes that nobody takes off again
                 task.cancel()
 
-    def _submit(self, results: list[Result | Posted]) -> dict[int, asyncio.Future[Answer]]:
+    def _submit(self, results: list[ServeResult | Posted]) -> dict[int, asyncio.Future[Answer]]:
         """Queue the images among the results, which are then Results without an answer. Raises HTTPException."""
         indices = [index for index, result in enumerate(results) if isinstance(result, Posted)]
         try:
@@ -516,7 +516,7 @@ class Service:
             message = f"the queue is full ({self.settings.max_queue:,} images): {error}"
             raise refusal(429, message, retry_after=error.retry_after, is_early=False) from None
         for index in indices:
-            results[index] = Result(results[index].name)
+            results[index] = ServeResult(results[index].name)
         return dict(zip(indices, futures, strict=True))
 
     # -- from answers to a response ------------------------------------------------------------------------------------
@@ -544,12 +544,12 @@ class Service:
             gone.cancel()
             all_done.cancel()
 
-    def _answer(self, results: Sequence[Result | Posted], top: int, threshold: float) -> Response:
+    def _answer(self, results: Sequence[ServeResult | Posted], top: int, threshold: float) -> Response:
         trained = self.batcher.trained
         assert trained is not None
         rows, statuses = [], set()
         for result in results:
-            assert isinstance(result, Result)
+            assert isinstance(result, ServeResult)
             classes = [] if result.answer is None else ranked(trained, result.answer, top, threshold)
             rows.append({"image": result.name, "classes": classes, "error": result.error or None})
             statuses.add(200 if result.answer is not None else result.status)
@@ -586,17 +586,17 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _outcome(name: str, future: asyncio.Future[Answer]) -> Result:
+def _outcome(name: str, future: asyncio.Future[Answer]) -> ServeResult:
     """Return what became of an image. Raises HTTPException where the network failed."""
     error = future.exception()
     if isinstance(error, PassError):
         raise refusal(500, str(error), is_early=False)
     if isinstance(error, BadImageError):
-        return Result(name, error=str(error), status=413 if isinstance(error, TooManyPixelsError) else 422)
+        return ServeResult(name, error=str(error), status=413 if isinstance(error, TooManyPixelsError) else 422)
     answer = future.result()
     if not math.isfinite(float(answer.logits.sum())):
-        return Result(name, error="the network's output is no number for this image", status=500)
-    return Result(name, answer)
+        return ServeResult(name, error="the network's output is no number for this image", status=500)
+    return ServeResult(name, answer)
 
 
 def ranked(trained: Trained, answer: Answer, top: int, threshold: float) -> list[dict[str, Any]]:

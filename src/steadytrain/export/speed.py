@@ -151,7 +151,7 @@ def from_plain(values: Mapping[str, Any]) -> NetworkSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class InferencePlan:
     """The measurements to make, validated.
 
     Args:
@@ -180,7 +180,7 @@ def make_plan(
     records: Path | None = None,
     most: int = 64,
     labelled: bool = True,
-) -> Plan:
+) -> InferencePlan:
     """Choose engines and number formats for this machine.
 
     Args:
@@ -212,7 +212,7 @@ def make_plan(
         pairs |= {(name, number): reason for number in ENGINES[name].numbers if number in usual}
     if not pairs:
         raise InputError(f"none of the engines computes in {', '.join(requested)}: see steady bench infer --help")
-    return Plan(
+    return InferencePlan(
         engines=pairs,
         batches=tuple(sorted(set(batches))),
         threads=threads or facts.cores(),
@@ -226,7 +226,7 @@ def make_plan(
 
 def bench_inference(
     networks: Sequence[str] = (),
-    plan: Plan | None = None,
+    plan: InferencePlan | None = None,
     *,
     minutes: float | None = None,
     done: Mapping[str, NetworkSpeed] | None = None,
@@ -269,7 +269,7 @@ class _Contender:
     sizes: dict[int, int] = field(default_factory=dict)
 
 
-def measure_network(name: str, plan: Plan, say: Callable[[str], object] = lambda text: None) -> NetworkSpeed:
+def measure_network(name: str, plan: InferencePlan, say: Callable[[str], object] = lambda text: None) -> NetworkSpeed:
     """Measure a network in every engine of the plan; nothing that goes wrong is raised."""
     with scratch_beside(Path(tempfile.gettempdir(), "steady-infer")) as scratch:
         folder = str(scratch)
@@ -305,7 +305,7 @@ def measure_network(name: str, plan: Plan, say: Callable[[str], object] = lambda
 
 
 def _measure_engines(
-    name: str, about: Mapping[str, Any], folder: str, plan: Plan, say: Callable[[str], object]
+    name: str, about: Mapping[str, Any], folder: str, plan: InferencePlan, say: Callable[[str], object]
 ) -> tuple[EngineSpeed, ...]:
     """Open all engines one after another, then let them take turns with each batch size."""
     speeds: dict[tuple[str, str], EngineSpeed] = {}
@@ -333,7 +333,7 @@ def _open(
     pair: tuple[str, str],
     reason: str,
     folder: str,
-    plan: Plan,
+    plan: InferencePlan,
     conversions: dict[str, float | str],
     stack: ExitStack,
 ) -> _Contender | EngineSpeed:

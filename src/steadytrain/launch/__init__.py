@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh, yarn
 from steadytrain.launch.job import Job, is_python
-from steadytrain.launch.plan import Command, File, Launcher, Plan, Stage
+from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage
 
-__all__ = ["LAUNCHERS", "Command", "File", "Job", "Launcher", "Plan", "Stage", "launcher_name", "render"]
+__all__ = ["LAUNCHERS", "Command", "File", "Job", "Launcher", "Plan", "PlanStage", "launcher_name", "render"]
 
 LAUNCHERS: dict[str, Launcher] = {
     "local": local,

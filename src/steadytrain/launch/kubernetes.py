@@ -18,7 +18,7 @@ import yaml
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, Stage, node_command, rank_command
+from steadytrain.launch.plan import Command, File, Plan, PlanStage, node_command, rank_command
 from steadytrain.launch.shared import require_shared
 
 TAKES = frozenset(
@@ -69,7 +69,7 @@ def render(job: Job) -> Plan:
         if "async" not in job.words:
             notes += ["a RayJob runs the command once, on its head: it is for --engine async --ray-address auto"]
     file = File(name=f"{job.name}.yaml", text=text)
-    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
+    return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
 
 def _manifests(job: Job) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job, is_python
-from steadytrain.launch.plan import Command, Plan, Stage, node_command
+from steadytrain.launch.plan import Command, Plan, PlanStage, node_command
 
 TAKES = frozenset({"ranks", "port", "restarts", "grace_seconds"})
 
@@ -27,5 +27,5 @@ def render(job: Job) -> Plan:
         if job.restarts and verb not in ("bandwidth", "pack"):
             words += ("--set", f"parallel.restarts={job.restarts}")
         argv = (job.python, "-P", "-m", "steadytrain", *words)
-    run = Stage(kind="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)
+    run = PlanStage(kind="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)
     return Plan(stages=(run,))

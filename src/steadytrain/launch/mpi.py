@@ -10,7 +10,7 @@ import shlex
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Host, Job
-from steadytrain.launch.plan import Command, Plan, Stage, rank_command
+from steadytrain.launch.plan import Command, Plan, PlanStage, rank_command
 
 TAKES = frozenset({"hosts", "ranks", "folder", "address", "port", "restarts", "grace_seconds", "mpi", "ssh"})
 
@@ -51,4 +51,4 @@ def render(job: Job) -> Plan:
         words += ["-genvlist", ",".join(names)]
     argv = (*words, *job.mpi.options, job.python, *rank_command(job))
     run = Command(argv=argv, variables=variables, stops_by="SIGUSR1")
-    return Plan(stages=(Stage(kind="run", commands=(run,), restarts=job.restarts),))
+    return Plan(stages=(PlanStage(kind="run", commands=(run,), restarts=job.restarts),))

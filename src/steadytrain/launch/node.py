@@ -20,13 +20,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from steadytrain.launch.supervise import (
+from steadytrain.launch.supervise import job_exit_code, killed_words, rank_variables
+from steadytrain.machine.children import (
     die_with_parent,
     exit_code,
-    job_exit_code,
     kill_at_last,
-    killed_words,
-    rank_variables,
+    start,
     start_copying,
     take_signals,
     wait_together,
@@ -52,13 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 variables = rank_variables(
                     rank, args.size, args.port, first=first, local_size=args.procs, address=args.address
                 )
-            process = subprocess.Popen(
-                [sys.executable, *args.program],
-                env={**environment, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                preexec_fn=die_with_parent,
+            pipe, words = subprocess.PIPE, [sys.executable, *args.program]
+            variables = {**environment, **variables}
+            process = start(
+                words, variables=variables, prepare=die_with_parent, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
             )
             processes.append(process)
             prefix = b"[%s] " % (args.name if rank is None else f"{rank} {args.name}").encode()

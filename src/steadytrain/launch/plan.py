@@ -61,7 +61,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class PlanStage:
     """Commands that run at the same time; the next stage begins when all of them have succeeded.
 
     Args:
@@ -81,7 +81,7 @@ class Stage:
 class Plan:
     """Files to write, then stages to run; ``notes`` are for the user to know."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[PlanStage, ...]
     files: tuple[File, ...] = ()
     notes: tuple[str, ...] = ()
 

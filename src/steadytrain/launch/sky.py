@@ -13,7 +13,7 @@ import yaml
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, Stage, node_command
+from steadytrain.launch.plan import Command, File, Plan, PlanStage, node_command
 from steadytrain.launch.shared import require_shared
 
 TAKES = frozenset({"folder", "port", "restarts", "grace_seconds", "cpus", "memory_gb", "gpus", "image", "sky"})
@@ -64,7 +64,7 @@ def render(job: Job) -> Plan:
         notes += [
             "files on the machines are lost with them: write the run to a bucket (--set 'sky.mounts./data=s3://NAME')"
         ]
-    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
+    return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
 
 def _task(job: Job) -> dict[str, Any]:

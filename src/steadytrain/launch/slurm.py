@@ -14,7 +14,7 @@ from dataclasses import replace
 from steadytrain.errors import InputError
 from steadytrain.format import count
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, Stage, rank_command
+from steadytrain.launch.plan import Command, File, Plan, PlanStage, rank_command
 
 TAKES = frozenset({"tasks", "at_once", "ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm"})
 
@@ -61,7 +61,7 @@ def render(job: Job) -> Plan:
     number = "NUMBER_TASK" if job.tasks else "NUMBER"
     log = f"{job.name}-{number}.log in {job.folder or 'the working directory'}"
     notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER makes it save and stop", *_note_on_cores(job))
-    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
+    return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
 
 
 def _script(job: Job) -> str:

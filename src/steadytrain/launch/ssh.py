@@ -18,7 +18,7 @@ from typing import Any
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Host, Job, Machine
-from steadytrain.launch.plan import ELASTIC, Command, Plan, Stage, node_command, torchrun_command
+from steadytrain.launch.plan import ELASTIC, Command, Plan, PlanStage, node_command, torchrun_command
 
 TAKES = frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "grace_seconds", "ssh"})
 _ALWAYS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
@@ -38,14 +38,16 @@ def render(job: Job) -> Plan:
     machines = job.machines
     if job.least and job.least > len(machines):
         raise InputError(f"--nodes needs at least {job.least} hosts, and {len(machines)} are listed")
-    stages = [Stage(kind="check", commands=tuple(_check(job, machine) for machine in machines))]
+    stages = [PlanStage(kind="check", commands=tuple(_check(job, machine) for machine in machines))]
     if job.ssh.sync:
-        stages += [Stage(kind="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))]
+        stages += [
+            PlanStage(kind="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))
+        ]
     least = job.least or (1 if job.is_independent else len(machines))
     may_fail = len(machines) - least
     restarts = 0 if job.least else job.restarts  # torchrun's agents start anew by themselves
     runs = tuple(_run(job, machine) for machine in machines)
-    stages += [Stage(kind="run", commands=runs, may_fail=may_fail, restarts=restarts)]
+    stages += [PlanStage(kind="run", commands=runs, may_fail=may_fail, restarts=restarts)]
     first = machines[0].host
     notes = [f"rank 0 runs on {first.name}, and writes the run there, to {remote_folder(job)}"]
     if job.is_independent:
@@ -174,7 +176,7 @@ _CHECK = dedent("""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class HostAnswer:
     """What a machine answered to the check."""
 
     host: str
@@ -196,7 +198,7 @@ def check_program(*, folder: str, make: bool, address: str, port: int | None, pa
     return f"required = {required!r}\n{_CHECK}"
 
 
-def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str, Any]:
+def judge(job: Job, answer: HostAnswer, version: str, *, several: bool) -> dict[str, Any]:
     """Return the facts of a machine that can run the job.
 
     Args:

@@ -22,15 +22,15 @@ from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, storage_errors
 from steadytrain.format import Say, count
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, Plan, Stage
-from steadytrain.launch.ssh import Answer, copy, judge, require_same_torch
-from steadytrain.launch.supervise import (
-    PREEMPTED,
+from steadytrain.launch.plan import Command, Plan, PlanStage
+from steadytrain.launch.ssh import HostAnswer, copy, judge, require_same_torch
+from steadytrain.launch.supervise import PREEMPTED, job_exit_code, may_restart
+from steadytrain.machine.children import (
     die_with_parent,
     exit_code,
-    job_exit_code,
+    finish,
     kill_at_last,
-    may_restart,
+    start,
     start_copying,
     take_signals,
     wait_together,
@@ -93,8 +93,8 @@ def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
     facts = {}
     with kill_at_last(processes):
         for command, process in zip(commands, processes, strict=True):
-            output, errors = (text.decode(errors="replace") for text in process.communicate(command.stdin.encode()))
-            answer = Answer(host=command.label, code=process.returncode, output=output, errors=errors)
+            ended = finish(process, command.stdin)
+            answer = HostAnswer(host=command.label, code=ended.code, output=ended.output, errors=ended.errors)
             facts[answer.host] = judge(job, answer, __version__, several=len(commands) > 1)
     require_same_torch(facts)
     ranks = {machine.host.name: machine.procs for machine in job.machines}
@@ -141,7 +141,7 @@ def _send(command: Command, folder: Path, chosen: Chosen) -> None:
         )
 
 
-def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
+def _run(stage: PlanStage, grace_seconds: float, say: Say) -> int:
     """Run the ranks, up to ``stage.restarts`` times again after a failure; return the exit code."""
     for attempt in range(stage.restarts + 1):
         began = time.monotonic()
@@ -153,7 +153,7 @@ def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
     return code
 
 
-def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
+def _run_once(stage: PlanStage, grace_seconds: float, say: Say) -> tuple[int, bool]:
     """Run the commands of a stage; return the exit code, and whether this process was asked to end."""
     running: list[subprocess.Popen[bytes]] = []
     copying: list[threading.Thread] = []
@@ -204,9 +204,9 @@ def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
 def _begin(command: Command) -> subprocess.Popen[bytes]:
     if not command.hands_over:
         alone = command.stops_by != "SIGTERM"  # mpirun does not hear Ctrl-C itself; others share our terminal
-        return _open(command, stdin=subprocess.DEVNULL if alone else None, start_new_session=alone)
+        return _open(command, stdin=subprocess.DEVNULL if alone else None, own_group=alone)
     pipe = subprocess.PIPE
-    process = _open(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    process = _open(command, stdin=pipe, stdout=pipe, stderr=pipe, own_group=True)
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(_values(command)).encode() + b"\n")
@@ -218,11 +218,11 @@ def _hand_over(command: Command) -> str:
     """Give the job to a scheduler; return what it prints."""
     process = _open(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with kill_at_last([process]):
-        output, errors = process.communicate()
-    if process.returncode:
-        message = " ".join((errors or output).decode(errors="replace").split())
-        raise FailedError(f"{command.argv[0]} rejected the job (exit code {process.returncode}): {message}")
-    return output.decode(errors="replace").strip()
+        ended = finish(process)
+    if ended.code:
+        message = " ".join((ended.errors or ended.output).split())
+        raise FailedError(f"{command.argv[0]} rejected the job (exit code {ended.code}): {message}")
+    return ended.output.strip()
 
 
 def _values(command: Command) -> dict[str, str]:
@@ -237,15 +237,10 @@ def _values(command: Command) -> dict[str, str]:
 
 
 def _open(command: Command, **streams: Any) -> subprocess.Popen[bytes]:
-    variables = {} if command.hands_over else _values(command)
-    try:
-        return subprocess.Popen(command.argv, env=os.environ | variables, preexec_fn=die_with_parent, **streams)
-    except FileNotFoundError:
-        raise InputError(
-            f"{command.argv[0]} is not installed here: install it, or use --dry-run to see the plan"
-        ) from None
-    except OSError as error:
-        raise FailedError(f"cannot start {command.argv[0]} ({error.strerror})") from error
+    variables = os.environ | ({} if command.hands_over else _values(command))
+    if shutil.which(command.argv[0]) is None:
+        raise InputError(f"{command.argv[0]} is not installed here: install it, or use --dry-run to see the plan")
+    return start(command.argv, variables=variables, refusal=FailedError, prepare=die_with_parent, **streams)
 
 
 NEVER = (

@@ -1,28 +1,35 @@
 """Processes that are one job: started together, waited for together, ended together.
 
 :func:`keep_ranks` starts the ranks of ``--procs N`` as torchrun does, without loading torch; :mod:`.node` starts those
-of one machine of several; :mod:`.submit` runs a program for each machine. All of them wait by :func:`wait_together`.
+of one machine of several; :mod:`.submit` runs a program for each machine. All of them
+wait by :func:`steadytrain.machine.children.wait_together`.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import IO
 
 from steadytrain.distributed.world import LOOPBACK
 from steadytrain.errors import InputError, RankLostError
+from steadytrain.machine.children import (
+    die_with_parent,
+    ending,
+    exit_code,
+    forward,
+    kill_at_last,
+    send,
+    start,
+    take_signals,
+    wait_together,
+)
 
 USAGE = InputError.exit_code
 RANK_LOST = RankLostError.exit_code
@@ -70,121 +77,6 @@ def may_restart(code: int) -> bool:
     return code not in (0, USAGE, PREEMPTED, INTERRUPTED)
 
 
-def exit_code(returned: int) -> int:
-    """Turn a process's return code into a shell's: 128 and the signal's number where one ended it.
-
-    >>> exit_code(-9), exit_code(3)
-    (137, 3)
-    """
-    return 128 - returned if returned < 0 else returned
-
-
-def wait_together(
-    processes: Sequence[subprocess.Popen[bytes]],
-    requests: Sequence[int] = (),
-    *,
-    ask_to_end: Callable[[], None],
-    grace_seconds: float,
-    lenience_seconds: float = 0.0,
-    may_fail: int = 0,
-    may_be_killed: int = 0,
-    kill_if_asked_twice: bool = False,
-    on_end: Callable[[int], None] = lambda place: None,
-) -> list[int]:
-    """Wait until all processes have ended; where one ends badly, or a request comes, the others are made to end.
-
-    Args:
-        requests: to end, such as :func:`take_signals` yields; what is appended while this waits counts.
-        ask_to_end: called once, to ask those that still run.
-        grace_seconds: after they were asked; then they are killed.
-        lenience_seconds: after a bad end, for the others to end by themselves before they are asked.
-        may_fail: so many bad ends change nothing.
-        may_be_killed: nor do so many ends by a signal.
-        kill_if_asked_twice: a second request ends the grace.
-        on_end: called with each place.
-
-    Returns:
-        Places in the order in which the processes ended.
-    """
-    ended: list[int] = []
-    ask_at = kill_at = math.inf
-    num_requests = 0  # when the processes were asked
-    while True:
-        for place, process in enumerate(processes):
-            if place not in ended and process.poll() is not None:
-                ended.append(place)
-                on_end(place)
-        if len(ended) == len(processes):
-            return ended
-        now, codes = time.monotonic(), [processes[place].returncode for place in ended]
-        num_killed, num_bad = sum(code < 0 for code in codes), sum(code != 0 for code in codes)
-        if requests:
-            ask_at = min(ask_at, now)
-        elif num_bad - min(num_killed, may_be_killed) > may_fail:
-            ask_at = min(ask_at, now + lenience_seconds)
-        if kill_at == math.inf and now >= ask_at:
-            kill_at, num_requests = now + grace_seconds, len(requests)
-            ask_to_end()
-        elif now >= kill_at or (kill_if_asked_twice and len(requests) > num_requests):
-            for process in processes:
-                process.kill()
-        time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
-    """Take signals in the main thread; yield a list that gets the number of each that comes.
-
-    SIGHUP stays ignored where it was ignored before: ``nohup`` starts a program like that.
-    """
-    received: list[int] = []
-
-    def take(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        on_signal(number)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [
-        getattr(signal, name)
-        for name in names
-        if is_main and hasattr(signal, name)
-        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, take) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def kill_at_last(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Let none of the processes outlive the block, whatever happens."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-def start_copying(source: IO[bytes], sink: IO[bytes], prefix: bytes = b"") -> threading.Thread:
-    """Start a thread that copies whole lines, each behind ``prefix``. A reader that is gone stops nobody."""
-
-    def copy() -> None:
-        with source:
-            for line in source:
-                with suppress(OSError, ValueError):
-                    sink.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
-                    sink.flush()
-
-    thread = threading.Thread(target=copy)
-    thread.start()
-    return thread
-
-
 def keep_ranks(
     command: Sequence[str],
     count: int,
@@ -223,18 +115,8 @@ def keep_ranks(
             say(killed_words(rank, code, is_last=all(process.poll() for process in ranks)))
             on_killed(rank)
 
-    def send(number: int) -> None:
-        for process in list(ranks):
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
-
-    def forward(number: int) -> None:
-        # A terminal has sent Ctrl-C to all ranks already; kill -INT has not.
-        if number != signal.SIGINT or not in_foreground():
-            send(number)
-
     left = restarts
-    with take_signals(FORWARDED, forward) as received:
+    with take_signals(FORWARDED, partial(forward, ranks)) as received:
         while True:
             began = time.monotonic()
             ranks.clear()
@@ -242,10 +124,10 @@ def keep_ranks(
             with kill_at_last(ranks):
                 _start_ranks(command, count, ranks, errors)
                 for number in received:  # before there was anyone to forward it to
-                    send(number)
+                    send(ranks, number)
                 ended = wait_together(
                     ranks,
-                    ask_to_end=lambda: send(signal.SIGTERM),
+                    ask_to_end=lambda: send(ranks, signal.SIGTERM),
                     grace_seconds=GRACE,
                     lenience_seconds=GRACE,
                     may_be_killed=count - 1 if independent else 0,
@@ -266,7 +148,7 @@ def keep_ranks(
             is_lost = RANK_LOST in codes and {*codes} <= {0, RANK_LOST, PREEMPTED, -signal.SIGTERM}
             if (is_killed or is_lost) and left and not received and not independent:
                 left -= 1
-                what = f"rank {failed} was killed by {signal.Signals(-codes[failed]).name}" if is_killed else LOST_TOUCH
+                what = f"rank {failed} was killed by {ending(codes[failed])}" if is_killed else LOST_TOUCH
                 say(f"{what}: restarting all {count} ranks")
                 continue
             is_stopped = bool(received) and codes[failed] in (INTERRUPTED, -received[0])  # and rank 0 has said so
@@ -282,23 +164,19 @@ def _start_ranks(
 ) -> None:
     """Append the processes to ``ranks``, and what all but rank 0 write to standard error to ``errors``."""
     port = free_port()
-    sys.stdout.flush()
-    sys.stderr.flush()
     for rank in range(count):
         if rank:
             errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - read when the rank has ended
-        try:
-            process = subprocess.Popen(
-                command,
-                env=os.environ | rank_variables(rank, count, port),
-                stdin=subprocess.DEVNULL if rank else None,
-                stdout=subprocess.DEVNULL if rank else None,
-                stderr=errors[-1] if rank else None,
-                preexec_fn=die_with_parent,
-            )
-        except OSError as error:
-            raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from error
-        ranks.append(process)
+        variables = os.environ | rank_variables(rank, count, port)
+        ranks.append(start_rank(command, variables, errors[-1] if rank else None))
+
+
+def start_rank(
+    command: Sequence[str], variables: Mapping[str, str], errors: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    """Start a rank that ends with this process: one with our files, or one that only writes ``errors``."""
+    null = None if errors is None else subprocess.DEVNULL
+    return start(command, variables=variables, prepare=die_with_parent, stdin=null, stdout=null, stderr=errors)
 
 
 def rank_variables(
@@ -327,12 +205,6 @@ def rank_variables(
     }
 
 
-def die_with_parent() -> None:
-    """Have the system send this child SIGTERM, by which ranks save, when its parent is gone. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def killed_words(rank: int, code: int, *, is_last: bool) -> str:
     """Word that an independent rank was killed; ``is_last``: none still runs, and none came to the end.
 
@@ -340,28 +212,7 @@ def killed_words(rank: int, code: int, *, is_last: bool) -> str:
     'rank 1 was killed by SIGKILL: the others do its work'
     """
     rest = "no rank is left, run the same command again to continue" if is_last else "the others do its work"
-    return f"rank {rank} was killed by {signal.Signals(-code).name}: {rest}"
-
-
-def cause_of_death(code: int) -> str:
-    """Word why a process that did not finish its work ended.
-
-    >>> cause_of_death(-9), cause_of_death(-11), cause_of_death(3)
-    ('killed by the system: not enough memory', 'the process crashed (SIGSEGV)', 'the process crashed (code 3)')
-    """
-    if code == -9:
-        return "killed by the system: not enough memory"
-    return f"the process crashed ({signal.Signals(-code).name if code < 0 else f'code {code}'})"
-
-
-def in_foreground() -> bool:
-    """Say whether this process and its children have a terminal's keys: all of them get what Ctrl-C sends."""
-    for file in (0, 2, 1):
-        try:
-            return os.tcgetpgrp(file) == os.getpgrp()
-        except OSError:
-            continue
-    return False
+    return f"rank {rank} was killed by {ending(code)}: {rest}"
 
 
 def free_port() -> int:

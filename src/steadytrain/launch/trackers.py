@@ -66,14 +66,14 @@ _WITH_VALUE = {*VALUES, *_RENAMED, *_SET, *_LEFT_OUT, *_REFUSED, *_MEMORY, *_PLA
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translated:
+class LaunchCommand:
     """Flags of ``steady launch``, ``--``, and the command; ``notes`` say what became of the old flags."""
 
     argv: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
-def translate(argv: Sequence[str]) -> Translated:
+def translate(argv: Sequence[str]) -> LaunchCommand:
     """Translate old flags, which may be mixed with new ones; the command begins after ``--``, or at the first non-flag.
 
     Raises:
@@ -117,7 +117,7 @@ def translate(argv: Sequence[str]) -> Translated:
                 notes.append(f"{word} {value} is ignored: {_LEFT_OUT[word]}")
     command = rest[1:] if rest[:1] == ["--"] else rest
     first = _placed(old, new, notes)
-    return Translated(argv=(*first, *new, *(["--", *command, *servers] if command else [])), notes=tuple(notes))
+    return LaunchCommand(argv=(*first, *new, *(["--", *command, *servers] if command else [])), notes=tuple(notes))
 
 
 def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,17 +43,23 @@ from steadytrain.launch.supervise import (
     FORWARDED,
     GRACE,
     LASTING,
-    POLL_SECONDS,
     PREEMPTED,
     RANK_LOST,
     SHOWN_LINES,
-    die_with_parent,
-    exit_code,
     free_port,
-    in_foreground,
     job_exit_code,
-    kill_at_last,
     rank_variables,
+    start_rank,
+)
+from steadytrain.machine.children import (
+    POLL_SECONDS,
+    die_with_parent,
+    ending,
+    exit_code,
+    forward,
+    kill_at_last,
+    send,
+    start,
     take_signals,
 )
 
@@ -225,14 +231,8 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
             words += [f"--address={address}"]
             _await_port(head, world.port - 1, should_stop)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=_outlast_signals,
-        )
+        ray = [sys.executable, "-m", "ray.scripts.scripts", *words]
+        process = start(ray, prepare=_outlast_signals, own_group=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             while b"Ray runtime started" not in (output := os.pread(log.fileno(), 1 << 20, 0)):
                 if process.poll() is not None:
@@ -295,9 +295,8 @@ class _Workers:
         self._first = self._size = 0
 
     def forward(self, number: int) -> None:
-        """Pass a signal on. A terminal has sent Ctrl-C to all already; ``kill -INT`` has not."""
-        if number != signal.SIGINT or not in_foreground():
-            self._send(number)
+        """Pass a signal on."""
+        forward(self._processes, number)
 
     def may_restart(self) -> bool:
         """Count a restart; return whether it is allowed. Those long ago do not count."""
@@ -317,7 +316,7 @@ class _Workers:
                 self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - read when the worker has ended
                 self._processes.append(self._start(place, host))
             for number in received:  # before there was anyone to forward it to
-                self._send(number)
+                send(self._processes, number)
             ended: list[int] = []
             end_at: float | None = None
             kill_at: float | None = None
@@ -331,7 +330,7 @@ class _Workers:
                         continue
                     ended.append(place)
                     if process.returncode == RANK_LOST:  # a server is gone: what the others have is lost with it
-                        self._send(signal.SIGKILL)
+                        send(self._processes, signal.SIGKILL)
                     # The first worker ends the run; another that has done its part does not.
                     if end_at is None and (place + first == 0 or process.returncode):
                         is_good = process.returncode in (0, PREEMPTED)
@@ -339,9 +338,9 @@ class _Workers:
                 now = time.monotonic()
                 if end_at is not None and kill_at is None and now >= end_at:
                     kill_at = now + (SHORT_GRACE if first or 0 in ended else GRACE)  # the first one saves
-                    self._send(signal.SIGTERM)
+                    send(self._processes, signal.SIGTERM)
                 elif kill_at is not None and now >= kill_at:
-                    self._send(signal.SIGKILL)
+                    send(self._processes, signal.SIGKILL)
                 time.sleep(POLL_SECONDS)
         codes = [process.returncode for process in self._processes]
         if (first == 0 and codes[0] == 0) or RANK_LOST in codes:
@@ -354,7 +353,7 @@ class _Workers:
         return job_exit_code(exit_code(codes[place]) for place in ended)
 
     def _start_again(self, place: int, host: Host) -> None:
-        name, rank = signal.Signals(-self._processes[place].returncode).name, self._first + place
+        name, rank = ending(self._processes[place].returncode), self._first + place
         left = host.lose(rank)
         batches = f" with {left} batches unfinished, which others do" if left else ""
         self._say(f"worker {rank} was killed by {name}{batches}: it is started again")
@@ -365,21 +364,5 @@ class _Workers:
         variables: Mapping[str, str] = {}
         if not self._is_launched:
             variables = rank_variables(rank, self._size, free_port(), first=first, local_size=self._size - first)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            return subprocess.Popen(
-                self._command,
-                env={**os.environ, **variables, **host.variables},
-                stdin=subprocess.DEVNULL if rank else None,
-                stdout=subprocess.DEVNULL if rank else None,
-                stderr=self._errors[place] if rank else None,
-                preexec_fn=die_with_parent,
-            )
-        except OSError as error:
-            raise InputError(f"cannot start {self._command[0]}: {error.strerror or error}") from error
-
-    def _send(self, number: int) -> None:
-        for process in list(self._processes):
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
+        variables = {**os.environ, **variables, **host.variables}
+        return start_rank(self._command, variables, self._errors[place] if rank else None)

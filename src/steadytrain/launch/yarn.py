@@ -12,7 +12,7 @@ from typing import Any
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, Stage, node_command
+from steadytrain.launch.plan import Command, File, Plan, PlanStage, node_command
 from steadytrain.launch.shared import unshared
 
 TAKES = frozenset(
@@ -72,4 +72,4 @@ def render(job: Job) -> Plan:
         "YARN's registry DNS, which must run in the cluster, finds the first container",
         "data and runs must be on storage that all containers can reach",
     )
-    return Plan(stages=(Stage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
+    return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)

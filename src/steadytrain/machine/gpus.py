@@ -34,10 +34,10 @@ class CudaDevice(Protocol):
         """Its parts; None where it is not partitioned."""
 
 
-Device = TypeVar("Device", bound=CudaDevice)
+AnyDevice = TypeVar("AnyDevice", bound=CudaDevice)
 
 
-def visible_gpus(gpus: Sequence[Device], variables: Mapping[str, str] = os.environ) -> list[Device]:
+def visible_gpus(gpus: Sequence[AnyDevice], variables: Mapping[str, str] = os.environ) -> list[AnyDevice]:
     """Return the GPUs that CUDA shows to a process, in the order of CUDA_VISIBLE_DEVICES; all of them without it.
 
     CUDA reads numbers as C does (``1a`` is 1), ids by their beginning, and stops at the first that it does not know;
@@ -56,9 +56,9 @@ def visible_gpus(gpus: Sequence[Device], variables: Mapping[str, str] = os.envir
     return next(([device] for device in usable if id(device) in slices), usable)
 
 
-def _chosen(asked: str, gpus: Sequence[Device]) -> list[Device]:
+def _chosen(asked: str, gpus: Sequence[AnyDevice]) -> list[AnyDevice]:
     kind = next((kind for kind in ("GPU-", "MIG-") if asked.startswith(kind)), None)
-    chosen: list[Device] = []
+    chosen: list[AnyDevice] = []
     for word in asked.split(",") if kind else map(str.strip, asked.split(",")):
         if kind is None:
             number = re.match(r"\+?(\d+)", word)

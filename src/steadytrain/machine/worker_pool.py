@@ -7,10 +7,8 @@ or fork a process that has threads.
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import warnings
@@ -22,14 +20,10 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from steadytrain.errors import FailedError, SteadyError
+from steadytrain.machine.children import ending, start_module
 
 _PORTIONS_IN_FLIGHT = 3  # for each child
 _READY = b"ready"
-
-# One thread each: the children themselves are the parallelism.
-_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# glibc would map each photograph's pixels anew and give them back: of a child's time a quarter went to page faults.
-_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -112,35 +106,6 @@ def map_in_children(
             child.end()
 
 
-def start_child(
-    module: str, *, stdin: int | None = None, stdout: int | None = None, inherits: Sequence[int] = ()
-) -> subprocess.Popen[bytes]:
-    """Start a child that loads ``module`` and runs its ``main()``; it ignores Ctrl-C.
-
-    Args:
-        module: by its name.
-        stdin, stdout: the child's ends of pipes; what it prints is to go to standard error.
-        inherits: other files that are open in the child, under the same numbers.
-
-    Raises:
-        FailedError: no process can be started.
-    """
-    program = (
-        f"import sys\nsys.path[:] = {sys.path!r}\nfrom steadytrain.machine.worker_pool import run\nrun({module!r})\n"
-    )
-    command, variables = [sys.executable, "-c", program], {**_MEMORY, **os.environ, **_THREADS}
-    # The child hears no Ctrl-C, not even as it begins: the parent does, and ends it.
-    can_block = hasattr(signal, "pthread_sigmask")  # not under Windows
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if can_block else set()
-    try:
-        return subprocess.Popen(command, stdin=stdin, stdout=stdout, env=variables, pass_fds=inherits)
-    except OSError as error:
-        raise FailedError(f"cannot start {sys.executable} ({error.strerror})") from error
-    finally:
-        if can_block:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class _Child:
     """A child process that applies one pickled function to portions; started anew where it has died."""
 
@@ -150,7 +115,7 @@ class _Child:
 
     def start(self) -> None:
         try:
-            self.process = start_child(__name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.process = start_module(__name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except FailedError as error:
             raise FailedError(f"{error}: give --workers 1") from error
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -175,21 +140,7 @@ class _Child:
         for pipe in (self._input, self._output):
             with suppress(OSError):
                 pipe.close()
-        code = self.process.wait()
-        try:
-            return signal.Signals(-code).name
-        except ValueError:
-            return f"exit code {code}"
-
-
-def run(module: str) -> None:
-    """Run a child of :func:`start_child`: load the module and call its ``main()``."""
-    # The parent hears of these, and ends its children: a job that is asked to end needs its batches until it has saved.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    warnings.simplefilter("ignore")
-    importlib.import_module(module).main()
+        return ending(self.process.wait())
 
 
 def main() -> None:

@@ -27,10 +27,11 @@ from steadytrain.interop.mxnet import checkpoint as mxnet
 from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import translate
 from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
+from steadytrain.machine.web import client
 from steadytrain.models.class_names import OutputNames, imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
 from steadytrain.models.objects import find_given
-from steadytrain.models.registry import Source, current_name, fetched_file, find, licence_note
+from steadytrain.models.registry import ModelSource, current_name, fetched_file, find, licence_note
 from steadytrain.models.weights import (
     NETWORK_ERRORS,
     Input,
@@ -281,7 +282,7 @@ def require_size(model: Model, size: int) -> None:
         build(spec, num_classes=2, channels=3, size=size)
 
 
-def _depends_on_size(source: Source) -> bool:
+def _depends_on_size(source: ModelSource) -> bool:
     """Return whether a network of timm's has parameters whose shapes follow from the size of its images."""
     if source.kind != "timm":
         return False
@@ -291,7 +292,7 @@ def _depends_on_size(source: Source) -> bool:
     return config is not None and bool(config.fixed_input_size)
 
 
-def _refuses(source: Source, spec: Model, size: int) -> bool:
+def _refuses(source: ModelSource, spec: Model, size: int) -> bool:
     """Return whether a network cannot take images of a side, as far as that can be known without values."""
     try:
         with torch.device("meta"), torch.no_grad():
@@ -304,7 +305,7 @@ def _refuses(source: Source, spec: Model, size: int) -> bool:
     return False
 
 
-def _nearest_sizes(source: Source, model: Model, size: int) -> str:
+def _nearest_sizes(source: ModelSource, model: Model, size: int) -> str:
     """List the nearest sides below and above that a network takes, for a message; empty where that does not matter."""
     if not _depends_on_size(source):
         return ""
@@ -339,7 +340,7 @@ def _head(name: str) -> tuple[str, ...]:
     return (name,) if name else ()
 
 
-def _load_params(built: Built, source: Source, model: Model, classes: Sequence[str]) -> Built:
+def _load_params(built: Built, source: ModelSource, model: Model, classes: Sequence[str]) -> Built:
     """Load MXNet's weights into a network that is not made of its symbol, but computes the same."""
     path = str(model.weights)
     checkpoint = mxnet.open_checkpoint(path)
@@ -366,7 +367,7 @@ def _scaling_note(reason: str) -> list[str]:
 
 
 def _make_mxnet(
-    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
+    source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
 ) -> Built:
     """Make the module of an MXNet checkpoint, with its weights where the recipe asks for them."""
     known = ["layer_before_fullc"]
@@ -414,7 +415,7 @@ def _make_mxnet(
     )
 
 
-def _make_torchvision(source: Source, model: Model, *, num_classes: int, channels: int) -> Built:
+def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, channels: int) -> Built:
     """Build torchvision's network; its weights are not fetched."""
     import torchvision
 
@@ -437,7 +438,7 @@ def _make_torchvision(source: Source, model: Model, *, num_classes: int, channel
 
 
 def _make(
-    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str] = ()
+    source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str] = ()
 ) -> Built:
     """The network as its maker gives it, without the user's weights file."""
     if source.kind == "timm":
@@ -504,7 +505,7 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
     return _call_own(inner, factory, model, num_classes=num_classes, channels=channels, size=size)
 
 
-def _make_object(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+def _make_object(source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
     """Copy the module that Python code gave, with its weights, or call its function."""
     given = find_given(source.name)
     if not isinstance(given, nn.Module):
@@ -536,7 +537,7 @@ def _call_own(
 
 
 def _make_timm(
-    source: Source, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
+    source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
 ) -> Built:
     """Build timm's network, with the hub's weights if the recipe asks for them.
 
@@ -595,7 +596,7 @@ def _make_timm(
     return replace(built, licence=licence, notes=tuple(notes), weights=f"timm/{config.architecture}{tag}")
 
 
-def require_weights(source: Source) -> None:
+def require_weights(source: ModelSource) -> None:
     """Make sure that the hub's weights of one of timm's models are on this machine, or can be fetched.
 
     Raises:
@@ -622,7 +623,8 @@ def _cached_weights(name: str, config: Any) -> dict[str, str]:
     if constants.HF_HUB_OFFLINE:
         raise _unreachable(name, "HF_HUB_OFFLINE is set")
     try:
-        with urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10):
+        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+        with client(trusted=None, on_redirect=bool).open(request, timeout=10):
             return {}
     except urllib.error.HTTPError:
         return {}  # it answers, if only with an error

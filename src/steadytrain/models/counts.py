@@ -20,17 +20,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain import __version__
 from steadytrain.errors import StorageError, first_line
+from steadytrain.files import replace_file
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models.nets import BUILTINS
 from steadytrain.models.registry import Entry
 from steadytrain.models.weights import NETWORK_ERRORS
-from steadytrain.run import replace_file
 
 _LAYOUT = 1  # raised when the same network would be counted otherwise
 
 
 @dataclass(frozen=True)
-class Counts:
+class ModelCounts:
     """Parameters and operations of a model.
 
     Args:
@@ -50,7 +50,7 @@ def counts(
     most: int | None = None,
     cache: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Counts] | None:
+) -> dict[str, ModelCounts] | None:
     """Count networks, or recall what was counted earlier with the same timm, torch and steadytrain.
 
     Args:
@@ -63,7 +63,7 @@ def counts(
         name -> counts. A network that cannot be built or run has None, and the reason, in place of numbers.
     """
     entries = list(entries)
-    known = {key: Counts(*numbers) for key, numbers in _read_cache(cache).items()}
+    known = {key: ModelCounts(*numbers) for key, numbers in _read_cache(cache).items()}
     missing = {_key(entry): entry for entry in entries if _key(entry) not in known}
     if most is not None and len(missing) > most:
         return None
@@ -77,7 +77,7 @@ def counts(
     return {entry.name: known[_key(entry)] for entry in entries}
 
 
-def count(entry: Entry) -> Counts:
+def count(entry: Entry) -> ModelCounts:
     """Build a network on ``meta`` and push one image through it, in evaluation mode."""
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
@@ -87,7 +87,7 @@ def count(entry: Entry) -> Counts:
             else:
                 module = timm.create_model(entry.name.removeprefix("timm/"))
     except NETWORK_ERRORS as error:
-        return Counts(error=f"cannot be built without values: {first_line(error)}")
+        return ModelCounts(error=f"cannot be built without values: {first_line(error)}")
     parameters = sum(parameter.numel() for parameter in module.parameters())
     # FlopCounterMode's hooks stumble over parameters that want gradients where none are made.
     module.eval().requires_grad_(False)
@@ -96,8 +96,8 @@ def count(entry: Entry) -> Counts:
         with torch.no_grad(), FlopCounterMode(display=False) as counter, warnings.catch_warnings(action="ignore"):
             module(image)
     except NETWORK_ERRORS as error:
-        return Counts(parameters, error=f"cannot be run without values: {first_line(error)}")
-    return Counts(parameters, counter.get_total_flops() // 2)
+        return ModelCounts(parameters, error=f"cannot be run without values: {first_line(error)}")
+    return ModelCounts(parameters, counter.get_total_flops() // 2)
 
 
 def _key(entry: Entry) -> str:

@@ -40,8 +40,8 @@ SUFFIXES = (".onnx", ".xml", ".pt2", ".engine")
 KEY = "steadytrain"
 """Under which a file's metadata has the description, as JSON."""
 
-Numbers = Literal["fp32", "fp16", "bf16", "int8"]
-Engine = Literal["onnxruntime", "openvino", "torch.export", "aotinductor", "tensorrt"]
+StoredNumbers = Literal["fp32", "fp16", "bf16", "int8"]
+RuntimeName = Literal["onnxruntime", "openvino", "torch.export", "aotinductor", "tensorrt"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -106,7 +106,7 @@ class Description:
     temperature: float = 1.0
     calibrated_on: str = ""
     licence: str = ""
-    numbers: Numbers = "fp32"
+    numbers: StoredNumbers = "fp32"
     difference: float | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     is_unnamed: bool = False
@@ -174,7 +174,7 @@ class OpenedModule:
 
     module: EngineModule
     metadata: Mapping[str, str]
-    engine: Engine
+    engine: RuntimeName
     device: torch.device
 
     @property
@@ -196,7 +196,7 @@ class Exported:
 
     module: EngineModule
     description: Description
-    engine: Engine
+    engine: RuntimeName
     device: torch.device
 
 
@@ -228,8 +228,8 @@ def open_module(
     *,
     device: str = "cpu",
     threads: int | None = None,
-    engine: Engine | None = None,
-    numbers: Numbers | None = None,
+    engine: RuntimeName | None = None,
+    numbers: StoredNumbers | None = None,
 ) -> OpenedModule:
     """Open any exported network, described or not.
 
@@ -279,8 +279,8 @@ def require_library(name: str) -> Any:
         raise ModelError(f"{name.partition('.')[0]} is not installed here ({first_line(error)}): {remedy}") from error
 
 
-def _engine_of(path: Path) -> Engine:
-    engines: dict[str, Engine] = {".onnx": "onnxruntime", ".xml": "openvino", ".engine": "tensorrt"}
+def _engine_of(path: Path) -> RuntimeName:
+    engines: dict[str, RuntimeName] = {".onnx": "onnxruntime", ".xml": "openvino", ".engine": "tensorrt"}
     if path.suffix in engines:
         return engines[path.suffix]
     if path.suffix != ".pt2":
@@ -395,7 +395,7 @@ def _ordered(stream: torch.cuda.Stream | None, inputs: Sequence[Tensor]) -> Iter
         tensor.record_stream(stream)  # its memory is not given to others before the engine has read it
 
 
-def _open_openvino(path: Path, device: str, threads: int, numbers: Numbers | None) -> OpenedModule:
+def _open_openvino(path: Path, device: str, threads: int, numbers: StoredNumbers | None) -> OpenedModule:
     openvino = require_library("openvino")
     if device not in ("cpu", "auto"):
         raise _no_device(path, "OpenVINO", device, "take --device cpu")
@@ -423,7 +423,7 @@ def _open_openvino(path: Path, device: str, threads: int, numbers: Numbers | Non
     return OpenedModule(EngineModule(run), metadata, "openvino", torch.device("cpu"))
 
 
-def _open_torch(path: Path, device: str, engine: Engine) -> OpenedModule:
+def _open_torch(path: Path, device: str, engine: RuntimeName) -> OpenedModule:
     """Open a program of torch.export, or a package of AOTInductor, which is for the device that it was compiled for."""
     metadata = _archived_metadata(path)
     if engine == "aotinductor":

@@ -29,7 +29,7 @@ HUB = re.compile(
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where a model comes from, and its name there."""
 
     kind: Literal["built-in", "timm", "torchvision", "mxnet", "import", "object"]
@@ -45,7 +45,7 @@ class Source:
         return f"{self.kind}/{self.inner}" if self.kind in ("timm", "torchvision") else self.inner
 
 
-def find(name: str, *, allow_import: bool = False) -> Source:
+def find(name: str, *, allow_import: bool = False) -> ModelSource:
     """Find out what a model's name means. A name that timm has replaced by another one means that one.
 
     Args:
@@ -58,10 +58,10 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         ModelError: no such model (with the nearest names), or a factory that may not be imported.
     """
     if name.startswith(PREFIX):
-        return Source("mxnet", name.removeprefix(PREFIX))
+        return ModelSource("mxnet", name.removeprefix(PREFIX))
     if name.startswith(OBJECT):
         find_given(name)
-        return Source("object", name.removeprefix(OBJECT))
+        return ModelSource("object", name.removeprefix(OBJECT))
     if hub := HUB.fullmatch(name):
         name = _timm_name(name, hub["repository"].strip("/").partition("@")[0])
     if FACTORY.fullmatch(name):
@@ -70,16 +70,16 @@ def find(name: str, *, allow_import: bool = False) -> Source:
                 f"{name} would import code, which is only done for a model that you name yourself: if you trust it, add"
                 f" --model {name} (in Python: allow_import=True to train, model={name!r} to restore)"
             )
-        return Source("import", name)
+        return ModelSource("import", name)
     if name in BUILTINS:
-        return Source("built-in", name)
+        return ModelSource("built-in", name)
     if name.startswith("torchvision/"):
         import torchvision
 
         inner, names = name.removeprefix("torchvision/"), torchvision.models.list_models(module=torchvision.models)
         if inner not in names:
             raise ModelError(f"torchvision has no classifier {inner!r}.{did_you_mean(inner, names)}")
-        return Source("torchvision", inner)
+        return ModelSource("torchvision", inner)
     import timm.models
 
     inner = current_name(name.removeprefix("timm/"))
@@ -90,7 +90,7 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         tags = [full.partition(".")[2] for full in timm.models.list_pretrained(f"{architecture}.*")]
         if tag not in tags:
             raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {', '.join(tags) or 'none'}")
-    return Source("timm", inner)
+    return ModelSource("timm", inner)
 
 
 def current_name(inner: str) -> str:
@@ -152,10 +152,10 @@ def _hint(name: str) -> str:
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}
 _NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
 
-Kind = Literal["free", "non-commercial", "unknown", "own"]
+LicenceKind = Literal["free", "non-commercial", "unknown", "own"]
 
 
-def licence_kind(licence: str) -> Kind:
+def licence_kind(licence: str) -> LicenceKind:
     """Sort a licence by what it allows, as far as its name says it.
 
     >>> licence_kind("apache-2.0"), licence_kind("cc-by-nc-4.0"), licence_kind("dinov3-license")

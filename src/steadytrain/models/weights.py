@@ -318,7 +318,7 @@ def _prefix_note(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> l
 
 
 @dataclass(frozen=True)
-class Rows:
+class ClassifierRows:
     """What a classifier begins with: the row of the weights for each class of the data, and a line for the user.
 
     ``sources`` has None for a class that begins with a fresh row; it is empty where all rows stay as they are.
@@ -333,21 +333,21 @@ class Rows:
         return bool(self.sources) and all(source is None for source in self.sources)
 
 
-def rows_by_name(classes: Sequence[str], outputs: OutputNames) -> Rows:
+def rows_by_name(classes: Sequence[str], outputs: OutputNames) -> ClassifierRows:
     """Find the row of each class of the data in a classifier whose outputs have names.
 
     Names match as they do in an evaluation (:func:`.class_names.match_classes`), but numbers are places of ImageNet's
     classes only: digits are no colours.
 
     >>> rows_by_name(["bus", "car"], OutputNames(("car", "bus")))
-    Rows(sources=(1, 0), note="the classifier's rows were put into the order of the data's classes")
+    ClassifierRows(sources=(1, 0), note="the classifier's rows were put into the order of the data's classes")
     >>> rows_by_name(["bus", "van"], OutputNames(("car", "bus")))
-    Rows(sources=(1, None), note='the classifier keeps the rows of 1 of 2 classes, by name (bus); new: van')
+    ClassifierRows(sources=(1, None), note='the classifier keeps the rows of 1 of 2 classes, by name (bus); new: van')
     >>> rows_by_name(["0", "1"], OutputNames(("car", "bus"))).is_fresh
     True
     """
     if tuple(classes) == outputs.names:
-        return Rows()
+        return ClassifierRows()
     matches = match_classes(classes, outputs.names, synsets=outputs.synsets)
     is_numbers = all(match.how == "number" for match in matches)
     sources = tuple(None if is_numbers and not outputs.synsets else match.output for match in matches)
@@ -355,7 +355,7 @@ def rows_by_name(classes: Sequence[str], outputs: OutputNames) -> Rows:
     new = [name for name, source in zip(classes, sources, strict=True) if source is None]
     if sources == tuple(range(len(outputs.names))):  # the same classes, spelt otherwise
         note = "the data's classes are numbers: they are taken for the places of ImageNet's" if is_numbers else ""
-        return Rows(note=note)
+        return ClassifierRows(note=note)
     if not kept:
         note = (
             f"the classifier of {few(outputs.names)} was replaced by a fresh one for {few(classes)}: no class has the"
@@ -369,7 +369,7 @@ def rows_by_name(classes: Sequence[str], outputs: OutputNames) -> Rows:
         note = f"the classifier keeps the rows of {num_kept}, by name"
     else:
         note = "the classifier's rows were put into the order of the data's classes"
-    return Rows(sources, note)
+    return ClassifierRows(sources, note)
 
 
 def _find_rows(
@@ -378,28 +378,28 @@ def _find_rows(
     head: tuple[str, ...],
     outputs: OutputNames,
     classes: Sequence[str],
-) -> Rows:
+) -> ClassifierRows:
     """Find what the classifier begins with; by place, and said, where the weights do not name their outputs."""
     keys = [key for key in target if under(key, head)]
     sizes = {state[key].shape[:1] for key in keys if key in state}
     if not classes or not keys or len(sizes) != 1 or any(key not in state for key in keys):
-        return Rows()
+        return ClassifierRows()
     num_outputs = math.prod(next(iter(sizes)))
     if len(outputs.names) == num_outputs:
         return rows_by_name(classes, outputs)
     if num_outputs != len(classes):
-        return Rows()
+        return ClassifierRows()
     if (imagenet := imagenet_names(num_outputs)).names:
         rows = rows_by_name(classes, imagenet)
         if not rows.is_fresh:
             assumed = "the weights name no classes: they are taken for ImageNet's"
             return replace(rows, note=f"{assumed}{rows.note and '; '}{rows.note}")
-    return Rows(
+    return ClassifierRows(
         note=f"the weights name no classes: their {num_outputs:,} outputs are taken for {few(classes)}, in this order"
     )
 
 
-def _pick_rows(tensor: Tensor, rows: Rows) -> Tensor:
+def _pick_rows(tensor: Tensor, rows: ClassifierRows) -> Tensor:
     """Order the rows of a classifier's weight or bias; what is new begins as in :func:`reset_head`."""
     picked = torch.zeros(len(rows.sources), *tensor.shape[1:], dtype=tensor.dtype)
     for place, source in enumerate(rows.sources):
@@ -414,7 +414,7 @@ def _fit(
     state: Mapping[str, Tensor],
     target_state: Mapping[str, Tensor],
     head: tuple[str, ...],
-    rows: Rows | None = None,
+    rows: ClassifierRows | None = None,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Adapt what may differ, with a note of each: the first convolution's channels, and classifiers."""
     state, notes = dict(state), []

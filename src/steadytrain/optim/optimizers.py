@@ -110,7 +110,7 @@ def muon(groups: Groups, *, lr: float, **options: Any) -> Optimizer:
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptimizerKind:
     """An optimizer of the table.
 
     Args:
@@ -132,24 +132,24 @@ class Kind:
 
 _ADAM = ("betas", "eps")
 
-OPTIMIZERS: dict[str, Kind] = {
-    "sgd": Kind(sgd, "coupled", ("momentum", "nesterov"), fused=_FUSED),
-    "nag": Kind(partial(sgd, nesterov=True), "coupled", ("momentum",), fused=_FUSED),
-    "adam": Kind(eager(torch.optim.Adam), "coupled", _ADAM, fused=_FUSED),
-    "adamw": Kind(eager(torch.optim.AdamW), "decoupled", _ADAM, fused=_FUSED),
-    "nadam": Kind(eager(torch.optim.NAdam), "coupled", _ADAM),
-    "radam": Kind(eager(torch.optim.RAdam), "coupled", _ADAM),
-    "adamax": Kind(eager(torch.optim.Adamax), "coupled", _ADAM),
-    "rmsprop": Kind(eager(torch.optim.RMSprop), "coupled"),
-    "adagrad": Kind(eager(torch.optim.Adagrad), "coupled", fused=("cpu",)),
-    "adadelta": Kind(eager(torch.optim.Adadelta), "coupled"),
-    "muon": Kind(muon, "decoupled", sees="tensor"),
-    "signum": Kind(eager(mxnet.Signum), "coupled"),
-    "ftml": Kind(eager(mxnet.FTML), "coupled"),
-    "dcasgd": Kind(eager(mxnet.DCASGD), "coupled"),
-    "lbsgd": Kind(eager(mxnet.LBSGD), "coupled", sees="tensor"),
-    "ftrl": Kind(eager(mxnet.Ftrl), "coupled"),
-    "sgld": Kind(eager(mxnet.SGLD), "coupled", takes_seed=True, sees="all"),
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "sgd": OptimizerKind(sgd, "coupled", ("momentum", "nesterov"), fused=_FUSED),
+    "nag": OptimizerKind(partial(sgd, nesterov=True), "coupled", ("momentum",), fused=_FUSED),
+    "adam": OptimizerKind(eager(torch.optim.Adam), "coupled", _ADAM, fused=_FUSED),
+    "adamw": OptimizerKind(eager(torch.optim.AdamW), "decoupled", _ADAM, fused=_FUSED),
+    "nadam": OptimizerKind(eager(torch.optim.NAdam), "coupled", _ADAM),
+    "radam": OptimizerKind(eager(torch.optim.RAdam), "coupled", _ADAM),
+    "adamax": OptimizerKind(eager(torch.optim.Adamax), "coupled", _ADAM),
+    "rmsprop": OptimizerKind(eager(torch.optim.RMSprop), "coupled"),
+    "adagrad": OptimizerKind(eager(torch.optim.Adagrad), "coupled", fused=("cpu",)),
+    "adadelta": OptimizerKind(eager(torch.optim.Adadelta), "coupled"),
+    "muon": OptimizerKind(muon, "decoupled", sees="tensor"),
+    "signum": OptimizerKind(eager(mxnet.Signum), "coupled"),
+    "ftml": OptimizerKind(eager(mxnet.FTML), "coupled"),
+    "dcasgd": OptimizerKind(eager(mxnet.DCASGD), "coupled"),
+    "lbsgd": OptimizerKind(eager(mxnet.LBSGD), "coupled", sees="tensor"),
+    "ftrl": OptimizerKind(eager(mxnet.Ftrl), "coupled"),
+    "sgld": OptimizerKind(eager(mxnet.SGLD), "coupled", takes_seed=True, sees="all"),
 }
 """Optimizers by name; ``timm/NAME`` and ``pkg.mod:factory`` come on top (:func:`build`)."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +33,7 @@ COLUMNS = {
 # The column by which a series is thinned is the one whose spikes are to be seen.
 THINNED_BY = {"train": 3, "val": 3, "rate": 3}
 
-Row = tuple[float | None, ...]
+ChartRow = tuple[float | None, ...]
 Trace = dict[str, Any]
 Drawn = Step | Logged | EpochTrained | Evaluated
 E = TypeVar("E", bound=Drawn)
@@ -158,7 +157,7 @@ def _alternate(first: Sequence[Trace], second: Sequence[Trace]) -> list[Trace]:
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     """One row of a live chart: ``series`` is ``train``, ``val``, ``rate``, ``feed``, ``machine`` or ``device-0``, ...
 
     A row begins with the seconds of the run's own wall time. Shares are fractions, processors in cores, what is not
@@ -166,10 +165,10 @@ class Point:
     """
 
     series: str
-    row: Row
+    row: ChartRow
 
 
-def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> list[Point]:
+def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> list[ChartPoint]:
     """Return what an event adds to the live charts.
 
     Args:
@@ -179,8 +178,8 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
     """
     seconds = history.elapsed(event.time)
 
-    def point(series: str, *values: float | None) -> Point:
-        return Point(series, (round(seconds, 3), *(_six_digits(value) for value in values)))
+    def point(series: str, *values: float | None) -> ChartPoint:
+        return ChartPoint(series, (round(seconds, 3), *(_six_digits(value) for value in values)))
 
     match event:
         case Logged():
@@ -215,7 +214,7 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
     return []
 
 
-def thin_rows(series: str, rows: Sequence[Row]) -> list[Row]:
+def thin_rows(series: str, rows: Sequence[ChartRow]) -> list[ChartRow]:
     """Return at most :data:`MAX_POINTS` rows: of each stretch those least and greatest in its :data:`THINNED_BY`."""
     column = THINNED_BY.get(series, 1)
     return [rows[i] for i in thin([row[column] for row in rows], MAX_POINTS)] if len(rows) > MAX_POINTS else list(rows)
@@ -230,50 +229,3 @@ def _six_digits(value: float | None) -> float | None:
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
-
-
-def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return an HTML page with one figure: images per second over batch sizes, a line for each way to compute.
-
-    It needs no network; plotly.js is in it.
-
-    Args:
-        rows: as ``steady bench train --json`` prints them; those with an ``error`` are left out.
-    """
-    from plotly.graph_objects import Figure, Scatter
-
-    measured = [row for row in rows if "error" not in row]
-    several_threads = len({row["threads"] for row in measured}) > 1
-    lines: dict[str, dict[int, float]] = {}
-    for row in measured:
-        code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
-        threads = f" {row['threads']} thread{'s' * (row['threads'] != 1)}" if several_threads else ""
-        how = (" as one graph" if row["graph"] else "") + (" recomputed" if row["recompute"] else "")
-        name = f"{row['precision']} {LAYOUTS[row['layout']]}{code}{how}{threads}"
-        lines.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
-    figure = Figure()
-    for number, (name, speeds) in enumerate(lines.items()):
-        look, x = style(number), sorted(speeds)
-        y, line = [speeds[batch] for batch in x], {"color": look["colour"], "dash": look["dash"]}
-        figure.add_trace(Scatter(x=x, y=y, name=name, mode="lines+markers", line=line))
-    first = measured[0] if measured else {}
-    title = escape(f"{first.get('model', '')} on {first.get('device', '')}")
-    figure.update_layout(
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        height=520,
-        margin={"l": 8, "r": 8, "t": 24, "b": 8},
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
-        xaxis={"title": "batch size", "type": "log", "tickvals": sorted({x for line in lines.values() for x in line})},
-        yaxis={"title": "images per second", "rangemode": "tozero", "automargin": True},
-        showlegend=True,
-    )
-    chart = figure.to_html(include_plotlyjs=True, full_html=False, config={"displayModeBar": False, "responsive": True})
-    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{title}</title><style>{css}</style></head>\n'
-        f'<body class="speeds"><main><header><h1>{title}</h1><p class="lede">training, drawn images</p></header>\n'
-        f"{chart}</main></body></html>\n"
-    )

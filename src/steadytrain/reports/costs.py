@@ -27,12 +27,12 @@ from steadytrain.cost.bill import (
 )
 from steadytrain.cost.prices import Offer, Price, all_offers, known_price, parse_price
 from steadytrain.errors import InputError, RunError
-from steadytrain.format import NONE, clean, count, duration, epoch, money, percent, score_name, when, wrap
+from steadytrain.format import NONE, clean, count, duration, epoch, money, percent, score_name, text_table, when, wrap
 from steadytrain.interop.logs import LogRun
 from steadytrain.monitor import RunHistory, read_history
 from steadytrain.reports.status import current_bill, signs, time_left
 from steadytrain.reports.summary import Reached, reached
-from steadytrain.reports.tables import aligned, finite
+from steadytrain.reports.tables import finite
 from steadytrain.run import Run
 
 MOST_ROWS = 60
@@ -195,7 +195,7 @@ class RunCost:
                 money(part.money),
             ]
             rows.append([*cells, part.ended or "(by its checkpoint)"])
-        yield aligned(rows, right=(0, 2, 3, 4))
+        yield text_table(rows, right=(0, 2, 3, 4))
         if (machines := max(part.machines for part in bill.parts)) > 1:
             yield f"on {machines} machines, each at that price"
         if self.log is not None and self.log.num_workers > 1:
@@ -222,7 +222,7 @@ class RunCost:
             [label, NONE if amount is None else f"{money(amount)} {bill.currency}", more]
             for label, amount, more in rows
         ]
-        yield aligned(cells, right=(1,))
+        yield text_table(cells, right=(1,))
         if self.log is None:
             yield self._energy_line(history)
 
@@ -259,7 +259,7 @@ class RunCost:
             other = NONE if row.on_demand_money is None else money(row.on_demand_money)
             place = (row.offer.zone or row.offer.region)[:21]
             cells.append([place, f"{row.offer.spot:.4g}", took, paid, other, row.offer.date])
-        yield _indented(aligned(cells, right=(1, 2, 3, 4)))
+        yield _indented(text_table(cells, right=(1, 2, 3, 4)))
         best = rows[0]
         if best.break_even_per_hour is not None and math.isfinite(best.break_even_per_hour):
             place = best.offer.zone or best.offer.region
@@ -282,7 +282,7 @@ class RunCost:
             offer, name = row.offer, f"{row.offer.cloud} {row.offer.instance}"
             gpus = f"{offer.count:g} x {offer.accelerator}"
             cells.append([name[:27], gpus, duration(row.seconds), money(row.money), offer.date])
-        yield _indented(aligned(cells, right=(1, 2, 3)))
+        yield _indented(text_table(cells, right=(1, 2, 3)))
         low, high = rows[0].low, rows[0].high
         spread = "" if low == high else f"; by either ratio alone, the first takes {duration(low)} to {duration(high)}"
         error = (
@@ -378,7 +378,7 @@ def price_table(offers: Sequence[Offer], width: int) -> str:
         amounts = [NONE if value is None else f"{value:.4g}" for value in (offer.on_demand, offer.spot)]
         place, mark = (offer.zone or offer.region)[:15], "*" if offer.estimate else " "
         cells.append([f"  {offer.instance[:24]}", gpus, place, *amounts, f"{mark}{offer.date}"])
-    lines = [aligned(cells, right=(1, 3, 4))]
+    lines = [text_table(cells, right=(1, 3, 4))]
     if estimates := dict.fromkeys(f"  {offer.instance}: {offer.estimate}" for offer in shown if offer.estimate):
         lines += ["", "* in part an estimate", *estimates]
     sources = dict.fromkeys(f"{offer.date}: {offer.source}" for offer in shown)

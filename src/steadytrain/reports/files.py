@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.errors import DataError, InputError, RunError, did_you_mean
+from steadytrain.files import replace_file
 from steadytrain.interop.logs import LogRun, may_be_log, read_log
 from steadytrain.monitor import RunHistory
 from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import MARK, comma_separated, markdown, to_json
-from steadytrain.run import REPEAT, Run, replace_file
+from steadytrain.run import REPEAT, Run
 
 KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
     ".html": page,

@@ -29,12 +29,12 @@ from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size
-from steadytrain.reports.charts import COLUMNS, MAX_POINTS, TEMPLATES, Point, Row, thin_rows
+from steadytrain.reports.charts import COLUMNS, MAX_POINTS, TEMPLATES, ChartPoint, ChartRow, thin_rows
 from steadytrain.reports.page import packed_plotly, render
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line, saving
-from steadytrain.reports.watch import Snapshot, Watch, snapshot
+from steadytrain.reports.watch import RunSnapshot, Watch, snapshot
 from steadytrain.run import Run
 
 HOSTS = {"127.0.0.1", "localhost"}
@@ -62,7 +62,7 @@ class View:
     """The state of the run at one time: its points (the first ``count`` of them), and its texts as JSON."""
 
     generation: int
-    points: Sequence[Point]
+    points: Sequence[ChartPoint]
     count: int
     state: str
     account: str
@@ -206,7 +206,7 @@ async def _stream(viewer: Viewer, after: str, closing: Callable[[], bool]) -> As
 def _new_points(viewer: Viewer, view: View, place: tuple[int, int] | None) -> str:
     """Return the points that the browser lacks: all, thinned, or those after its last one; '' if it has all."""
     name = f"{viewer.boot}.{view.generation}.{view.count}"
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[ChartRow]] = {}
     is_new = place is None or place[0] != view.generation or place[1] > view.count
     for point in view.points[0 if is_new or place is None else place[1] : view.count]:
         rows.setdefault(point.series, []).append(point.row)
@@ -266,7 +266,7 @@ def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:
     return guarded_app
 
 
-def state(now: Snapshot) -> dict[str, Any]:
+def state(now: RunSnapshot) -> dict[str, Any]:
     """Format what changes from second to second: progress, speed, time left."""
     share = now.share
     feed, machine = now.feed, now.machine
@@ -298,7 +298,7 @@ def state(now: Snapshot) -> dict[str, Any]:
     }
 
 
-def account(watch: Watch, now: Snapshot) -> dict[str, Any]:
+def account(watch: Watch, now: RunSnapshot) -> dict[str, Any]:
     """Format what changes at each account: the ledger, as a table and over time, the verdict, milestones."""
     document: dict[str, Any] = {"rows": [], "timeline": None, "verdict": None, "happened": [], "missing": ""}
     ledger, diagnosis = now.ledger, now.diagnosis
@@ -333,7 +333,7 @@ def account(watch: Watch, now: Snapshot) -> dict[str, Any]:
     return document
 
 
-def _heroes(now: Snapshot) -> list[dict[str, str]]:
+def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
     def hero(label: str, value: str, more: str = "") -> dict[str, str]:
         return {"label": label, "value": value, "more": more}
 

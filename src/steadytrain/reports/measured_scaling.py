@@ -10,11 +10,10 @@ from typing import Any
 
 from steadytrain.cost.bill import parts_of
 from steadytrain.errors import InputError
-from steadytrain.format import NONE, count, percent, rate
+from steadytrain.format import NONE, count, percent, rate, text_table
 from steadytrain.interop.logs import LogRun
 from steadytrain.reports.files import find_all, names
 from steadytrain.reports.summary import Account
-from steadytrain.reports.tables import aligned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScalingComparison:
     """Runs by their number of devices, and what is worth knowing about the comparison."""
 
     runs: tuple[MeasuredRun, ...]
@@ -49,10 +48,10 @@ class Comparison:
             speedup = f"{run.speedup:.3g} of {run.devices}"
             figures = [str(run.devices), batch, rate(run.images_per_second), speedup, percent(run.efficiency, 0)]
             rows.append([run.name, *figures])
-        return aligned(rows, right=(1, 2, 3, 4, 5))
+        return text_table(rows, right=(1, 2, 3, 4, 5))
 
 
-def compare_runs(places: Sequence[str]) -> Comparison:
+def compare_runs(places: Sequence[str]) -> ScalingComparison:
     """Compare the rates of runs and logs, each a path, with ``@8`` behind it where it does not say its devices.
 
     Raises:
@@ -89,7 +88,7 @@ def compare_runs(places: Sequence[str]) -> Comparison:
                 efficiency=speedup / devices,
             )
         )
-    return Comparison(tuple(rows), tuple(_remarks(rows)))
+    return ScalingComparison(tuple(rows), tuple(_remarks(rows)))
 
 
 def _devices(run: object, account: Account, given: int | None, path: str) -> int:

@@ -35,7 +35,7 @@ THRESHOLD = 0.5
 RUNS_WITH_PICTURES = 6
 """Of a report on many runs, those that show pictures: some 300 kB each."""
 
-Counts = Mapping[tuple[str, str], int]
+PairCounts = Mapping[tuple[str, str], int]
 """Images by true and predicted class."""
 
 
@@ -48,7 +48,7 @@ class Mistakes:
     """
 
     classes: tuple[str, ...]
-    counts: Counts
+    counts: PairCounts
     examples: Mapping[tuple[str, str], Sequence[ImageResult]]
     worst: Sequence[ImageResult]
 

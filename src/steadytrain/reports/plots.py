@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
-from steadytrain.format import rate
-from steadytrain.reports.charts import COLOURS, TEMPLATES, thin
+from steadytrain.format import count, rate
+from steadytrain.reports.charts import COLOURS, LAYOUTS, TEMPLATES, thin
 from steadytrain.reports.tables import MARK
 
 WIDTH, HEIGHT = 860, 220
@@ -98,6 +99,29 @@ def page(panels: Sequence[Panel | Dots], *, title: str, lede: str) -> str:
     """Put the picture of :func:`svg` into an HTML page with a heading and a sentence, and dots' values into tables."""
     tables = "".join(_values(panel) for panel in panels if isinstance(panel, Dots))
     return html_page(f"{svg(panels, title=title)}{tables}", title=title, lede=lede, css=SVG_CSS)
+
+
+def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Draw images per second at each batch size, a dot for each way to compute.
+
+    Args:
+        rows: as ``steady bench train --json`` prints them; those with an ``error`` are left out.
+    """
+    measured = [row for row in rows if "error" not in row]
+    several_threads = len({row["threads"] for row in measured}) > 1
+    speeds: dict[str, dict[int, float]] = {}
+    for row in measured:
+        code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
+        threads = f" {count(row['threads'], 'thread')}" if several_threads else ""
+        how = (" as one graph" if row["graph"] else "") + (" recomputed" if row["recompute"] else "")
+        name = f"{row['precision']} {LAYOUTS[row['layout']]}{code}{how}{threads}"
+        speeds.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
+    sizes = sorted({row["batch_size"] for row in measured})
+    series = {name: [by_size.get(size) for size in sizes] for name, by_size in speeds.items()}
+    dots = Dots("Training (right is better)", [f"batches of {size:,}" for size in sizes], series, "images per second")
+    first = measured[0] if measured else {}
+    title = f"{first.get('model', '')} on {first.get('device', '')}"
+    return page([dots], title=title, lede="training, drawn images")
 
 
 def html_page(body: str, *, title: str, lede: str, css: str = "") -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from steadytrain.config import Recipe
 from steadytrain.config.batches import Batches
 from steadytrain.config.schedules import momentum, schedule, spans, usual_momentum, words
-from steadytrain.format import count
+from steadytrain.format import count, text_table
 from steadytrain.reports.plots import Panel, round_ticks
 
 MOST_UPDATES = 20_000
@@ -20,7 +20,7 @@ BAR = 16
 
 
 @dataclass(frozen=True)
-class Moment:
+class ScheduleMoment:
     """One update of a planned run: its number from 1 on, the epochs done before it, and what happens there, if that is
     worth a word.
     """
@@ -52,7 +52,7 @@ class Forecast:
     steps_per_epoch: float
     peak: float
     words: str
-    moments: Sequence[Moment]
+    moments: Sequence[ScheduleMoment]
     batches: Batches
 
 
@@ -89,7 +89,7 @@ def forecast(recipe: Recipe, num_train: int) -> Forecast:
     events[steps - 1] = "the last update"
     chosen = {*range(0, steps, max(1, steps // MOST_UPDATES)), *(step for step in events if step < steps)}
     moments = [
-        Moment(
+        ScheduleMoment(
             update=step + 1,
             epoch=progress(step) / per_epoch,
             lr=peak * rate(progress(step)),
@@ -120,19 +120,11 @@ def lines(forecast: Forecast, rows: int = 16) -> list[str]:
         bar = "#" * round(BAR * moment.lr / highest)
         cells = (f"{moment.epoch:.4g}", f"{moment.update:,}", f"{moment.lr:.4g}", *momentum, f"{moment.batch_size:,}")
         table.append((*cells, bar, moment.event))
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    last = len(heads) - 2
     at_first = " at first" if forecast.batches.is_growing else ""
     return [
         f"{count(forecast.steps, 'update')}, {forecast.steps_per_epoch:,.1f} an epoch{at_first} of"
         f" {count(forecast.num_train, 'image')}; rate {forecast.peak:.4g}, {forecast.words}",
-        *(
-            "  ".join(
-                cell.ljust(width) if column >= last else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ),
+        *text_table(table, right=range(len(heads) - 2)).splitlines(),
     ]
 
 

@@ -113,7 +113,7 @@ def _student95(freedom: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class RunScore:
     """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
 
     Where an image may have several labels, ``mean_ap`` is the main number, ``top1`` the images with every label right.
@@ -141,13 +141,13 @@ class Score:
         return self.top1_95 if self.mean_ap is None and math.isfinite(self.top1) and self.n > 0 else None
 
     @staticmethod
-    def of(event: Evaluated) -> Score:
+    def of(event: Evaluated) -> RunScore:
         """Return the score that an event holds."""
-        values = {name: value for name, value in vars(event).items() if name in Score.__dataclass_fields__}
-        return Score(**values, top1_95=wilson(event.top1, event.n))
+        values = {name: value for name, value in vars(event).items() if name in RunScore.__dataclass_fields__}
+        return RunScore(**values, top1_95=wilson(event.top1, event.n))
 
 
-def best_and_last(history: RunHistory) -> tuple[Score | None, Score | None]:
+def best_and_last(history: RunHistory) -> tuple[RunScore | None, RunScore | None]:
     """Return the evaluation with the highest top-1, or mAP (the first of equals), and the newest."""
 
     def rank(event: Evaluated) -> float:
@@ -155,7 +155,7 @@ def best_and_last(history: RunHistory) -> tuple[Score | None, Score | None]:
 
     if not history.evaluated:
         return None, None
-    return Score.of(max(history.evaluated, key=rank)), Score.of(history.evaluated[-1])
+    return RunScore.of(max(history.evaluated, key=rank)), RunScore.of(history.evaluated[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +190,8 @@ class Summary:
     steps: int | None
     epochs_done: float
     epochs: float
-    best: Score | None
-    last: Score | None
+    best: RunScore | None
+    last: RunScore | None
     train_loss: float | None
     train_top1: float | None
     seconds_per_epoch: float | None
@@ -449,7 +449,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     )
 
 
-def _known_score(score: Score | None) -> Score | None:
+def _known_score(score: RunScore | None) -> RunScore | None:
     """Replace a loss that a log leaves out by None."""
     return score if score is None or not math.isnan(score.loss or 0.0) else replace(score, loss=None)
 

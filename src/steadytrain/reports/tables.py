@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,15 +17,17 @@ from steadytrain.format import (
     compact,
     duration,
     epoch,
+    fit_table,
     number,
     per_rank,
     percent,
     rate,
     score_name,
     tells_top5,
+    text_table,
 )
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
-from steadytrain.reports.summary import Account, Epoch, Interval, Repeats, Score, Spread, Summary, find_repeats
+from steadytrain.reports.summary import Account, Epoch, Interval, Repeats, RunScore, Spread, Summary, find_repeats
 from steadytrain.reports.time_spent import rows, to_dict
 
 MARK = "steadytrain-report"
@@ -230,7 +232,7 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
         keys = ("epochs", f"best {name}", f"last {name}", "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.status], *([key, words[key]] for key in keys)]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]
-        return aligned(lines)
+        return text_table(lines)
     kinds = {run.is_multi_label for run in runs}
     head_of_best = f"best {score_name(True in kinds)}" if len(kinds) < 2 else "best"
     lines = [["run", "status", "epochs", head_of_best, "images/s", "wall time"]]
@@ -244,67 +246,19 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     for group in find_repeats(runs):
         means += ["", f"{group.title}, mean ± standard deviation (95 % interval of the mean)"]
         heads, figures_of = spread_rows([group])
-        table = aligned(list(zip(heads[1:], figures_of[1:], strict=True)))
+        table = text_table(list(zip(heads[1:], figures_of[1:], strict=True)))
         means += [f"  {line}" for line in table.splitlines()]
-    return "\n".join([fitted(lines, width), *means])
+    return "\n".join([fit_table(lines, width), *means])
 
 
-def fitted(lines: Sequence[Sequence[str]], width: int) -> str:
-    """Join the cells of a table, heads first, to lines of at most ``width`` columns as far as single cells allow.
-
-    Where the whole is too wide, the first cell of each row stands on a line above the others; where those are still
-    too wide, each follows its head.
-
-    >>> print(fitted([["case", "top-1", "epochs"], ["lr=0.1", "91.2 %", "12"]], 18))
-    case
-      top-1   epochs
-    lr=0.1
-      91.2 %  12
-    >>> print(fitted([["case", "top-1", "epochs"], ["lr=0.1", "91.2 %", "12"]], 15))
-    lr=0.1
-      top-1 91.2 %
-      epochs 12
-    """
-    text = aligned(lines)
-    if max(map(len, text.splitlines())) <= width:
-        return text
-    each_line = aligned([line[1:] for line in lines]).splitlines()
-    if max(map(len, each_line)) <= width - 2:
-        return "\n".join(f"{line[0]}\n  {others}" for line, others in zip(lines, each_line, strict=True))
-    blocks = []
-    for name, *cells in lines[1:]:
-        block = [""]
-        for head, cell in zip(lines[0][1:], cells, strict=True):
-            if block[-1] and len(block[-1]) + len(head) + len(cell) + 4 > width - 2:
-                block.append("")
-            block[-1] += f"{', ' if block[-1] else ''}{head} {cell}"
-        blocks.append("\n  ".join([name, *block]))
-    return "\n".join(blocks)
-
-
-def aligned(lines: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Join cells to lines whose columns stand below each other; those of ``right`` are flush at their right.
-
-    >>> print(aligned([["images/s", "batch"], ["9", "1024"]], right=[0]))
-    images/s  batch
-           9  1024
-    """
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    sides = [str.rjust if column in right else str.ljust for column in range(len(widths))]
-    return "\n".join(
-        "  ".join(side(cell, wide) for side, cell, wide in zip(sides, line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def _score(score: Score | None) -> str:
+def _score(score: RunScore | None) -> str:
     if score is None or math.isnan(score.value):
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
     return f"{_interval(score)} at epoch {epoch(score.epoch)}{weights}"
 
 
-def _interval(score: Score | None) -> str:
+def _interval(score: RunScore | None) -> str:
     value = percent(score.value if score else None, 2)
     return value if score is None or score.interval is None else f"{value} ({interval_text(score.interval)})"
 

@@ -59,7 +59,7 @@ def largest_buckets(ledger: Ledger) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class TimePart:
     """One piece of a bar: ``width`` and ``text`` (empty where there is no room, written in ``ink``) of its share."""
 
     bucket: str
@@ -70,12 +70,12 @@ class Part:
     text: str
 
 
-def bar(seconds: Mapping[str, float]) -> list[Part]:
+def bar(seconds: Mapping[str, float]) -> list[TimePart]:
     """Return the pieces of a stacked bar, in the order of ``BUCKETS_SHOWN``, without those thinner than a pixel."""
     total = sum(seconds.values())
     shares = {name: seconds.get(name, 0.0) / total for name in BUCKETS_SHOWN} if total > 0 else {}
     return [
-        Part(
+        TimePart(
             bucket=name,
             label=f"{BUCKETS_SHOWN[name].label}: {duration(seconds[name])}, {share_of(share)}",
             colour=BUCKETS_SHOWN[name].colour,

@@ -14,10 +14,10 @@ from typing import Any
 from steadytrain.config.parts import require
 from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
 from steadytrain.errors import RecipeError
-from steadytrain.format import clean, count, percent, rate, size, wrap
+from steadytrain.files import replace_file
+from steadytrain.format import clean, count, percent, rate, size, text_table, wrap
 from steadytrain.reports.plots import Panel, svg
-from steadytrain.reports.tables import aligned
-from steadytrain.run import Run, replace_file
+from steadytrain.run import Run
 
 WAITED_SHARE = 0.05
 """Of the time, that a thread may wait for processors which others use before the figures are said to be disturbed."""
@@ -83,7 +83,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class TuningEvidence:
     """What a tuning measured and chose.
 
     Args:
@@ -133,7 +133,7 @@ class Evidence:
         return lines
 
     @staticmethod
-    def from_dict(values: object) -> Evidence:
+    def from_dict(values: object) -> TuningEvidence:
         """Build it from plain data. Raises RecipeError where a key or a value cannot be."""
         if not isinstance(values, Mapping):
             raise RecipeError(f"tuning is {values!r}; it must be a table of keys and values")
@@ -143,7 +143,7 @@ class Evidence:
             if not isinstance(items, list | tuple):
                 raise RecipeError(f"tuning.{name} is {items!r}; it must be a list of tables")
             rows[name] = tuple(build(kind, _with_nothing(kind, item), f"tuning.{name}") for item in items)
-        return build(Evidence, {**values, **rows}, "tuning")
+        return build(TuningEvidence, {**values, **rows}, "tuning")
 
 
 def _changed(part: Any) -> dict[str, Any]:
@@ -157,20 +157,20 @@ def _with_nothing(kind: type[Any], values: Any) -> Any:
     return {"value": None, **values} if "value" in names and isinstance(values, Mapping) else values
 
 
-def evidence_of(run: Run) -> Evidence | None:
+def evidence_of(run: Run) -> TuningEvidence | None:
     """Read the evidence for a run's recipe; None if it was not tuned, or the file cannot be read."""
     try:
-        return Evidence.from_dict(json.loads(run.tuning.read_text(encoding="utf-8")))
+        return TuningEvidence.from_dict(json.loads(run.tuning.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # RecipeError is a ValueError
         return None
 
 
-def keep_evidence(run: Run, evidence: Evidence) -> None:
+def keep_evidence(run: Run, evidence: TuningEvidence) -> None:
     """Write the evidence for a run's recipe into its folder. Raises StorageError."""
     replace_file(run.tuning, json.dumps(plain(evidence), indent=2) + "\n")
 
 
-def gain_words(evidence: Evidence) -> str:
+def gain_words(evidence: TuningEvidence) -> str:
     """Describe how fast the tuned recipe is, and how fast it was before."""
     if evidence.tuned_rate is None:
         return "Loading and updates were not measured together."
@@ -181,7 +181,7 @@ def gain_words(evidence: Evidence) -> str:
     return f"{words}, {evidence.gain:.2f} times the {rate(evidence.default_rate)} of the recipe as it was."
 
 
-def remarks(evidence: Evidence) -> list[str]:
+def remarks(evidence: TuningEvidence) -> list[str]:
     """Return the advice, and what was left unmeasured for lack of time."""
     if not evidence.missing:
         return list(evidence.advice)
@@ -189,7 +189,7 @@ def remarks(evidence: Evidence) -> list[str]:
     return [*evidence.advice, f"The time was too short for: {missing}. The same command measures on."]
 
 
-def measurement_rows(evidence: Evidence) -> list[list[str]]:
+def measurement_rows(evidence: TuningEvidence) -> list[list[str]]:
     """Format the measurements: the heads, then a line for each."""
     rows = [["measured", "batch", "precision", "layout", "compile", "threads", "images/s", "memory", ""]]
     for item in evidence.measurements:
@@ -218,18 +218,20 @@ FIGURES = (1, 5, 6, 7)
 """Columns of :func:`measurement_rows` that hold figures."""
 
 
-def table(evidence: Evidence, width: int) -> str:
+def table(evidence: TuningEvidence, width: int) -> str:
     """Format the evidence in lines of at most ``width`` columns: each measurement, then the :func:`summary`."""
     rows = measurement_rows(evidence)
     lines = []
-    for line, (*_, remark) in zip(aligned([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True):
+    for line, (*_, remark) in zip(
+        text_table([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True
+    ):
         is_short = len(line) + 2 + len(remark) <= width
         lines.append(f"{line}  {remark}".rstrip() if is_short else line.rstrip())
         lines += [] if is_short else wrap(remark, width, "    ")
     return "\n".join([*lines, "", *summary(evidence, width)])
 
 
-def summary(evidence: Evidence, width: int) -> list[str]:
+def summary(evidence: TuningEvidence, width: int) -> list[str]:
     """Format the choices with their reasons and what they gain together, in lines of at most ``width`` columns."""
     lines = []
     for choice in evidence.choices:
@@ -243,7 +245,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value))
 
 
-def batch_curves(evidence: Evidence) -> Iterator[tuple[str, dict[int, float]]]:
+def batch_curves(evidence: TuningEvidence) -> Iterator[tuple[str, dict[int, float]]]:
     """Yield the measured rates of updates by batch, for each way to compute that has two or more."""
     ways: dict[str, dict[int, float]] = {}
     for item in evidence.measurements:
@@ -259,7 +261,7 @@ def _way(precision: str, *, channels_last: bool) -> str:
     return f"{precision}, channels {'last' if channels_last else 'first'}"
 
 
-def panels(evidence: Evidence) -> list[Panel]:
+def panels(evidence: TuningEvidence) -> list[Panel]:
     """Draw the charts of a tuning: updates by batch for each way to compute, and both together by threads."""
     charts = []
     chosen = _way(evidence.precision, channels_last=evidence.channels_last)

@@ -24,9 +24,9 @@ from steadytrain.events import DeviceStats, Event, FeedStats, LogReader, Machine
 from steadytrain.format import duration, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
 from steadytrain.monitor.evidence import gather_evidence
-from steadytrain.reports.charts import COLUMNS, Point, points
+from steadytrain.reports.charts import COLUMNS, ChartPoint, points
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
-from steadytrain.reports.summary import Score, best_and_last
+from steadytrain.reports.summary import RunScore, best_and_last
 from steadytrain.reports.tables import finite
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
 from steadytrain.run import Run
@@ -58,8 +58,8 @@ class Watch:
         self.generation += 1
         self._readers = {rank: reader for rank, reader in self._readers.items() if rank == keep}
         self.history = RunHistory(self.run.recipe)
-        self.points: list[Point] = []
-        self.newest: dict[str, Point] = {}
+        self.points: list[ChartPoint] = []
+        self.newest: dict[str, ChartPoint] = {}
         self._verdict: tuple[int, Diagnosis] | None = None
 
     def read(self) -> bool:
@@ -129,7 +129,7 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class WatchRates:
     """Images per second: of the last seconds, in the steady state, and overall (of all wall time)."""
 
     now: float | None = None
@@ -147,7 +147,7 @@ class FeedQueue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class RunSnapshot:
     """One moment of a run. Durations in seconds, accuracies as fractions, None where nothing was recorded (yet).
 
     ``moment``: when, seconds since 1970. ``share``: of the run's images that it has come to;
@@ -171,10 +171,10 @@ class Snapshot:
     train_loss: float | None = None
     train_top1: float | None = None
     lr: float | None = None
-    best: Score | None = None
-    last: Score | None = None
+    best: RunScore | None = None
+    last: RunScore | None = None
     is_multi_label: bool = False
-    images_per_second: Rates = Rates()
+    images_per_second: WatchRates = WatchRates()
     seconds: float = 0.0
     remaining_seconds: float | None = None
     cost: Bill | None = None
@@ -215,7 +215,7 @@ class Snapshot:
         return f"{label}, pending" if bucket == "other" and self.signs.status == "running" else label
 
 
-def snapshot(watch: Watch, *, price: Price | None = None) -> Snapshot:
+def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
     """Return the run at this moment.
 
     Args:
@@ -231,13 +231,15 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> Snapshot:
     started, name, directory = history.started, run.name, str(run.directory)
     if started is None:
         model = run.recipe.model.name
-        return Snapshot(moment=now, name=name, directory=directory, model=model, signs=seen, seconds=seconds, cost=cost)
+        return RunSnapshot(
+            moment=now, name=name, directory=directory, model=model, signs=seen, seconds=seconds, cost=cost
+        )
     ledger, logged = history.ledger(), history.logged[-1] if history.logged else None
     best, last = best_and_last(history)
     machine = history.newest.get("MachineStats")
     queue = dict(zip(COLUMNS["feed"], watch.newest["feed"].row, strict=True)) if "feed" in watch.newest else None
     devices = [event for event in history.newest.values() if isinstance(event, DeviceStats)]
-    return Snapshot(
+    return RunSnapshot(
         moment=now,
         name=name,
         directory=directory,
@@ -256,7 +258,7 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> Snapshot:
         best=best if best is not None and best.value == best.value else None,
         last=last,
         is_multi_label=history.is_multi_label,
-        images_per_second=Rates(
+        images_per_second=WatchRates(
             now=watch.images_per_second if is_running else None,
             steady=ledger.steady_images_per_second or None,
             overall=ledger.images_per_second or None,

@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, storage_error
-from steadytrain.run import sync
+from steadytrain.files import sync
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"

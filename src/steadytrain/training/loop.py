@@ -43,7 +43,7 @@ from steadytrain.monitor import stacks
 from steadytrain.monitor.samples import memory_words
 from steadytrain.monitor.threads import looking
 from steadytrain.monitor.watchdog import StallLimits, Watchdog
-from steadytrain.run import Progress, Run
+from steadytrain.run import Run, RunProgress
 from steadytrain.training import checkpoints
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import join_batches, load
@@ -224,7 +224,7 @@ def _unsaved_end(run: Run, began: float) -> Ended:
 
 
 def _train(
-    session: Session, stop: Callable[[], str | None], before: Progress, collect: Callable[[], None], *, probe: bool
+    session: Session, stop: Callable[[], str | None], before: RunProgress, collect: Callable[[], None], *, probe: bool
 ) -> Events:
     """Train to the end, or until somebody asks to stop; return the signal that did.
 
@@ -617,7 +617,7 @@ def _epochs(session: Session) -> Iterator[EpochTrained]:
             yield EpochTrained(**sums._asdict(), images_per_second=rate)
 
 
-def _resumed(session: Session, before: Progress) -> Iterator[Event]:
+def _resumed(session: Session, before: RunProgress) -> Iterator[Event]:
     """Report the cost of an earlier attempt's end, and what of its log is lost."""
     if session.is_first and before.is_open:
         session.notices.put(_killed_words(before, session.machine))
@@ -634,7 +634,7 @@ def _resumed(session: Session, before: Progress) -> Iterator[Event]:
         )
 
 
-def _killed_words(before: Progress, machine: Mapping[str, Any]) -> str:
+def _killed_words(before: RunProgress, machine: Mapping[str, Any]) -> str:
     """Return a sentence saying that the previous attempt was killed, and why, if known."""
     words = f"the attempt before (attempt {before.attempt}) was killed, or the machine went down"
     started = before.started.machine if before.started else {}

@@ -19,7 +19,7 @@ from torch import nn
 from steadytrain.config import Data, Recipe, schedules
 from steadytrain.config.batches import Batches
 from steadytrain.config.plain import build as build_part
-from steadytrain.cost.bill import Part, make_bill, merge_parts, part_of, parts_from
+from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, parts_from
 from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.async_engine import AsyncEngine
@@ -112,7 +112,7 @@ class Session:
     first_epochs: Mapping[str, float]
     began: float
     price: Price | None
-    earlier: list[Part]
+    earlier: list[BillPart]
     writer: Writer[Saved | None]
     saved: float
     save_costs: list[float] = field(default_factory=list)
@@ -228,7 +228,7 @@ class Session:
             set_momentum(self.state.optimizer, self.momentum(step))
 
     @cached_property
-    def plateau(self) -> schedules.Span | None:
+    def plateau(self) -> schedules.StageSpan | None:
         """The stage whose rate waits for evaluations; None: there is none."""
         last = schedules.spans(self.recipe.optim, **self._length)[-1]
         return last if last.stage.law == "plateau" else None
@@ -257,7 +257,7 @@ class Session:
         bill = make_bill(same)
         return {**to_dict(self.price), "spent": bill.so_far if bill else 0.0}
 
-    def spent(self) -> list[Part]:
+    def spent(self) -> list[BillPart]:
         """Return what all attempts used up to now, this one included."""
         seconds = time.perf_counter() - self.clock.began
         return merge_parts(self.earlier, [part_of(replace(self.started(), attempt=self.log.attempt), seconds=seconds)])
@@ -599,7 +599,7 @@ def _consensus(group: Group | None, engine: Engine) -> Alone:
     return Alone() if group is None else Together(group)
 
 
-def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[Part]:
+def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[BillPart]:
     """Return what the attempts before this one used, as the checkpoint and the events tell."""
     saved_parts = json.loads(saved["about"].get("spent", "[]")) if saved else []
     spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]

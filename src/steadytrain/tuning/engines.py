@@ -22,9 +22,8 @@ from typing import Any
 
 from steadytrain.config import Parallel
 from steadytrain.distributed.powersgd import num_values
-from steadytrain.format import duration, fold, percent
-from steadytrain.reports.tables import aligned
-from steadytrain.tuning.scale import Cluster, Gradient, buckets, exposed_seconds, fit_backend
+from steadytrain.format import duration, fold, percent, text_table
+from steadytrain.tuning.scale import Gradient, MachineCluster, buckets, exposed_seconds, fit_backend
 
 NEAR = 0.1
 """A more exact engine is recommended if it is slower by no more than this share. A choice, not a measurement."""
@@ -39,7 +38,7 @@ _VALUE = 4  # bytes of a float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSpeed:
+class ExchangeSpeed:
     """The predicted speed of one engine.
 
     Args:
@@ -74,7 +73,7 @@ _ACCURACY = {
 
 def compare_engines(
     backend: Mapping[str, Any], shapes: Sequence[Sequence[int]], ranks: int, step_seconds: float
-) -> list[EngineSpeed]:
+) -> list[ExchangeSpeed]:
     """Predict the seconds of an update with each engine, the most exact engine first.
 
     Args:
@@ -83,7 +82,7 @@ def compare_engines(
         ranks: 2 or more.
         step_seconds: that an update computes on each of them, without any exchange.
     """
-    cluster, defaults = Cluster(between=fit_backend(backend, ranks)), Parallel()
+    cluster, defaults = MachineCluster(between=fit_backend(backend, ranks)), Parallel()
     sizes = [_VALUE * prod(shape) for shape in shapes]
     # The last layers' gradients are ready first, and evenly, for want of a measurement.
     gradients = [Gradient(bytes=size, ready=(k + 1) / len(sizes)) for k, size in enumerate(reversed(sizes))]
@@ -104,8 +103,8 @@ def compare_engines(
         cycle = max(batch + 2 * transfer, num_remote * total / link.bytes_per_second)
         return 1 / (1 / batch + num_remote / cycle) - step_seconds
 
-    def speed(engine: str, flags: str, exposed: float, accuracy: str) -> EngineSpeed:
-        return EngineSpeed(
+    def speed(engine: str, flags: str, exposed: float, accuracy: str) -> ExchangeSpeed:
+        return ExchangeSpeed(
             engine=engine,
             flags=flags,
             step_seconds=step_seconds + exposed,
@@ -115,7 +114,7 @@ def compare_engines(
 
     rank, every, flag = defaults.power_rank, defaults.sync_every, "--set parallel.compress"
     sent = _VALUE * num_values([list(shape) for shape in shapes], rank)
-    alone = EngineSpeed(
+    alone = ExchangeSpeed(
         engine="one device alone",
         flags="",
         step_seconds=ranks * step_seconds,
@@ -138,7 +137,7 @@ def compare_engines(
     ]
 
 
-def recommend(speeds: Sequence[EngineSpeed]) -> EngineSpeed:
+def recommend(speeds: Sequence[ExchangeSpeed]) -> ExchangeSpeed:
     """Choose the most exact engine that is nearly as fast as the fastest."""
     fastest = min(speed.step_seconds for speed in speeds)
     return next(speed for speed in speeds if speed.step_seconds <= (1 + NEAR) * fastest)
@@ -172,7 +171,7 @@ def engines_text(tables: Sequence[Mapping[str, Any]], width: int) -> str:
             for table in tables
         ]
         lines.append([row["engine"], *cells])
-    text = [aligned(lines, right=range(1, len(lines[0])))]
+    text = [text_table(lines, right=range(1, len(lines[0])))]
     for name in dict.fromkeys(table["recommended"] for table in tables):
         row = next(row for row in tables[0]["engines"] if row["engine"] == name)
         flags = f" ({row['flags']})" if row["flags"] else ""

@@ -1,7 +1,7 @@
 """Measurements in separate processes, cached on disk: a crash or a timeout is a result as well.
 
 A server process imports torch once and forks for each measurement, which therefore starts at once and with empty
-memory. Without ``fork`` the server measures itself, and a crash costs a new server.
+memory.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -24,8 +22,8 @@ from typing import Any, Literal, Self
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
-from steadytrain.launch.supervise import cause_of_death, die_with_parent
 from steadytrain.machine import facts
+from steadytrain.machine.children import ChildEndedError, ForkServer, serve_forks
 from steadytrain.machine.process import lasting_imports, share_cores
 
 What = Literal["facts", "updates", "loading", "both", "rate"]
@@ -33,9 +31,6 @@ Trouble = Literal["memory", "crash", "timeout", "refused", "failed"]
 
 START_SECONDS = 120.0
 """The longest time that importing torch may take."""
-
-GRACE_SECONDS = 5.0
-"""How long a server that no longer answers may take to end by itself, which gives its exit code."""
 
 _LAUNCHERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
@@ -45,7 +40,7 @@ _LAUNCHERS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeOutcome:
     """The outcome of a measurement: its figures, or why it failed.
 
     Args:
@@ -78,15 +73,16 @@ class Prober:
 
     def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
         self._world = world
-        self._server: subprocess.Popen[str] | None = None
-        self._is_ready = False
+        self._server: ForkServer | None = None
 
     def __enter__(self) -> Self:
         self._start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._end()
+        if self._server is not None:
+            self._server.end()
+            self._server = None
 
     def ask(
         self,
@@ -97,96 +93,44 @@ class Prober:
         limit_seconds: float,
         settle_seconds: float = 0.0,
         updates: int = 0,
-    ) -> Outcome:
+    ) -> ProbeOutcome:
         """Measure for at most ``limit_seconds``; the rest is as in :func:`steadytrain.tuning.measure.measure`.
 
         Raises:
             FailedError: no process can be started, or torch cannot be imported in it.
         """
-        self._wait_until_ready()
+        needs = ["timm"] if recipe.model.name.startswith("timm/") else []  # takes seconds, once and not in every child
+        try:
+            child = (self._server or self._start()).fork(START_SECONDS, needs)
+        except ChildEndedError as error:
+            self._server = None
+            raise FailedError(
+                f"the process that measures ended with code {error.code} before it began: try steady doctor, or less"
+                " load"
+            ) from error
         request = {
             "what": what,
-            "recipe": recipe.to_dict(),
-            "from_file": [recipe.model.from_file, sorted(recipe.optim.from_file), recipe.data.from_file],
+            "recipe": recipe,
             "seconds": seconds,
             "settle_seconds": settle_seconds,
             "updates": updates,
-            "world": asdict(self._world),
+            "world": self._world,
         }
-        line, is_late = self._exchange(json.dumps(request), limit_seconds)
-        if line:
-            answer = json.loads(line)
-            return Outcome(answer["figures"], answer["trouble"], answer["error"], limit_seconds)
-        code = self._end(0.0 if is_late else GRACE_SECONDS)
-        if is_late:
-            return Outcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
-        return Outcome({}, *_trouble_of(code), limit_seconds)
+        try:
+            answer: ProbeOutcome = child.ask(request, limit_seconds)
+            return replace(answer, limit_seconds=limit_seconds)
+        except TimeoutError as error:
+            return ProbeOutcome({}, "timeout", str(error), limit_seconds)
+        except ChildEndedError as error:
+            return ProbeOutcome({}, "memory" if error.code == -9 else "crash", str(error), limit_seconds)
+        finally:
+            child.end()
 
-    def _start(self) -> None:
+    def _start(self) -> ForkServer:
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the user's own modules as well
-        try:
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", "from steadytrain.tuning.probes import serve; serve()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=variables,
-                start_new_session=True,  # Ctrl-C is for us, and we end them all
-            )
-        except OSError as error:
-            raise FailedError(f"no process can be started to measure in: {error.strerror}") from error
-        self._is_ready = False
-
-    def _wait_until_ready(self) -> None:
-        if self._server is None:
-            self._start()
-        if not self._is_ready:
-            line, _ = self._exchange(None, START_SECONDS)
-            if not line:
-                code = self._end(GRACE_SECONDS)
-                raise FailedError(
-                    f"the process that measures ended with code {code} before it began: try steady doctor, or less load"
-                )
-            self._is_ready = True
-
-    def _exchange(self, request: str | None, limit_seconds: float) -> tuple[str, bool]:
-        """Send a line; return the answer, empty if the server died, and whether it was killed for being late."""
-        server = self._server
-        assert server is not None and server.stdin is not None and server.stdout is not None
-        is_late = threading.Event()
-
-        def kill() -> None:
-            is_late.set()
-            _kill_group(server)
-
-        timer = threading.Timer(limit_seconds, kill)
-        timer.start()
-        try:
-            if request is not None:
-                server.stdin.write(request + "\n")
-                server.stdin.flush()
-            line = server.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            timer.cancel()
-            timer.join()
-        return line, is_late.is_set() and not line
-
-    def _end(self, grace_seconds: float = 0.0) -> int:
-        """Wait for the server to end, then kill it and its children; return its exit code."""
-        server, self._server = self._server, None
-        if server is None:
-            return 0
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(grace_seconds)
-        died_by_itself = server.poll()
-        _kill_group(server)
-        with contextlib.suppress(BrokenPipeError), server:  # what it has not read is lost
-            pass
-        return server.returncode if died_by_itself is None else died_by_itself
+        self._server = ForkServer("from steadytrain.tuning.probes import serve; serve()", variables)
+        return self._server
 
 
 class RankProbers:
@@ -209,7 +153,7 @@ class RankProbers:
         for prober in self._probers:
             prober.__exit__(kind, error, at)
 
-    def ask(self, what: What, recipe: Recipe, **limits: Any) -> Outcome:
+    def ask(self, what: What, recipe: Recipe, **limits: Any) -> ProbeOutcome:
         """Measure as :meth:`Prober.ask` does, on all ranks; return the :func:`weakest` outcome."""
         pool = ThreadPoolExecutor(len(self._probers))
         try:
@@ -222,13 +166,13 @@ class RankProbers:
             pool.shutdown()
 
 
-def weakest(outcomes: Sequence[Outcome]) -> Outcome:
+def weakest(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
     """Merge the outcomes of several ranks: one that failed, else the slowest, with the largest memory that one needs.
 
     Facts are merged to the least memory, and the number formats that all ranks have.
 
-    >>> weakest([Outcome({"images_per_second": 9.0, "memory_bytes": 5}),
-    ...          Outcome({"images_per_second": 7.0, "memory_bytes": 4})]).figures
+    >>> weakest([ProbeOutcome({"images_per_second": 9.0, "memory_bytes": 5}),
+    ...          ProbeOutcome({"images_per_second": 7.0, "memory_bytes": 4})]).figures
     {'images_per_second': 7.0, 'memory_bytes': 5}
     """
     if (failed := next((outcome for outcome in outcomes if outcome.trouble is not None), None)) is not None:
@@ -245,18 +189,6 @@ def weakest(outcomes: Sequence[Outcome]) -> Outcome:
     return replace(slowest, figures=joined)
 
 
-def _kill_group(server: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(server.pid, signal.SIGKILL)
-        else:
-            server.kill()
-
-
-def _trouble_of(code: int) -> tuple[Trouble, str]:
-    return ("memory" if code == -9 else "crash"), cause_of_death(code)
-
-
 class ProbeCache:
     """Outcomes on disk, one line each, written at once, so that a Ctrl-C loses no measurement.
 
@@ -266,14 +198,14 @@ class ProbeCache:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, ProbeOutcome] = {}
         with contextlib.suppress(OSError):
             for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was torn by a kill
                     value = json.loads(line)
-                    self._outcomes[value["key"]] = Outcome(**value["outcome"])
+                    self._outcomes[value["key"]] = ProbeOutcome(**value["outcome"])
 
-    def get(self, key: str) -> Outcome | None:
+    def get(self, key: str) -> ProbeOutcome | None:
         """Return an earlier outcome; None: not measured."""
         return self._outcomes.get(key)
 
@@ -284,7 +216,7 @@ class ProbeCache:
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
 
-    def put(self, key: str, outcome: Outcome) -> None:
+    def put(self, key: str, outcome: ProbeOutcome) -> None:
         """Add an outcome. Raises StorageError if it cannot be written."""
         self._outcomes[key] = outcome
         if self.path is None:
@@ -350,73 +282,24 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def serve() -> None:
-    """Answer requests from standard input, a line each, until it is closed."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no answer
-    die_with_parent()
+    """Be the server of a :class:`Prober`."""
     share_cores()  # as a command that trains does, unless the caller's has
     with lasting_imports():
         from steadytrain.tuning import measure  # noqa: F401 - takes seconds, once
 
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        if json.loads(line)["recipe"]["model"]["name"].startswith("timm/"):
-            with contextlib.suppress(ImportError):
-                import timm  # noqa: F401 - takes seconds, once and not in every child
-        answer = _answer_in_fork(line) if sys.platform == "linux" else _answer(line)
-        print(json.dumps(answer), file=answers, flush=True)
+    serve_forks(_measure)
 
 
-def _answer_in_fork(line: str) -> dict[str, Any]:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            die_with_parent()
-            os.close(reader)
-            with contextlib.suppress(OSError):  # if memory runs out, this process is the one to end
-                Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-            with os.fdopen(writer, "w", encoding="utf-8") as file:
-                file.write(json.dumps(_answer(line)))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as file:
-        text = file.read()
-    _, status = os.waitpid(child, 0)
-    if text:
-        answer: dict[str, Any] = json.loads(text)
-        return answer
-    trouble, error = _trouble_of(os.waitstatus_to_exitcode(status))
-    return {"figures": {}, "trouble": trouble, "error": error}
-
-
-def _answer(line: str) -> dict[str, Any]:
-    """Measure what a line asks for; whatever goes wrong is part of the answer."""
+def _measure(connection: Connection) -> None:
+    """Measure what is asked for; whatever goes wrong is part of the answer."""
     from steadytrain.training.memory import is_out_of_memory
     from steadytrain.tuning.measure import measure
 
-    request = json.loads(line)
-    recipe = Recipe.from_dict(request["recipe"])
-    model, optim, data = request["from_file"]  # what the user's command named may be imported
-    recipe = replace(
-        recipe,
-        model=replace(recipe.model, from_file=model),
-        optim=replace(recipe.optim, from_file=frozenset(optim)),
-        data=replace(recipe.data, from_file=data),
-    )
+    request = connection.recv()
     try:
-        figures = measure(
-            request["what"],
-            recipe,
-            seconds=request["seconds"],
-            settle_seconds=request["settle_seconds"],
-            updates=request["updates"],
-            world=World(**request["world"]),
-        )
+        outcome = ProbeOutcome(measure(request.pop("what"), request.pop("recipe"), **request))
     except SteadyError as error:
-        return {"figures": {}, "trouble": "refused", "error": str(error)}
+        outcome = ProbeOutcome({}, "refused", str(error))
     except Exception as error:  # noqa: BLE001 - a network or a library may raise anything, and that is the result
-        trouble = "memory" if is_out_of_memory(error) else "failed"
-        return {"figures": {}, "trouble": trouble, "error": first_line(error)}
-    return {"figures": figures, "trouble": None, "error": ""}
+        outcome = ProbeOutcome({}, "memory" if is_out_of_memory(error) else "failed", first_line(error))
+    connection.send(outcome)

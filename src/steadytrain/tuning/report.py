@@ -12,7 +12,7 @@ from steadytrain.config.defaults import COMMENT_WIDTH, SMALL, usual_recipe, writ
 from steadytrain.config.plain import plain
 from steadytrain.format import clean, duration
 from steadytrain.machine import facts
-from steadytrain.reports.tuned import Evidence, Measurement, gain_words, remarks
+from steadytrain.reports.tuned import Measurement, TuningEvidence, gain_words, remarks
 from steadytrain.tuning.tune import Trial, Tuned
 
 
@@ -40,13 +40,13 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def evidence(tuned: Tuned) -> Evidence:
+def evidence(tuned: Tuned) -> TuningEvidence:
     """Convert a tuning to the evidence that reports show."""
     recipe, machine = tuned.recipe, facts.facts()
     device = machine["cpu"] if tuned.facts["device_type"] == "cpu" else tuned.facts["device"]
     versions = ", ".join(f"{name} {version}" for name, version in tuned.facts["versions"].items())
     day = datetime.now(UTC).date().isoformat()
-    return Evidence(
+    return TuningEvidence(
         batch_size=recipe.batch_size // recipe.optim.accumulate // tuned.ranks,
         threads=recipe.parallel.threads,
         precision=recipe.precision.name,

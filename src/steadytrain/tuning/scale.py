@@ -24,9 +24,9 @@ What it leaves out: devices that are slower all the time, and that an exchange t
 CPU computes. Both make real updates longer.
 
 >>> gradients = tuple(Gradient(bytes=1_000_000, ready=k / 10) for k in range(1, 11))
->>> device = Device(batch_size=32, forward_seconds=0.03, backward_seconds=0.06, update_seconds=0.01,
+>>> device = MeasuredDevice(batch_size=32, forward_seconds=0.03, backward_seconds=0.06, update_seconds=0.01,
 ...                 gradients=gradients)
->>> four = predict(device, 4, Cluster(between=parse_link("10GbE")))
+>>> four = predict(device, 4, MachineCluster(between=parse_link("10GbE")))
 >>> round(four.images_per_second), round(four.efficiency, 2), four.limit
 (1155, 0.9, 'network')
 """
@@ -61,7 +61,7 @@ MAX_DEVICES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class NetworkLink:
     """The connection between two devices.
 
     Args:
@@ -79,7 +79,7 @@ class Link:
     is_local: bool = False
 
 
-def _known_links() -> dict[str, Link]:
+def _known_links() -> dict[str, NetworkLink]:
     """Return the known links by name, with physical figures."""
     tcp = (
         "line rate x 1448/1538, which TCP leaves of frames of 1500 bytes; latency: half of the median round trip within"
@@ -107,12 +107,12 @@ def _known_links() -> dict[str, Link]:
         ),
     ]
     return {
-        name: Link(name=name, latency_seconds=latency, bytes_per_second=rate, source=source, is_local=is_local)
+        name: NetworkLink(name=name, latency_seconds=latency, bytes_per_second=rate, source=source, is_local=is_local)
         for name, latency, rate, source, is_local in rows
     }
 
 
-LINKS: Mapping[str, Link] = _known_links()
+LINKS: Mapping[str, NetworkLink] = _known_links()
 """Links by name, each with physical figures. NVLink 1 to 4 belong to P100, V100, A100 (``nvlink`` as well) and H100."""
 
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -120,7 +120,7 @@ _BYTES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB
 _MEASURED = re.compile(r"([0-9.]+(?:e-?[0-9]+)?)\s*(us|µs|ms|s)\s*,\s*([0-9.]+)\s*([kMG](?:bit|B))(?:/s|ps)?")
 
 
-def parse_link(text: str) -> Link:
+def parse_link(text: str) -> NetworkLink:
     """Read a link's name, or its latency and its bandwidth.
 
     Raises:
@@ -138,7 +138,7 @@ def parse_link(text: str) -> Link:
         except ValueError:
             latency, rate = 0.0, 0.0
         if rate > 0:
-            return Link(name=text.strip(), latency_seconds=latency, bytes_per_second=rate, source="as given")
+            return NetworkLink(name=text.strip(), latency_seconds=latency, bytes_per_second=rate, source="as given")
     raise InputError(
         f"the link {text!r} is unknown: name one of {', '.join(LINKS)}, or its latency and bandwidth, such as"
         f' "0.1 ms,10 Gbit/s".{did_you_mean(text, LINKS)}'
@@ -154,7 +154,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class MeasuredDevice:
     """The measured times of one device alone, with ``batch_size`` images.
 
     Args:
@@ -183,10 +183,10 @@ class Device:
         """Bytes of all gradients."""
         return sum(gradient.bytes for gradient in self.gradients)
 
-    def with_batch(self, images: int) -> Device:
+    def with_batch(self, images: int) -> MeasuredDevice:
         """Return the same device with another batch.
 
-        >>> device = Device(batch_size=8, forward_seconds=1, backward_seconds=3, update_seconds=1, gradients=(),
+        >>> device = MeasuredDevice(batch_size=8, forward_seconds=1, backward_seconds=3, update_seconds=1, gradients=(),
         ...                 fixed_seconds=2)
         >>> device.with_batch(4).step_seconds
         4.0
@@ -203,12 +203,12 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class MachineCluster:
     """Machines of ``per_machine`` devices each: the link ``between`` them, and ``within`` one (None: the same)."""
 
-    between: Link
+    between: NetworkLink
     per_machine: int = 1
-    within: Link | None = None
+    within: NetworkLink | None = None
 
     def shape(self, devices: int) -> tuple[int, int]:
         """Return how many machines so many devices fill, and how many devices are on each."""
@@ -218,7 +218,8 @@ class Cluster:
     def all_reduce_seconds(self, bytes: float, devices: int) -> float:
         """Return the seconds in which so many devices get the sum of ``bytes`` that each of them has.
 
-        >>> cluster = Cluster(between=Link(name="x", latency_seconds=0.5, bytes_per_second=100.0, source=""))
+        >>> link = NetworkLink(name="x", latency_seconds=0.5, bytes_per_second=100.0, source="")
+        >>> cluster = MachineCluster(between=link)
         >>> cluster.all_reduce_seconds(400, 1), cluster.all_reduce_seconds(400, 2), cluster.all_reduce_seconds(400, 4)
         (0.0, 5.0, 9.0)
         """
@@ -226,15 +227,15 @@ class Cluster:
         return _ring_seconds(bytes, machines, self.between) + _ring_seconds(bytes, on_each, self.within or self.between)
 
 
-def _ring_seconds(bytes: float, n: int, link: Link) -> float:
+def _ring_seconds(bytes: float, n: int, link: NetworkLink) -> float:
     return 2 * (n - 1) * (link.latency_seconds + bytes / n / link.bytes_per_second)
 
 
-def fit_link(small: tuple[float, float], large: tuple[float, float], devices: int, *, name: str) -> Link:
+def fit_link(small: tuple[float, float], large: tuple[float, float], devices: int, *, name: str) -> NetworkLink:
     """Fit a link to two measured all-reduces, each by its bytes and its seconds.
 
-    >>> truth = Link(name="x", latency_seconds=0.001, bytes_per_second=1e8, source="")
-    >>> cluster = Cluster(between=truth)
+    >>> truth = NetworkLink(name="x", latency_seconds=0.001, bytes_per_second=1e8, source="")
+    >>> cluster = MachineCluster(between=truth)
     >>> small, large = ((size, cluster.all_reduce_seconds(size, 4)) for size in (4, 4e8))
     >>> fitted = fit_link(small, large, 4, name="here")
     >>> round(fitted.latency_seconds, 6), round(fitted.bytes_per_second)
@@ -245,10 +246,10 @@ def fit_link(small: tuple[float, float], large: tuple[float, float], devices: in
     rate = steps / devices * (many - few) / max(slow - quick, 1e-9)
     latency = max(0.0, quick / steps - few / devices / rate)
     source = f"fitted to all-reduces of {devices} ranks here: {few:,.0f} and {many:,.0f} bytes"
-    return Link(name=name, latency_seconds=latency, bytes_per_second=rate, source=source)
+    return NetworkLink(name=name, latency_seconds=latency, bytes_per_second=rate, source=source)
 
 
-def fit_backend(backend: Mapping[str, Any], ranks: int) -> Link:
+def fit_backend(backend: Mapping[str, Any], ranks: int) -> NetworkLink:
     """Fit a link to one back end of a document of ``steady bandwidth --json``: a single number, and all buckets."""
     (whole,) = (way for way in backend["ways"] if way["way"] == "buckets")
     small, large = (4.0, backend["latency_seconds"]), (float(whole["bytes"]), whole["seconds"])
@@ -303,7 +304,7 @@ def expected_maximum(n: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class ScalePrediction:
     """The predicted speed of a number of devices.
 
     Args:
@@ -336,15 +337,15 @@ class Prediction:
 
 
 def predict(
-    device: Device,
+    device: MeasuredDevice,
     devices: int,
-    cluster: Cluster,
+    cluster: MachineCluster,
     *,
     is_strong: bool = False,
     loader_images_per_second: float = math.inf,
     overlap: bool = True,
     bucket_bytes: float = BUCKET,
-) -> Prediction:
+) -> ScalePrediction:
     """Predict the speed of a number of devices.
 
     Args:
@@ -359,7 +360,7 @@ def predict(
     batch_size = device.batch_size * (1 if is_strong else devices)
     filled = buckets(device.gradients, first_bytes=min(FIRST_BUCKET, bucket_bytes), most_bytes=bucket_bytes)
 
-    def exposed(cluster: Cluster) -> float:
+    def exposed(cluster: MachineCluster) -> float:
         def cost(bytes: int) -> float:
             return cluster.all_reduce_seconds(bytes, devices)
 
@@ -385,7 +386,7 @@ def predict(
     largest: Any = max(losses, key=lambda name: losses[name])
     rate = batch_size / step
     alone_rate = min(device.batch_size / device.step_seconds, loader_images_per_second)
-    return Prediction(
+    return ScalePrediction(
         devices=devices,
         machines=machines,
         batch_size=batch_size,
@@ -426,7 +427,7 @@ _REASONS = {
 }
 
 
-def advise(predictions: Sequence[Prediction], *, least_efficiency: float = LEAST_EFFICIENCY) -> Advice:
+def advise(predictions: Sequence[ScalePrediction], *, least_efficiency: float = LEAST_EFFICIENCY) -> Advice:
     """Recommend a number of devices.
 
     Args:
@@ -442,7 +443,7 @@ def advise(predictions: Sequence[Prediction], *, least_efficiency: float = LEAST
         following = predictions[predictions.index(chosen) + 1]
         reason = _REASONS[following.limit]
         words = [f"recommended: {chosen.devices} of {count(last.devices, 'device')}, {efficiency}; {reason}"]
-    fastest, slower = predictions[0], list[Prediction]()
+    fastest, slower = predictions[0], list[ScalePrediction]()
     for prediction in predictions[1:]:
         if prediction.images_per_second > fastest.images_per_second:
             if slower:  # it recovers
@@ -461,7 +462,7 @@ def advise(predictions: Sequence[Prediction], *, least_efficiency: float = LEAST
     return Advice(devices=chosen.devices, fastest=fastest.devices, worse_from=worse_from, words=tuple(words))
 
 
-def _span(predictions: Sequence[Prediction]) -> str:
+def _span(predictions: Sequence[ScalePrediction]) -> str:
     first, last = predictions[0].devices, predictions[-1].devices
     return f"{first} devices are" if first == last else f"{first} to {last} devices are"
 

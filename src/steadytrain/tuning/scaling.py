@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +17,19 @@ from typing import Any
 
 from steadytrain.config import Recipe
 from steadytrain.errors import FailedError, InputError
-from steadytrain.format import count, duration, fold, number, percent, rate, size
+from steadytrain.format import count, duration, fold, number, percent, rate, size, text_table
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine import facts
-from steadytrain.machine.process import given_environment
+from steadytrain.machine.children import run_steady
 from steadytrain.reports.plots import Panel
-from steadytrain.reports.tables import aligned
 from steadytrain.tuning.scale import (
     LINKS,
     Advice,
-    Cluster,
-    Device,
     Gradient,
-    Link,
-    Prediction,
+    MachineCluster,
+    MeasuredDevice,
+    NetworkLink,
+    ScalePrediction,
     advise,
     counts,
     fit_backend,
@@ -124,13 +122,10 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
 
 def _run_verb(words: Sequence[str]) -> dict[str, Any]:
     """Run another verb in a process of its own and return its document. Raises FailedError."""
-    command = [sys.executable, "-m", "steadytrain", *words]
-    result = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
-    if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        message = lines[-1].removeprefix("steady: ") if lines else f"{words[0]} ended with {result.returncode}"
-        raise FailedError(message)
-    document: dict[str, Any] = json.loads(result.stdout)
+    ended = run_steady(words)
+    if ended.code:
+        raise FailedError(ended.last_line or f"{words[0]} ended with {ended.code}")
+    document: dict[str, Any] = json.loads(ended.output)
     return document
 
 
@@ -147,9 +142,9 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def device_of(figures: Mapping[str, Any], spread: float | None = None) -> Device:
+def device_of(figures: Mapping[str, Any], spread: float | None = None) -> MeasuredDevice:
     """Read the measured times of one device from a document; ``spread`` replaces the measured one."""
-    return Device(
+    return MeasuredDevice(
         batch_size=int(figures["batch_size"]),
         forward_seconds=float(figures["forward_seconds"]),
         backward_seconds=float(figures["backward_seconds"]),
@@ -161,14 +156,14 @@ def device_of(figures: Mapping[str, Any], spread: float | None = None) -> Device
 
 
 def join(
-    link: Link | None,
-    local: Link | None,
+    link: NetworkLink | None,
+    local: NetworkLink | None,
     document: Mapping[str, Any],
     per_machine: int | None,
     devices: int,
     *,
     name: str,
-) -> Cluster:
+) -> MachineCluster:
     """Return the cluster in which ``link`` joins machines, and ``local`` the devices of each.
 
     Args:
@@ -185,7 +180,7 @@ def join(
     if link is None:
         if document.get("fitted") is None:
             raise InputError(f"{name} has no measured link between ranks: add --link, such as --link 10GbE")
-        link = Link(**document["fitted"])
+        link = NetworkLink(**document["fitted"])
     if per_machine is None:
         per_machine = devices if link.is_local else 1
     if link.is_local and per_machine < devices:
@@ -194,12 +189,12 @@ def join(
             f" several: give the network as --link, such as 10GbE, and --local-link {link.name}"
         )
     within = link if link.is_local else local or replace(LINKS["pcie3"])
-    return Cluster(between=link, per_machine=per_machine, within=within if per_machine > 1 else None)
+    return MachineCluster(between=link, per_machine=per_machine, within=within if per_machine > 1 else None)
 
 
 def forecast(
-    document: dict[str, Any], device: Device, cluster: Cluster, devices: int, *, least_efficiency: float
-) -> dict[str, list[Prediction]]:
+    document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int, *, least_efficiency: float
+) -> dict[str, list[ScalePrediction]]:
     """Predict 1 to ``devices`` devices for both kinds of scaling, and add the predictions to the document.
 
     Args:
@@ -231,13 +226,13 @@ def forecast(
         "advice": {kind: asdict(chosen) for kind, chosen in advice.items()},
     }
     for row in document["ranks"]:
-        speed = predict(device, row["devices"], Cluster(between=Link(**document["fitted"])))
+        speed = predict(device, row["devices"], MachineCluster(between=NetworkLink(**document["fitted"])))
         row |= {"predicted_images_per_second": speed.images_per_second, "predicted_step_seconds": speed.step_seconds}
     return tables
 
 
 def _rows(
-    predictions: Sequence[Prediction], advice: Advice, images: float, price: float | None
+    predictions: Sequence[ScalePrediction], advice: Advice, images: float, price: float | None
 ) -> list[dict[str, Any]]:
     """Return the rows to show, as plain data."""
     shown = counts(predictions[-1].devices, advice.devices, advice.fastest, advice.worse_from or 1)
@@ -312,10 +307,10 @@ def _table(rows: Sequence[Mapping[str, Any]], images: float | None, price: float
         cells += [str(row["limit"]), duration(row[f"seconds{suffix}"])]
         cells += [] if price is None else [number(row[f"cost{suffix}"], 2)]
         lines.append(cells)
-    return aligned(lines, right=range(len(lines[0])))
+    return text_table(lines, right=range(len(lines[0])))
 
 
-def panels(tables: Mapping[str, Sequence[Prediction]], document: Mapping[str, Any]) -> list[Panel]:
+def panels(tables: Mapping[str, Sequence[ScalePrediction]], document: Mapping[str, Any]) -> list[Panel]:
     """Plot images per second over devices, for each kind of scaling, and mark the number that the document recommends.
 
     Raises:

@@ -23,11 +23,12 @@ from steadytrain.config import Recipe
 from steadytrain.config.parts import require
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.errors import InputError, RecipeError, RunError
-from steadytrain.format import NONE, duration, epoch, money, percent, score_name
+from steadytrain.files import replace_file
+from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, Interval, Spread, reached, spread
-from steadytrain.reports.tables import finite, fitted, interval_text, spread_words
-from steadytrain.run import MAX_REPEATS, REPEAT, Run, replace_file
+from steadytrain.reports.tables import finite, interval_text, spread_words
+from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 MOST_RUNS = 10_000
 TABLE_FILE, PAGE_FILE = "sweep.json", "report.html"
@@ -277,7 +278,7 @@ def is_diverged(run: Run) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CaseRow:
     """The results of a case. Accuracies are fractions: top-1, or mAP of several labels; None if not known.
 
     ``best`` and ``last``: means over seeds of each run's best and last evaluation; their spreads, of two seeds or more;
@@ -316,7 +317,7 @@ def rows(
     stopped: Mapping[str, float] | None = None,
     failures: Mapping[Path, str] | None = None,
     not_made: Sequence[tuple[Point, str]] = (),
-) -> list[Row]:
+) -> list[CaseRow]:
     """Return the results of the cases, best first; cases that were stopped early, or failed, come last.
 
     Args:
@@ -327,13 +328,13 @@ def rows(
     """
     table = [_row(case, target, (stopped or {}).get(case.point.name), failures or {}) for case in cases]
     table += [
-        Row(name=point.name, changes=dict(point.changes), status="failed", seeds=0, finished=0, why=why)
+        CaseRow(name=point.name, changes=dict(point.changes), status="failed", seeds=0, finished=0, why=why)
         for point, why in not_made
     ]
     return sorted(table, key=lambda row: (row.status != "finished", 1.0 if row.best is None else -row.best))
 
 
-def _row(case: Case, target: float | None, stopped: float | None, failures: Mapping[Path, str]) -> Row:
+def _row(case: Case, target: float | None, stopped: float | None, failures: Mapping[Path, str]) -> CaseRow:
     accounts = []
     for run in case.runs:
         with suppress(RunError):  # nothing was started
@@ -359,7 +360,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
     seconds = [summary.seconds for summary in summaries]
     bills = [summary.cost for summary in summaries if summary.cost is not None]
     costs = [hit.cost for hit in hits if hit.cost is not None]
-    return Row(
+    return CaseRow(
         name=case.point.name,
         changes=dict(case.point.changes),
         status=status,
@@ -383,7 +384,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
     )
 
 
-def to_text(table: Sequence[Row], *, target: float | None = None, width: int = 80) -> str:
+def to_text(table: Sequence[CaseRow], *, target: float | None = None, width: int = 80) -> str:
     """Return the table as text, of at most ``width`` columns."""
     name = score_name(any(row.is_multi_label for row in table))
     heads = ["case", f"best {name}", f"last {name}", "epochs", "wall time"]
@@ -404,7 +405,7 @@ def to_text(table: Sequence[Row], *, target: float | None = None, width: int = 8
         cells += [_money(row.cost, row.currency)] * has_cost
         is_partial = 0 < row.finished < row.seeds
         lines.append([*cells, row.status + f" ({row.finished} of {row.seeds} seeds)" * is_partial])
-    text = fitted(lines, width)
+    text = fit_table(lines, width)
     if any(row.best_spread for row in table):
         text += "\n± standard deviation over seeds, and in brackets the 95 % interval of their mean (Student)"
     return text
@@ -414,14 +415,14 @@ def _money(value: float | None, currency: str) -> str:
     return NONE if value is None else f"{money(value)} {currency}"
 
 
-def document(table: Sequence[Row], *, target: float | None = None) -> dict[str, Any]:
+def document(table: Sequence[CaseRow], *, target: float | None = None) -> dict[str, Any]:
     """Return the table as plain data for JSON."""
     values = {"format": MARK, "version": 1, "target": target, "rows": [plain(row) for row in table]}
     result: dict[str, Any] = finite(values)
     return result
 
 
-def write(folder: Path, cases: Sequence[Case], table: Sequence[Row], *, target: float | None) -> Path | None:
+def write(folder: Path, cases: Sequence[Case], table: Sequence[CaseRow], *, target: float | None) -> Path | None:
     """Write the table as JSON and a report on all runs; return the path of the report, None if no run was started.
 
     Raises:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,16 @@ from steadytrain.format import Say, count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
 from steadytrain.launch.submit import submit
-from steadytrain.launch.supervise import POLL_SECONDS, die_with_parent, in_foreground, kill_at_last, take_signals
+from steadytrain.machine.children import (
+    POLL_SECONDS,
+    die_with_parent,
+    in_foreground,
+    kill_at_last,
+    run_program,
+    send,
+    start,
+    take_signals,
+)
 from steadytrain.machine.process import given_environment
 from steadytrain.monitor import read_history
 from steadytrain.run import Run
@@ -174,15 +183,12 @@ class ProcessTrainer:
         active: list[tuple[Slot, Run, subprocess.Popen[bytes]]] = []
         free, processes = deque(self._slots), list[subprocess.Popen[bytes]]()
 
-        def forward(number: int) -> None:
-            # A terminal has sent Ctrl-C to all processes already; kill -INT has not.
-            for process in processes:
-                if process.poll() is None and (number != signal.SIGINT or not in_foreground()):
-                    with suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGTERM if self._launch else number)  # launch takes no SIGUSR1
+        def pass_on(number: int) -> None:
+            if number != signal.SIGINT or not in_foreground():
+                send(processes, signal.SIGTERM if self._launch else number)  # launch takes no SIGUSR1
 
         names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
-        with take_signals(names, forward) as received, kill_at_last(processes):
+        with take_signals(names, pass_on) as received, kill_at_last(processes):
             while active or (waiting and not received):
                 while waiting and free and not received:
                     run, slot = waiting.popleft(), free.popleft()
@@ -211,8 +217,8 @@ class ProcessTrainer:
                 os.sched_setaffinity(0, slot.cores)
 
         with open_no_follow(run.directory / LOG, "ab") as log:
-            return subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare
+            return start(
+                command, variables=environment, prepare=prepare, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def command(self, run: Run, slot: Slot, until: float | None = None) -> list[str]:
@@ -333,15 +339,12 @@ class ArrayTrainer:
 
 def _is_queued(number: str) -> bool:
     """Ask Slurm whether a job is queued or running. Raises InputError, FailedError."""
-    try:
-        result = subprocess.run(
-            ["squeue", "--noheader", "--jobs", number, "--format", "%i"], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise InputError("squeue is not installed here: run this on a machine that submits to Slurm") from None
-    if result.returncode and "Invalid job id" not in result.stderr:
-        raise FailedError(f"squeue exited with code {result.returncode}: {' '.join(result.stderr.split())}")
-    return bool(result.stdout.strip())
+    if shutil.which("squeue") is None:
+        raise InputError("squeue is not installed here: run this on a machine that submits to Slurm")
+    ended = run_program(["squeue", "--noheader", "--jobs", number, "--format", "%i"])
+    if ended.code and "Invalid job id" not in ended.errors:
+        raise FailedError(f"squeue exited with code {ended.code}: {' '.join(ended.errors.split())}")
+    return bool(ended.output.strip())
 
 
 def run_name(run: Run) -> str:

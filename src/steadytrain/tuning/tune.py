@@ -24,7 +24,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.errors import FailedError, InputError, RecipeError
 from steadytrain.format import count, duration, percent, rate, size
 from steadytrain.reports.tuned import WAITED_SHARE, Choice
-from steadytrain.tuning.probes import Outcome, ProbeCache, Prober, RankProbers, What, cache_path
+from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, RankProbers, What, cache_path
 from steadytrain.tuning.rules import (
     GAIN,
     KNEE,
@@ -114,7 +114,7 @@ class Trial:
 
     what: What
     setting: Setting
-    outcome: Outcome
+    outcome: ProbeOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ class _Search:
 
     def ask(
         self, what: What, setting: Setting, *, expected: float = 0.0, share: float = 0.3, turn: int = 0
-    ) -> Outcome | None:
+    ) -> ProbeOutcome | None:
         """Measure, or look up the measurement; return None if there is no time for it.
 
         Args:
@@ -284,7 +284,7 @@ class _Search:
             self.trials.append(Trial(what, setting, outcome))
         return outcome
 
-    def updates(self, setting: Setting) -> Outcome | None:
+    def updates(self, setting: Setting) -> ProbeOutcome | None:
         """Measure updates alone; not if smaller batches show that memory or time will not suffice."""
         outcomes = {
             t.setting.batch_size // t.setting.accumulate: t.outcome
@@ -297,7 +297,7 @@ class _Search:
             memory = {batch: float(outcomes[batch].figures["memory_bytes"]) for batch in smaller}
             needed = predict_bytes(memory, part)
             if len(memory) > 1 and needed > self.room:
-                outcome = Outcome({}, "memory", f"not tried: about {size(needed)} of {size(self.room)}")
+                outcome = ProbeOutcome({}, "memory", f"not tried: about {size(needed)} of {size(self.room)}")
                 self.trials.append(Trial("updates", setting, outcome))
                 return outcome
         return self.ask("updates", setting, expected=expected)
@@ -306,7 +306,7 @@ class _Search:
     def room(self) -> float:
         return room_bytes(self.facts["memory_bytes"], is_cpu=self.facts["device_type"] == "cpu")
 
-    def fits(self, outcome: Outcome) -> bool:
+    def fits(self, outcome: ProbeOutcome) -> bool:
         """Return whether a measurement leaves enough memory free."""
         return float(outcome.figures.get("memory_bytes", 0.0)) <= self.room
 
@@ -551,7 +551,7 @@ class _Chooser:
         self.advise_packing(rates[best], updates, loading)
         return replace(setting, threads=best), reason
 
-    def advise_packing(self, both: float, updates: Outcome | None, loading: Outcome | None) -> None:
+    def advise_packing(self, both: float, updates: ProbeOutcome | None, loading: ProbeOutcome | None) -> None:
         """Advise what would relieve a loader that limits training."""
         search = self.search
         if loading is None or not loading.figures or updates is None or not updates.images_per_second:

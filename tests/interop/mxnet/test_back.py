@@ -20,7 +20,7 @@ from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import match_known
 from steadytrain.interop.mxnet.params import write_params
 from steadytrain.interop.mxnet.symbol import write_symbol
-from steadytrain.interop.mxnet.trace import Exported, export_symbol
+from steadytrain.interop.mxnet.trace import TracedSymbol, export_symbol
 
 NETS: dict[str, tuple[Any, int]] = {
     **{name: (name, 32) for name in ("mlp", "lenet", "digits", "resnet20", "inception-bn-28-small", "quick8")},
@@ -53,7 +53,7 @@ MORE = {
 }
 
 
-def exported(name: str, size: int) -> tuple[nn.Module, Exported]:
+def exported(name: str, size: int) -> tuple[nn.Module, TracedSymbol]:
     """A network with drawn weights and statistics, and its form in MXNet."""
     torch.manual_seed(0)
     module = models.build(Model(name), num_classes=10, channels=3, size=size).module.train()

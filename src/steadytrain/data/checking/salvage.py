@@ -27,9 +27,9 @@ from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
+from steadytrain.files import replacing
 from steadytrain.format import OnProgress
 from steadytrain.machine.worker_pool import map_in_children
-from steadytrain.run import replacing
 
 _PORTION = 32
 

@@ -4,8 +4,8 @@ What came of a file lies in ``NAME.part``, and what its server said of it (RFC 9
 ``NAME.part.json``: another start asks for the rest, on the condition that the file is still the same. The checksum of
 the whole decides in the end.
 
-No address is followed blindly. Each connection goes to an address that was looked up and checked: a server in a private
-network, on this machine or at a cloud's metadata address is spoken to only if the user named it as a mirror.
+No address is followed blindly (:mod:`steadytrain.machine.web`): a server in a private network is spoken to only if the
+user named it as a mirror.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from email.message import Message
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
+from steadytrain.files import replace_file
 from steadytrain.format import Say, count, duration, size
+from steadytrain.machine.web import Origin, RefusedError, client, is_public, origin_of, split_url
 
 CHUNK_BYTES = 1 << 18
 MAX_REDIRECTS = 5
@@ -47,7 +50,6 @@ _MAX_DIGITS = 18
 
 OnBytes = Callable[[int], object]
 """Called with the bytes of the file that are there."""
-Origin = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +84,6 @@ class _TryAgainError(Exception):
         self.seconds = seconds
 
 
-class _GiveUpError(Exception):
-    """What another attempt at this place will not change."""
-
-
 def mirror_urls(mirrors: Iterable[str], name: str) -> tuple[str, ...]:
     """Return where mirrors have a file.
 
@@ -99,7 +97,7 @@ def mirror_urls(mirrors: Iterable[str], name: str) -> tuple[str, ...]:
 
 
 def _checked_mirror(mirror: str) -> str:
-    parts = _split(mirror)
+    parts = split_url(mirror)
     if parts is None or parts.scheme not in ("https", "http") or not parts.hostname:
         raise InputError(f"--mirror {mirror} is no web address: give one such as https://mirror.example.org/datasets")
     if parts.scheme == "http":
@@ -110,125 +108,26 @@ def _checked_mirror(mirror: str) -> str:
                 addresses = [str(info[4][0]) for info in socket.getaddrinfo(parts.hostname, None)]
             except OSError as error:
                 raise InputError(f"--mirror {mirror}: there is no host {parts.hostname} ({error})") from error
-        if any(map(_is_public, addresses)):
+        if any(map(is_public, addresses)):
             raise InputError(f"--mirror {mirror} is plain http across the internet: give an https address")
     return mirror
 
 
-def _split(url: str) -> urllib.parse.SplitResult | None:
-    """Return the parts of an address; None where it is none."""
+def _check_redirect(trusted: frozenset[Origin], url: str) -> None:
+    """Let redirects go to https alone, or to a mirror that the user named. Raises RefusedError."""
+    parts, origin = split_url(url), origin_of(url)
+    if parts is None or origin is None:
+        raise RefusedError(f"it redirects to {url[:200]!r}, which is no web address")
+    if origin in trusted:
+        return
+    if parts.scheme != "https":
+        raise RefusedError(f"it redirects to {url[:200]}, which is not https: refused")
     try:
-        parts = urllib.parse.urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        return None
-    return parts
-
-
-def _origin(url: str) -> Origin | None:
-    parts = _split(url)
-    if parts is None or not parts.hostname:
-        return None
-    return parts.hostname.lower(), parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _is_public(address: str) -> bool:
-    """Whether an IP address is one of the internet: neither private, of this machine, of a link, nor reserved.
-
-    >>> [_is_public(a) for a in ("93.184.215.14", "10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1")]
-    [True, False, False, False, False, False]
-    """
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    ip = mapped or ip
-    return ip.is_global and not ip.is_multicast
-
-
-def _connect(origin: Origin, timeout: float | None, trusted: frozenset[Origin]) -> socket.socket:
-    """Open a connection to an address of a host that was checked; OSError, or _GiveUpError where none may be used."""
-    host, port = origin
-    refused, failure = "", OSError(f"no address of {host}")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        if (host.lower(), port) not in trusted and not _is_public(str(address[0])):
-            refused = str(address[0])
-            continue
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(timeout)
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            failure = error
-            continue
-        return sock
-    if refused:
-        raise _GiveUpError(f"{host} is at {refused}, an address that is not of the internet: refused")
-    raise failure
-
-
-class _Connection(http.client.HTTPConnection):
-    """Connects to checked addresses alone; ``trusted``: hosts and ports that the user named."""
-
-    trusted: frozenset[Origin] = frozenset()
-
-    def connect(self) -> None:
-        self.sock = _connect((self.host, self.port), self.timeout, self.trusted)
-        if getattr(self, "_tunnel_host", None):
-            self._tunnel()  # type: ignore[attr-defined]
-
-
-class _TlsConnection(http.client.HTTPSConnection, _Connection):
-    """The same with TLS, which is added to the connection of the class above."""
-
-
-class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Opens addresses by connections that check where they go."""
-
-    def __init__(self, trusted: frozenset[Origin]) -> None:
-        super().__init__()
-        self._trusted = trusted
-        self._tls_context = ssl.create_default_context()
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._opened_by(_Connection), req)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._opened_by(_TlsConnection), req, context=self._tls_context)
-
-    def _opened_by(self, kind: type[_Connection]) -> Callable[..., http.client.HTTPConnection]:
-        def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
-            connection = kind(host, **options)
-            connection.trusted = self._trusted
-            return connection
-
-        return open_connection
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to https alone, or to a mirror that the user named."""
-
-    max_redirections = MAX_REDIRECTS
-    max_repeats = MAX_REDIRECTS
-
-    def __init__(self, trusted: frozenset[Origin]) -> None:
-        self._trusted = trusted
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request | None:
-        parts, origin = _split(newurl), _origin(newurl)
-        if parts is None or origin is None:
-            raise _GiveUpError(f"it redirects to {newurl[:200]!r}, which is no web address")
-        if origin not in self._trusted:
-            if parts.scheme != "https":
-                raise _GiveUpError(f"it redirects to {newurl[:200]}, which is not https: refused")
-            try:
-                is_public = _is_public(origin[0])
-            except ValueError:  # a name: looked up when it is connected to
-                is_public = origin[0] != "localhost"
-            if not is_public:
-                raise _GiveUpError(f"it redirects to {newurl[:200]}, an address that is not of the internet: refused")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        is_good = is_public(origin[0])
+    except ValueError:  # a name: looked up when it is connected to
+        is_good = origin[0] != "localhost"
+    if not is_good:
+        raise RefusedError(f"it redirects to {url[:200]}, an address that is not of the internet: refused")
 
 
 def download(
@@ -263,7 +162,7 @@ def download(
     target, patience = folder / file.name, patience or Patience()
     mirrors = tuple(mirrors)
     urls = (*mirror_urls(mirrors, file.name), *file.urls)
-    trusted = frozenset(origin for mirror in mirrors if (origin := _origin(mirror)) is not None)
+    trusted = frozenset(origin for mirror in mirrors if (origin := origin_of(mirror)) is not None)
     with storage_errors(target):
         if target.exists():
             if not (wrong := _wrong(target, file)):
@@ -277,7 +176,7 @@ def download(
             try:
                 _fetch_from(url, file, target, trusted, patience, progress, say)
                 return target
-            except _GiveUpError as error:
+            except RefusedError as error:
                 reasons.append(f"{url}: {error}")
                 if url != urls[-1]:
                     say(f"{url}: {error}; the next place is tried")
@@ -308,8 +207,8 @@ def _fetch_from(
     progress: OnBytes,
     say: Say,
 ) -> None:
-    """Fetch a file from one place, in as many attempts as bring something; _GiveUpError where it cannot be had."""
-    opener = urllib.request.build_opener(_Handler(trusted | _proxies()), _Redirects(trusted))
+    """Fetch a file from one place, in as many attempts as bring something; RefusedError where it cannot be had."""
+    opener = client(trusted=trusted, on_redirect=partial(_check_redirect, trusted), max_redirects=MAX_REDIRECTS)
     part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
     failures, is_whole, is_second = 0, True, False
     while True:
@@ -321,12 +220,12 @@ def _fetch_from(
             come = part.stat().st_size if part.exists() else 0
             failures = 1 if come > before else failures + 1
             if failures >= patience.attempts:
-                raise _GiveUpError(f"{error}, {count(failures, 'time')} in a row") from error
+                raise RefusedError(f"{error}, {count(failures, 'time')} in a row") from error
             wait = min(patience.longest_seconds, patience.backoff_seconds * 2 ** (failures - 1))
             wait *= random.uniform(0.5, 1.0)  # many clients must not come back at once
             if error.seconds is not None:
                 if error.seconds > LONGEST_WAIT:
-                    raise _GiveUpError(f"{error}, and asks to wait {duration(error.seconds)}") from error
+                    raise RefusedError(f"{error}, and asks to wait {duration(error.seconds)}") from error
                 wait = max(wait, error.seconds)
             say(f"{url}: {error}; going on in {duration(wait)}" if wait >= 1 else f"{url}: {error}; going on")
             time.sleep(wait)
@@ -341,7 +240,7 @@ def _fetch_from(
         part.unlink()
         notes.unlink(missing_ok=True)
         if is_whole or is_second:
-            raise _GiveUpError(f"it has other bytes than it should ({wrong})")
+            raise RefusedError(f"it has other bytes than it should ({wrong})")
         # Pieces of several files may have come together: once more, from the beginning.
         say(f"{url}: what came in pieces has other bytes than it should; fetching it again from the beginning")
         is_whole = is_second = True
@@ -374,7 +273,7 @@ def _receive(
                 raise _TryAgainError("it has no rest of this file: from the beginning", 0.0) from error
             if error.code in (408, 425, 429) or error.code >= 500:
                 raise _TryAgainError(f"HTTP {error.code}", _retry_after(error.headers)) from error
-            raise _GiveUpError(f"HTTP {error.code} {error.reason}") from error
+            raise RefusedError(f"HTTP {error.code} {error.reason}") from error
     except (http.client.HTTPException, OSError) as error:
         raise _passing(error) from error
     with response:
@@ -382,7 +281,7 @@ def _receive(
         total: int | None = None if length is None else start + length
         most = file.bytes + file.bytes // 2 + SPARE_BYTES if file.bytes else None
         if most is not None and (total or 0) > most:
-            raise _GiveUpError(f"it has {size(total or 0)}, and not about {size(file.bytes)}")
+            raise RefusedError(f"it has {size(total or 0)}, and not about {size(file.bytes)}")
         if not start:
             _keep_notes(notes, url, response.headers)
         come = _write(response, part, start, most, progress)
@@ -410,7 +309,7 @@ def _write(response: http.client.HTTPResponse, part: Path, start: int, most: int
             come += len(data)
             progress(come)
             if most is not None and come > most:
-                raise _GiveUpError(f"it sends more than {size(most)}")
+                raise RefusedError(f"it sends more than {size(most)}")
             now = time.monotonic()
             if now - slow_since >= SLOW_SECONDS:
                 if (come - slow_from) / (now - slow_since) < SLOW_BYTES:
@@ -427,16 +326,14 @@ def _span(response: http.client.HTTPResponse, have: int) -> tuple[int, int | Non
     first, _, last = span.partition("/")[0].partition("-")
     is_readable = all(end.isdecimal() and len(end) <= _MAX_DIGITS for end in (first, last))
     if unit.lower() != "bytes" or not is_readable or int(first) != have:
-        raise _GiveUpError(f"it answers with another part ({span[:60] or 'none'}) than was asked for")
+        raise RefusedError(f"it answers with another part ({span[:60] or 'none'}) than was asked for")
     return have, int(last) + 1 - have
 
 
 def _keep_notes(notes: Path, url: str, headers: Message) -> None:
     """Keep what tells whether the file at a place is still the same."""
     document = {"url": url, "etag": headers.get("ETag", ""), "modified": headers.get("Last-Modified", "")}
-    fresh = notes.with_name(f"{notes.name}.new")
-    fresh.write_text(json.dumps(document), encoding="utf-8")
-    fresh.replace(notes)
+    replace_file(notes, json.dumps(document))
 
 
 def _validator(notes: Path, url: str) -> str:
@@ -468,10 +365,10 @@ def _retry_after(headers: Message) -> float | None:
 def _passing(error: BaseException) -> Exception:
     """Return the error for a fault of the connection; it may pass, unless it is a refusal or about a certificate."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(reason, _GiveUpError):
+    if isinstance(reason, RefusedError):
         return reason
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return _GiveUpError(f"its certificate cannot be trusted ({reason.verify_message})")
+        return RefusedError(f"its certificate cannot be trusted ({reason.verify_message})")
     if isinstance(reason, TimeoutError):
         return _TryAgainError("it does not answer")
     return _TryAgainError(f"the connection failed ({reason})")
@@ -489,9 +386,3 @@ def _wrong(path: Path, file: WebFile) -> str:
         if digests[name].hexdigest() != value:
             return f"{name} {digests[name].hexdigest()}, not {value}"
     return ""
-
-
-def _proxies() -> frozenset[Origin]:
-    """Return the proxies that this machine is set up with: they may be in its own network."""
-    origins = (_origin(url) for url in urllib.request.getproxies().values() if "://" in url)
-    return frozenset(origin for origin in origins if origin is not None)

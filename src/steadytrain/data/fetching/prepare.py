@@ -28,6 +28,7 @@ from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources import imagenet
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError, InputError, RunError, storage_error, storage_errors
+from steadytrain.files import lock_at_once
 from steadytrain.format import Say, size
 
 MAX_LIST_BYTES = 64 << 20
@@ -199,20 +200,11 @@ def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Hold a folder of downloads for this process. Raises RunError where another one has it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     with storage_errors(folder):
         lock = (folder / ".lock").open("a")
     with lock as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(
-                f"another process is fetching into {folder}: wait for it, or choose another folder"
-            ) from None
+        if not lock_at_once(file):
+            raise RunError(f"another process is fetching into {folder}: wait for it, or choose another folder")
         yield
 
 

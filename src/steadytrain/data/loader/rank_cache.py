@@ -29,6 +29,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.files import lock, lock_at_once
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -140,15 +142,15 @@ class RankMemory:
     def alone(self) -> Iterator[None]:
         """Keep every other process that has the memory out meanwhile; not for several threads at once."""
 
-        def lock(kind: int) -> bytes:  # struct flock of a whole file
+        def request(kind: int) -> bytes:  # struct flock of a whole file
             return struct.pack("@hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
 
         # Of the open file, unlike other locks on its bytes, and apart from flock.
-        fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, lock(fcntl.F_WRLCK))
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, request(fcntl.F_WRLCK))
         try:
             yield
         finally:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, lock(fcntl.F_UNLCK))
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, request(fcntl.F_UNLCK))
 
 
 def remove_left_files() -> None:
@@ -157,7 +159,7 @@ def remove_left_files() -> None:
         with suppress(OSError):
             file = _open(path)
             try:
-                if _lock_alone(file):
+                if lock_at_once(file):
                     _unlink(path, file)
             finally:
                 os.close(file)
@@ -172,9 +174,9 @@ def _open_and_lock(path: Path) -> int:
     while True:
         file = _open(path, os.O_CREAT)
         try:
-            if _lock_alone(file):
+            if lock_at_once(file):
                 os.ftruncate(file, 0)
-            fcntl.flock(file, fcntl.LOCK_SH)  # waits for nobody but one who is just looking whether it was left
+            lock(file, shared=True)  # waits for nobody but one who is just looking whether it was left
             if _has_name(path, file):
                 return file
         except BaseException:
@@ -193,15 +195,6 @@ def _open(path: Path, flags: int = 0) -> int:
     raise PermissionError(errno.EACCES, "another user has a file of that name", str(path))
 
 
-def _lock_alone(file: int) -> bool:
-    """Return whether nobody uses a file; the caller then has the lock, and must not hold it otherwise."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _unlink(path: Path, file: int) -> None:
     with suppress(FileNotFoundError):
         if _has_name(path, file):
@@ -218,6 +211,6 @@ def _has_name(path: Path, file: int) -> bool:
 def _leave(path: Path, file: int, owner: int) -> None:
     """Let go of a file; the last one removes it. A forked process has the lock in common with its parent."""
     if os.getpid() == owner:
-        if _lock_alone(file):
+        if lock_at_once(file):
             _unlink(path, file)
         os.close(file)

@@ -26,7 +26,6 @@ import mmap
 import os
 import pickle
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -48,7 +47,8 @@ from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, batch_
 from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
 from steadytrain.data.loader.pipeline import CLOSED, FORKED, BatchStream, RequestCounts, StageTimes
 from steadytrain.errors import FailedError, FeedError, SteadyError
-from steadytrain.machine import facts, worker_pool
+from steadytrain.machine import facts
+from steadytrain.machine.children import ending, start_module
 
 # Whether a slot's memory is free is seen by the references to its arrays, which are exact with the interpreter's lock.
 IS_SUPPORTED = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -222,7 +222,7 @@ class LoaderProcess:
             with os.fdopen(pickled_task, "wb", closefd=False) as file:
                 file.write(pickled)
                 file.seek(0)
-            self._process = worker_pool.start_child(
+            self._process = start_module(
                 __name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE, inherits=(self.slots.file, pickled_task)
             )
         except FailedError as error:
@@ -390,7 +390,7 @@ class LoaderProcess:
         self.end()
         if code >= 0:
             return FeedError(f"the loader process ended with exit code {code} (see above): use place='threads'")
-        name = signal.Signals(-code).name
+        name = ending(code)
         why = _WHY.get(name, "a decoder crashed")
         return FeedError(f"the loader process was killed by {name} ({why}): start again; saved checkpoints are intact")
 

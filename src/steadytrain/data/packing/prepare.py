@@ -44,14 +44,9 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
+from steadytrain.files import lock, lock_at_once
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.machine.facts import require_cache_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 
 UNUSED_SECONDS = 3600.0  # that a copy of an earlier state stays after somebody asked for it
 
@@ -255,13 +250,10 @@ class _Request:
         """Pack into ``folder``, while the system's lock on this source is held; it falls however this process ends."""
         part = folder.with_name(f".{folder.name}.part")
         try:
-            with folder.with_name(f".{self.family}.lock").open("w") as lock:
-                if fcntl is not None:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        self.say(f"another process is packing {self.source}: waiting for it")
-                        fcntl.flock(lock, fcntl.LOCK_EX)
+            with folder.with_name(f".{self.family}.lock").open("w") as file:
+                if not lock_at_once(file):
+                    self.say(f"another process is packing {self.source}: waiting for it")
+                    lock(file)
                 if folder.is_dir():
                     return
                 for other in self.place.glob(f".{self.family}-*.part"):
@@ -351,11 +343,9 @@ def _is_in_use(folder: Path) -> bool:
     try:
         if time.time() - folder.stat().st_mtime < UNUSED_SECONDS:
             return True
-        for path in folder.glob("*.rec") if fcntl is not None else ():
+        for path in folder.glob("*.rec"):
             with path.open("rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:  # readers lock it, each together with all the others
+                if not lock_at_once(file):  # readers lock it, each together with all the others
                     return True
     except OSError:
         pass

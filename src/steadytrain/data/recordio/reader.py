@@ -66,13 +66,9 @@ from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError
+from steadytrain.files import lock_at_once
 from steadytrain.format import count, printable
 from steadytrain.machine.process import allow_open_files
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 MOST_CLASSES = 1_000_000
 
@@ -292,8 +288,7 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         with read_patiently(partial(path.open, "rb"), str(path)) as file:
             # It keeps the lock: as long as it is open, nobody takes the file for one that nobody needs.
             with contextlib.suppress(OSError):
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock_at_once(file, shared=True)
             if not os.fstat(file.fileno()).st_size:
                 raise DataError(f"{path} is empty: pack or copy it again")
             local = LocalFile(path, file.fileno(), is_constant=not is_remote_file(path))

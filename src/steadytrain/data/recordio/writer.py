@@ -15,11 +15,7 @@ from typing import IO, Any, BinaryIO, Self
 
 from steadytrain.data.recordio.framing import frame, index_path
 from steadytrain.errors import DataError, StorageError, storage_errors
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from steadytrain.files import lock_at_once
 
 _BLOCK = 1 << 20
 
@@ -298,11 +294,8 @@ def _open_alone(part: Path, path: Path) -> BinaryIO:
 
 def _hold(file: BinaryIO, path: Path) -> None:
     """Lock a file until it is closed. Raises DataError where another process holds it."""
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _in_use(path) from None
+    if not lock_at_once(file):
+        raise _in_use(path)
 
 
 def _in_use(path: Path) -> DataError:

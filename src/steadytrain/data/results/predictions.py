@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, InputError
-from steadytrain.run import replacing
+from steadytrain.files import replacing
 
 MOST_LINES = 65_536
 """Lines that are put together at a time: a million images take no more memory than these."""

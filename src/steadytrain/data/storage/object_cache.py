@@ -34,7 +34,7 @@ import psutil
 from numpy.typing import NDArray
 
 from steadytrain.data.filenames import braces, validation_names
-from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, lock_at_once, locked, origin_path, paged_files
+from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, origin_path, paged_files
 from steadytrain.data.storage.store import (
     MOST_REQUESTS,
     Fault,
@@ -45,6 +45,7 @@ from steadytrain.data.storage.store import (
     faults_words,
 )
 from steadytrain.errors import DataError, storage_error
+from steadytrain.files import HAS_LOCKS, lock_at_once, locked
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files
 
@@ -320,7 +321,7 @@ def _is_open(folder: Path) -> bool:
     """Return whether a process reads files of a folder: it holds a shared lock of them."""
     for file in (folder / ".hold", *paged_files(folder)):
         with contextlib.suppress(OSError), file.open("rb") as opened:
-            if not lock_at_once(opened):
+            if not HAS_LOCKS or not lock_at_once(opened):
                 return True
     return False
 

@@ -16,16 +16,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from steadytrain.data.storage.pages import lock_at_once
 from steadytrain.data.storage.store import Fault, NoObjectError, ObjectPlace, Store, abort_uploads, faults_words
 from steadytrain.errors import DataError, StorageError, storage_error
+from steadytrain.files import lock_at_once
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import cache_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 FILES_AT_ONCE = 4
 """Files on their way; each of them in parts (:data:`~steadytrain.data.storage.store.PARTS_AT_ONCE`)."""
@@ -71,7 +66,7 @@ class Outgoing:
             StorageError: it does not answer, or another process is sending them.
         """
         with (self.folder / ".lock").open("wb") as lock:
-            if fcntl is not None and not lock_at_once(lock):
+            if not lock_at_once(lock):
                 raise StorageError(f"another process is sending {self.place}: wait for it, or end it")
             self._send(work, groups, say)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -31,11 +31,7 @@ import numpy as np
 from steadytrain.data.arrays import Ints
 from steadytrain.data.storage.store import FAULTS, Fault, ObjectFacts
 from steadytrain.errors import DataError, StorageError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from steadytrain.files import HAS_LOCKS, lock, lock_at_once, unlock
 
 PAGE_BYTES = 32 * 2**10
 """What is asked for is rounded to pages."""
@@ -46,26 +42,6 @@ _REMOVALS, _REQUESTS, _BYTES, _FAULTS = 0, 2, 3, 4
 _NUMBER = struct.Struct("<Q")
 _PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _EPOCH = 1_767_225_600  # 2026: times of use are tenths of seconds since then, which fit into 32 bits
-
-
-@contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold a file's lock against other processes; an exclusive one makes the file if need be."""
-    with path.open("rb" if shared else "ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield
-
-
-def lock_at_once(file: BinaryIO, *, shared: bool = False) -> bool:
-    """Take the lock of an open file; False where another process holds one against it, or there are none here."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -216,8 +192,7 @@ class PagedFile:
         """Keep all pages from being removed until the file is closed."""
         if self._kept is None:
             file = origin_path(self.file).open("rb")
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_SH)
+            lock(file, shared=True)
             self._kept = file
 
     def keep_if_whole(self) -> bool:
@@ -226,7 +201,7 @@ class PagedFile:
             return False
         if self._kept is None:
             file = origin_path(self.file).open("rb")
-            if not lock_at_once(file, shared=True):
+            if not HAS_LOCKS or not lock_at_once(file, shared=True):
                 file.close()
                 return False
             self._kept = file
@@ -272,19 +247,17 @@ class PagedFile:
         if self._process != os.getpid():  # a fork of the process, in which a thread may have held it
             self._exclusive_lock, self._process = threading.Lock(), os.getpid()
         with self._exclusive_lock:
-            if fcntl is not None:
-                fcntl.flock(self._pages, fcntl.LOCK_EX)
+            lock(self._pages)
             try:
                 yield
             finally:
-                if fcntl is not None:
-                    fcntl.flock(self._pages, fcntl.LOCK_UN)
+                unlock(self._pages)
 
     @contextlib.contextmanager
     def _unless_kept(self) -> Iterator[bool]:
         """Yield whether nobody keeps the pages; nobody can begin to until the context ends."""
         with origin_path(self.file).open("rb") as file:
-            yield fcntl is None or lock_at_once(file)
+            yield lock_at_once(file)
 
 
 def now() -> int:

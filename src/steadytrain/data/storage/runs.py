@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from steadytrain.config import Recipe
-from steadytrain.data.storage.pages import locked
 from steadytrain.data.storage.store import (
     WRITE_BYTES,
     ChangedError,
@@ -27,6 +26,7 @@ from steadytrain.data.storage.store import (
     faults_words,
 )
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
+from steadytrain.files import locked
 
 MANIFEST = "uploaded.json"
 KIND = "steadytrain.uploaded"

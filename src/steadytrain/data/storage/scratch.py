@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -11,11 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from steadytrain.errors import storage_error
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from steadytrain.files import HAS_LOCKS, lock_at_once
 
 
 @contextmanager
@@ -32,7 +29,7 @@ def scratch_beside(path: Path) -> Iterator[Path]:
     prefix = f".{path.stem}.scratch-"
     with ExitStack() as stack:
         try:
-            for left in folder.glob(f"{glob.escape(prefix)}*") if fcntl is not None else ():
+            for left in folder.glob(f"{glob.escape(prefix)}*") if HAS_LOCKS else ():
                 with suppress(OSError), _locked(left) as owner:  # another process holds it
                     if owner == os.geteuid():  # in /tmp there may be those of other users
                         shutil.rmtree(left, ignore_errors=True)
@@ -67,12 +64,13 @@ def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
     """Lock a folder; yield its owner. Raises OSError where another process holds it, or it is no folder."""
-    if fcntl is None:
+    if not HAS_LOCKS:
         yield -1
         return
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock_at_once(file):
+            raise BlockingIOError(errno.EAGAIN, "another process holds it", str(folder))
         yield os.fstat(file).st_uid
     finally:
         os.close(file)

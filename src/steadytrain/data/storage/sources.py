@@ -26,7 +26,7 @@ from steadytrain.data.storage.object_cache import (
     objects_folder,
     open_objects,
 )
-from steadytrain.data.storage.pages import PagedFile, locked, origin_path
+from steadytrain.data.storage.pages import PagedFile, origin_path
 from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.data.storage.store import (
     MOST_REQUESTS,
@@ -40,6 +40,7 @@ from steadytrain.data.storage.store import (
     local_name,
 )
 from steadytrain.errors import StorageError, storage_error
+from steadytrain.files import locked
 from steadytrain.format import Say, count
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files

@@ -69,7 +69,7 @@ class LogEpoch:
         return fmean(self.seconds) if self.seconds else NAN
 
 
-class Span(NamedTuple):
+class EpochTimes(NamedTuple):
     """When an epoch began, its training ended and its validation was over, and the ``seconds`` that training took."""
 
     began: float
@@ -211,9 +211,9 @@ class LogRun:
         if message not in self.notices and len(self.notices) < MAX_NOTICES:
             self.notices.append(message)
 
-    def spans(self) -> dict[int, Span]:
+    def spans(self) -> dict[int, EpochTimes]:
         """Return when each epoch began and ended: by the dates of lines, else by the durations that the log states."""
-        spans: dict[int, Span] = {}
+        spans: dict[int, EpochTimes] = {}
         time = self.began if math.isfinite(self.began) else 0.0
         newest = {point.epoch: point.time for point in self.points}
         for number in sorted(self.epochs):
@@ -225,7 +225,7 @@ class LogRun:
                 seconds = end - time
             validated = end + (facts.val_seconds if facts.val_seconds > 0 else 0.0)
             after = facts.evaluated if facts.evaluated >= end else validated
-            spans[number] = Span(time, end, after, seconds)
+            spans[number] = EpochTimes(time, end, after, seconds)
             time = after
         return spans
 
@@ -309,7 +309,7 @@ def _data(settings: Mapping[str, Any], steps_per_epoch: float | None, batch_size
     return data
 
 
-def _logged(points: list[LogPoint], number: int, per_epoch: float, span: Span) -> Iterator[Event]:
+def _logged(points: list[LogPoint], number: int, per_epoch: float, span: EpochTimes) -> Iterator[Event]:
     latest = span.began
     for point in points:
         share = min(1.0, point.batch / per_epoch)
@@ -328,7 +328,7 @@ def _logged(points: list[LogPoint], number: int, per_epoch: float, span: Span) -
         )
 
 
-def _trained(facts: LogEpoch, points: list[LogPoint], step: int, n: int, span: Span) -> Event:
+def _trained(facts: LogEpoch, points: list[LogPoint], step: int, n: int, span: EpochTimes) -> Event:
     """Return an epoch's training means, as logged, or else the means of its log lines."""
     rate = _mean_of(facts.images_per_second, [point.images_per_second for point in points])
     return EpochTrained(
@@ -343,7 +343,7 @@ def _trained(facts: LogEpoch, points: list[LogPoint], step: int, n: int, span: S
     )
 
 
-def _evaluated(facts: LogEpoch, step: int, span: Span) -> Iterator[Event]:
+def _evaluated(facts: LogEpoch, step: int, span: EpochTimes) -> Iterator[Event]:
     for weights, part in (("model", "val"), ("ema", "ema")):
         if getattr(facts, part):
             top5 = facts.mean(part, "top5")

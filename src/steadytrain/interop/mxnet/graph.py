@@ -151,7 +151,7 @@ def build_network(
 
 
 @dataclass(frozen=True)
-class Fit:
+class FittedSymbol:
     """A symbol with the channels and the side (in pixels) of the images that it takes; ``is_old``: its poolings are
     those of 2015 (:func:`~steadytrain.interop.mxnet.symbol.with_poolings_of_2015`)."""
 
@@ -163,7 +163,7 @@ class Fit:
 
 def infer_input(
     symbol: Symbol, params: Mapping[str, Array], *, size: int | None = None, also: Sequence[int] = ()
-) -> Fit:
+) -> FittedSymbol:
     """Find out the images that a network takes, from its arrays' shapes.
 
     Args:
@@ -192,7 +192,7 @@ def infer_input(
                     with contextlib.suppress(_SizeError):  # one with a dense layer on its features
                         build_network(form, params, channels=channels, size=SMALL)
                         side = SMALL
-                return Fit(form, channels, side, form is old)
+                return FittedSymbol(form, channels, side, form is old)
     assert failed is not None
     if size:
         raise failed

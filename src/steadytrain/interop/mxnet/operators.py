@@ -32,7 +32,7 @@ class Value:
         self.place, self.example = place, example
 
 
-Values: TypeAlias = list[Value]
+NodeValues: TypeAlias = list[Value]
 
 
 class Builder(Protocol):
@@ -129,7 +129,7 @@ def l2_normalize(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
     return x / (x.square().sum(axes, keepdim=True) + eps).sqrt()
 
 
-def _convolution(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _convolution(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     is_up = node.op == "Deconvolution"
     kernel, groups = a.pair("kernel", "?"), a.whole("num_group", 1)
     options: dict[str, Any] = {
@@ -162,7 +162,7 @@ def _require_side(a: Attributes, key: str, *sides: int) -> None:
         raise a.error(key, f"a picture would have a side of {max(sides):,}, and up to {MAX_SIDE:,} are taken")
 
 
-def _dense(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _dense(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     value, has_bias = x[0], not a.flag("no_bias", False)
     if a.flag("flatten", True) and value.example.ndim != 2:
         value = b.call(torch.flatten, value, 1)
@@ -172,7 +172,7 @@ def _dense(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.layer(node, module, value, {"weight": 1} | ({"bias": 2} if has_bias else {}))
 
 
-def _batch_norm(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _batch_norm(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     if a.whole("axis", 1) != 1:
         raise a.error("axis", "only axis 1 (NCHW) can be converted")
     if a.flag("output_mean_var", False):
@@ -187,12 +187,12 @@ def _batch_norm(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.layer(node, module, x[0], {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4})
 
 
-def _instance_norm(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _instance_norm(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     module = nn.InstanceNorm2d(x[0].example.shape[1], eps=a.number("eps", 1e-3), affine=True)
     return b.layer(node, module, x[0], {"weight": 1, "bias": 2})
 
 
-def _pooling(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _pooling(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     kind = a.choice("pool_type", "max", "max", "avg", "sum")
     a.choice("layout", "None", "None", "NCHW")
     is_global = a.flag("global_pool", False)
@@ -230,11 +230,11 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _activation(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _activation(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(_ACTIVATIONS[a.choice("act_type", "?", *_ACTIVATIONS)], x[0])
 
 
-def _leaky_relu(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _leaky_relu(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     kind = a.choice("act_type", "leaky", "leaky", "prelu", "elu", "selu", "gelu", "rrelu")
     slope, low, high = a.number("slope", 0.25), a.number("lower_bound", 0.125), a.number("upper_bound", 0.334)
     if kind == "prelu":
@@ -248,7 +248,7 @@ def _leaky_relu(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.call(F.selu if kind == "selu" else F.gelu, x[0])
 
 
-def _softmax(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _softmax(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     """``SoftmaxOutput`` and ``SoftmaxActivation`` take the channels, or all that belongs to an image."""
     value = x[0]
     if node.op in ("softmax", "log_softmax"):
@@ -270,7 +270,7 @@ def _softmax(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
 
 
 def _binary(function: Callable[..., Any]) -> Callable[..., Value]:
-    def handle(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+    def handle(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
         if len(x) != 2:
             raise ModelError(f"the node {node.name} ({node.op}) has {len(x)} inputs and needs 2: the symbol is damaged")
         return b.call(function, x[0], x[1])
@@ -278,7 +278,7 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Value]:
     return handle
 
 
-def _add_n(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _add_n(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     total = x[0]
     for value in x[1:]:
         total = b.call(operator.add, total, value)
@@ -286,7 +286,7 @@ def _add_n(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
 
 
 def _scalar(function: Callable[..., Any], *, is_reversed: bool = False) -> Callable[..., Value]:
-    def handle(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+    def handle(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
         a.left.discard("is_int")
         scalar = a.number("scalar", 1.0)
         return b.call(function, scalar, x[0]) if is_reversed else b.call(function, x[0], scalar)
@@ -295,7 +295,7 @@ def _scalar(function: Callable[..., Any], *, is_reversed: bool = False) -> Calla
 
 
 def _scalar_limit(name: str) -> Callable[..., Value]:
-    def handle(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+    def handle(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
         a.left.discard("is_int")
         return b.call(torch.clamp, x[0], **{name: a.number("scalar", 1.0)})
 
@@ -303,17 +303,17 @@ def _scalar_limit(name: str) -> Callable[..., Value]:
 
 
 def _unary(function: Callable[..., Any], **options: Any) -> Callable[..., Value]:
-    def handle(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+    def handle(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
         return b.call(function, x[0], **options)
 
     return handle
 
 
-def _same(b: Builder, node: Node, a: Attributes, x: Values) -> Values:
+def _same(b: Builder, node: Node, a: Attributes, x: NodeValues) -> NodeValues:
     return x
 
 
-def _cast(b: Builder, node: Node, a: Attributes, x: Values) -> Values:
+def _cast(b: Builder, node: Node, a: Attributes, x: NodeValues) -> NodeValues:
     """Between floating-point formats: the network's own format, or autocast's, takes the place of MXNet's."""
     a.left -= {"cast_narrow", "num_outputs"}
     if node.op != "amp_multicast":
@@ -322,33 +322,33 @@ def _cast(b: Builder, node: Node, a: Attributes, x: Values) -> Values:
 
 
 def _output(function: Callable[..., Any] | None) -> Callable[..., Value]:
-    def handle(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+    def handle(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
         return x[0] if function is None else b.call(function, x[0])
 
     return handle
 
 
-def _concat(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _concat(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(torch.cat, x, a.whole("dim", 1))
 
 
-def _stack(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _stack(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(torch.stack, x, a.whole("axis", 0))
 
 
-def _lrn(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _lrn(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     options = {"alpha": a.number("alpha", 1e-4), "beta": a.number("beta", 0.75), "k": a.number("knorm", 2.0)}
     return b.call(F.local_response_norm, x[0], a.whole("nsize"), **options)
 
 
-def _dropout(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _dropout(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     a.choice("mode", "training", "training")
     if a.ints("axes"):
         raise a.error("axes", "only dropout of single values can be converted")
     return b.layer(node, nn.Dropout(a.number("p", 0.5)), x[0], {})
 
 
-def _slice(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _slice(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     begin, end, step = a.items("begin"), a.items("end"), a.items("step") or ()
     step = step if len(step) == len(begin) else (None,) * len(begin)
     if any((stride or 1) < 0 for stride in step):
@@ -356,13 +356,13 @@ def _slice(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.call(take, x[0], begin, end, step)
 
 
-def _slice_axis(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _slice_axis(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     axis = a.whole("axis") % x[0].example.ndim
     before = (None,) * axis
     return b.call(take, x[0], (*before, a.whole("begin")), (*before, a.optional("end")), (*before, None))
 
 
-def _split(b: Builder, node: Node, a: Attributes, x: Values) -> Values:
+def _split(b: Builder, node: Node, a: Attributes, x: NodeValues) -> NodeValues:
     count, axis, squeezes = a.whole("num_outputs"), a.whole("axis", 1), a.flag("squeeze_axis", False)
     axis %= x[0].example.ndim
     side = x[0].example.shape[axis]
@@ -376,7 +376,7 @@ def _split(b: Builder, node: Node, a: Attributes, x: Values) -> Values:
     return parts
 
 
-def _reshape(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _reshape(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     codes, reverse = a.ints("shape"), a.flag("reverse", False)
     target, keeps = a.ints("target_shape"), a.flag("keep_highest", False)
     if not codes:  # the form of 0.5: 0 is what is left
@@ -391,27 +391,27 @@ def _reshape(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.call(reshape, x[0], codes, reverse)
 
 
-def _transpose(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _transpose(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     axes = a.ints("axes") or tuple(range(x[0].example.ndim))[::-1]
     return b.call(torch.permute, x[0], axes)
 
 
-def _swap(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _swap(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(torch.transpose, x[0], a.whole("dim1", 0), a.whole("dim2", 0))
 
 
-def _expand(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _expand(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(torch.unsqueeze, x[0], a.whole("axis"))
 
 
-def _squeeze(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _squeeze(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     axes = a.ints("axis")
     if not axes:
         raise a.error("axis", "name the axes, or one image of a batch of one would lose its first")
     return b.call(torch.squeeze, x[0], axes)
 
 
-def _pad(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _pad(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     mode = a.choice("mode", "constant", "constant", "edge", "reflect")
     widths, value = a.ints("pad_width"), a.number("constant_value", 0.0)
     if len(widths) != 2 * x[0].example.ndim or len(widths) != 8 or any(widths[:4]):
@@ -423,12 +423,12 @@ def _pad(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.call(F.pad, x[0], sides, "replicate" if mode == "edge" else "reflect")
 
 
-def _clip(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _clip(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(torch.clamp, x[0], a.number("a_min"), a.number("a_max"))
 
 
 def _reduce(function: Callable[..., Any]) -> Callable[..., Value]:
-    def handle(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+    def handle(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
         rank = x[0].example.ndim
         axes = tuple(axis % rank for axis in a.ints("axis"))
         if a.flag("exclude", False):
@@ -441,13 +441,13 @@ def _reduce(function: Callable[..., Any]) -> Callable[..., Value]:
     return handle
 
 
-def _l2_normalization(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _l2_normalization(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     mode, rank = a.choice("mode", "instance", "instance", "channel", "spatial"), x[0].example.ndim
     axes = {"instance": tuple(range(1, rank)), "channel": (1,), "spatial": tuple(range(2, rank))}[mode]
     return b.call(l2_normalize, x[0], axes, a.number("eps", 1e-10))
 
 
-def _up_sampling(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _up_sampling(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     scale, kind = a.whole("scale"), a.choice("sample_type", "nearest", "nearest", "bilinear")
     filters = a.whole("num_filter", 0)
     a.text("multi_input_mode", "concat")
@@ -462,7 +462,7 @@ def _up_sampling(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.layer(node, nn.ConvTranspose2d(filters, filters, kernel, **options), x[0], {"weight": 1})
 
 
-def _bilinear_resize(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _bilinear_resize(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     a.choice("mode", "size", "size")
     aligned = a.flag("align_corners", True)
     sides = (a.whole("height", 1), a.whole("width", 1))
@@ -470,13 +470,13 @@ def _bilinear_resize(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.call(F.interpolate, x[0], size=sides, mode="bilinear", align_corners=aligned)
 
 
-def _adaptive_pooling(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _adaptive_pooling(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     sides = a.ints("output_size") or (1,)
     _require_side(a, "output_size", *sides)
     return b.call(F.adaptive_avg_pool2d, x[0], (sides[0], sides[-1]))
 
 
-def _crop(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _crop(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     offset, center = a.pair("offset", "(0, 0)"), a.flag("center_crop", False)
     sides = a.pair("h_w", "(0, 0)")
     if len(x) == 2:
@@ -484,12 +484,12 @@ def _crop(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
     return b.call(crop, x[0], sides, offset, center)
 
 
-def _hard_sigmoid(b: Builder, node: Node, a: Attributes, x: Values) -> Value:
+def _hard_sigmoid(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     scaled = b.call(operator.add, b.call(operator.mul, x[0], a.number("alpha", 0.2)), a.number("beta", 0.5))
     return b.call(torch.clamp, scaled, 0.0, 1.0)
 
 
-Handler: TypeAlias = Callable[[Builder, Node, Attributes, Values], Value | Values]
+Handler: TypeAlias = Callable[[Builder, Node, Attributes, NodeValues], Value | NodeValues]
 
 OUTPUTS = {
     **dict.fromkeys(("SoftmaxOutput", "Softmax", "softmax", "SoftmaxActivation", "log_softmax"), _softmax),

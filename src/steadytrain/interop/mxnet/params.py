@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import ModelError
+from steadytrain.files import replacing
 from steadytrain.interop.mxnet.files import require_content
-from steadytrain.run import replacing
 
 Array: TypeAlias = NDArray[Any]
-Arrays: TypeAlias = dict[str, Array] | list[Array]
+ParamArrays: TypeAlias = dict[str, Array] | list[Array]
 
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -35,7 +35,7 @@ _MAX_BYTES = 1 << 62  # of one array, as numpy counts them
 _SMALLEST_ARRAY = 4  # bytes of one without dimensions
 
 
-def read_params(path: Path) -> Arrays:
+def read_params(path: Path) -> ParamArrays:
     """Read a ``.params`` file.
 
     Returns:
@@ -113,7 +113,7 @@ class _Reader:
         self.stream, self.size, self.where = stream, size, where
         self.offset = 0
 
-    def list(self) -> Arrays:
+    def list(self) -> ParamArrays:
         first = self.take(8, "the magic number")
         if first != struct.pack("<Q", _LIST_MAGIC):
             raise self.error(f"{_kind(first)} and not MXNet's .params: name the file that belongs to the symbol", at=0)

@@ -15,14 +15,14 @@ from steadytrain.errors import ModelError, first_line
 from steadytrain.interop.mxnet.params import Array
 from steadytrain.interop.mxnet.symbol import Node, Symbol
 
-Entry: TypeAlias = tuple[int, int]
+NodeEntry: TypeAlias = tuple[int, int]
 _ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 LEAVES = (nn.Conv2d, nn.ConvTranspose2d, nn.modules.batchnorm._BatchNorm, nn.Linear, nn.PReLU)
 _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Exported:
+class TracedSymbol:
     """A symbol that ends with a softmax, and its arrays by name, ``arg:`` and ``aux:`` included."""
 
     symbol: Symbol
@@ -48,7 +48,9 @@ def trace(module: nn.Module, *, name: str) -> fx.GraphModule:
         module.train(was_training)
 
 
-def export_symbol(module: nn.Module, *, name: str, channels: int, size: int, is_multi_label: bool = False) -> Exported:
+def export_symbol(
+    module: nn.Module, *, name: str, channels: int, size: int, is_multi_label: bool = False
+) -> TracedSymbol:
     """Write a network of torch in MXNet's operators.
 
     Args:
@@ -67,7 +69,7 @@ def export_symbol(module: nn.Module, *, name: str, channels: int, size: int, is_
     traced.train(was_training)
     writer = _Writer(traced, shapes)
     wrong: dict[str, list[str]] = {}
-    end: Entry = (0, 0)
+    end: NodeEntry = (0, 0)
     for node in traced.graph.nodes:
         if node.op == "output":
             end = writer.entry(node.args[0])
@@ -87,7 +89,7 @@ def export_symbol(module: nn.Module, *, name: str, channels: int, size: int, is_
     label = writer.variable("softmax_label")
     output = "LogisticRegressionOutput" if is_multi_label else "SoftmaxOutput"
     end = writer.add(output, "softmax", [end, label])
-    return Exported(Symbol(tuple(writer.nodes), (end,)), writer.params)
+    return TracedSymbol(Symbol(tuple(writer.nodes), (end,)), writer.params)
 
 
 class _NoOperatorError(Exception):
@@ -120,9 +122,9 @@ class _Writer:
         self.params: dict[str, Array] = {}
         self.entries: dict[fx.Node, Any] = {}
         self.taken: set[str] = set()
-        self.variables: dict[str, Entry] = {}
+        self.variables: dict[str, NodeEntry] = {}
 
-    def add(self, op: str, name: str, inputs: Sequence[Entry], **attrs: object) -> Entry:
+    def add(self, op: str, name: str, inputs: Sequence[NodeEntry], **attrs: object) -> NodeEntry:
         name = self.free_name(name)
         values = {key: str(value) for key, value in attrs.items()}
         self.nodes.append(Node(op, name, values, tuple(inputs)))
@@ -137,7 +139,7 @@ class _Writer:
         self.taken.add(name)
         return name
 
-    def variable(self, name: str, value: Tensor | Array | None = None, *, aux: bool = False) -> Entry:
+    def variable(self, name: str, value: Tensor | Array | None = None, *, aux: bool = False) -> NodeEntry:
         """A variable, with its array where it is a parameter; the same one for a parameter that is used twice."""
         if name in self.variables:
             return self.variables[name]
@@ -148,7 +150,7 @@ class _Writer:
             self.params[f"{'aux' if aux else 'arg'}:{self.nodes[entry[0]].name}"] = array
         return entry
 
-    def entry(self, value: Any) -> Entry:
+    def entry(self, value: Any) -> NodeEntry:
         entry = self.entries.get(value) if isinstance(value, fx.Node) else None
         if not isinstance(entry, tuple):
             raise _NoOperatorError(f"a value that is no tensor, {value}")
@@ -169,7 +171,7 @@ class _Writer:
         else:
             self.entries[node] = self.function(node)
 
-    def layer(self, name: str, part: nn.Module, x: Entry, node: fx.Node) -> Entry:
+    def layer(self, name: str, part: nn.Module, x: NodeEntry, node: fx.Node) -> NodeEntry:
         match part:
             case nn.Conv2d() | nn.ConvTranspose2d():
                 return self.convolution(name, part, x)
@@ -205,7 +207,7 @@ class _Writer:
     def rank(self, node: fx.Node) -> int:
         return len(self.shapes[node])
 
-    def convolution(self, name: str, part: nn.Conv2d | nn.ConvTranspose2d, x: Entry) -> Entry:
+    def convolution(self, name: str, part: nn.Conv2d | nn.ConvTranspose2d, x: NodeEntry) -> NodeEntry:
         if type(part).forward not in (nn.Conv2d.forward, nn.ConvTranspose2d.forward):
             raise _NoOperatorError(f"{type(part).__name__}, a convolution with a forward of its own")
         if isinstance(part.padding, str) or part.padding_mode != "zeros":
@@ -225,7 +227,7 @@ class _Writer:
         inputs += [] if part.bias is None else [self.variable(f"{name}_bias", part.bias)]
         return self.add("Deconvolution" if is_up else "Convolution", name, inputs, **attrs)
 
-    def norm(self, name: str, part: nn.modules.batchnorm._BatchNorm, x: Entry) -> Entry:
+    def norm(self, name: str, part: nn.modules.batchnorm._BatchNorm, x: NodeEntry) -> NodeEntry:
         if part.running_mean is None or part.running_var is None:
             raise _NoOperatorError("a batch norm without statistics")
         ones = torch.ones(part.num_features)
@@ -245,7 +247,7 @@ class _Writer:
     def pool(
         self,
         node: fx.Node,
-        x: Entry,
+        x: NodeEntry,
         kind: str,
         kernel: Any,
         stride: Any,
@@ -253,7 +255,7 @@ class _Writer:
         ceil_mode: bool,
         dilation: Any = 1,
         **attrs: object,
-    ) -> Entry:
+    ) -> NodeEntry:
         if _pair(dilation) != (1, 1):
             raise _NoOperatorError("a pooling with dilation")
         window = _pair(kernel), _pair(stride or kernel), _pair(padding)
@@ -269,7 +271,7 @@ class _Writer:
         name = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
         return self.add("Pooling", name, [x], pool_type=kind, pooling_convention=convention, **attrs)
 
-    def adaptive(self, name: str, x: Entry, kind: str, sides: Any, node: fx.Node) -> Entry:
+    def adaptive(self, name: str, x: NodeEntry, kind: str, sides: Any, node: fx.Node) -> NodeEntry:
         """Pooling to a size: global, left out where nothing changes, or of whole windows."""
         before = self.shapes[node.all_input_nodes[0]][-2:]
         pair = sides if isinstance(sides, tuple | list) else (sides, sides)
@@ -283,13 +285,13 @@ class _Writer:
         window = tuple(have // want for have, want in zip(before, after, strict=True))
         return self.add("Pooling", name, [x], kernel=window, stride=window, pool_type=kind)
 
-    def flatten(self, name: str, x: Entry, start: int, end: int, node: fx.Node) -> Entry:
+    def flatten(self, name: str, x: NodeEntry, start: int, end: int, node: fx.Node) -> NodeEntry:
         rank = len(self.shapes[node.all_input_nodes[0]])
         if start % rank != 1 or end % rank != rank - 1:
             raise _NoOperatorError(f"flatten from axis {start} to {end}")
         return x if rank == 2 else self.add("Flatten", name, [x])
 
-    def activation(self, name: str, part: nn.Module, x: Entry) -> Entry:
+    def activation(self, name: str, part: nn.Module, x: NodeEntry) -> NodeEntry:
         act = {nn.ReLU: "relu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.Softsign: "softsign"}
         match part:
             case nn.ReLU6() | nn.Hardtanh():
@@ -317,7 +319,7 @@ class _Writer:
                 return self.add("Activation", name, [x], act_type=text)
         raise _NoOperatorError(type(part).__name__)
 
-    def gelu(self, name: str, x: Entry, approximate: str = "none") -> Entry:
+    def gelu(self, name: str, x: NodeEntry, approximate: str = "none") -> NodeEntry:
         if approximate != "none":
             raise _NoOperatorError(f"GELU with {approximate}")
         return self.add("LeakyReLU", name, [x], act_type="gelu")
@@ -336,10 +338,10 @@ class _Writer:
             raise _NoOperatorError(f"{target} with these arguments") from error
 
 
-def _two(op: str, broadcast: str, scalar: str, reverse: str) -> Callable[..., Entry]:
+def _two(op: str, broadcast: str, scalar: str, reverse: str) -> Callable[..., NodeEntry]:
     """A function of two values, either of which may be a number."""
 
-    def handle(w: _Writer, node: fx.Node, a: Any, b: Any, **options: Any) -> Entry:
+    def handle(w: _Writer, node: fx.Node, a: Any, b: Any, **options: Any) -> NodeEntry:
         if options.get("alpha", 1) != 1 or options.get("rounding_mode") is not None:
             raise _NoOperatorError(f"{op} with {', '.join(options)}")
         if isinstance(a, fx.Node) and isinstance(b, fx.Node):
@@ -351,22 +353,22 @@ def _two(op: str, broadcast: str, scalar: str, reverse: str) -> Callable[..., En
     return handle
 
 
-def _act(part: nn.Module) -> Callable[..., Entry]:
-    def handle(w: _Writer, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> Entry:
+def _act(part: nn.Module) -> Callable[..., NodeEntry]:
+    def handle(w: _Writer, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> NodeEntry:
         return w.activation(node.name, part, w.entry(x))
 
     return handle
 
 
-def _cat(w: _Writer, node: fx.Node, tensors: Any, dim: int = 0, **_: Any) -> Entry:
+def _cat(w: _Writer, node: fx.Node, tensors: Any, dim: int = 0, **_: Any) -> NodeEntry:
     return w.add("Concat", node.name, [w.entry(x) for x in tensors], dim=dim, num_args=len(tensors))
 
 
-def _flatten(w: _Writer, node: fx.Node, x: fx.Node, start_dim: int = 0, end_dim: int = -1) -> Entry:
+def _flatten(w: _Writer, node: fx.Node, x: fx.Node, start_dim: int = 0, end_dim: int = -1) -> NodeEntry:
     return w.flatten(node.name, w.entry(x), start_dim, end_dim, node)
 
 
-def _view(w: _Writer, node: fx.Node, x: fx.Node, *shape: Any, **_: Any) -> Entry:
+def _view(w: _Writer, node: fx.Node, x: fx.Node, *shape: Any, **_: Any) -> NodeEntry:
     before, after = w.shapes[x], w.shapes[node]
     if before[0] != after[0]:
         raise _NoOperatorError("a reshape over the images of a batch")
@@ -376,26 +378,26 @@ def _view(w: _Writer, node: fx.Node, x: fx.Node, *shape: Any, **_: Any) -> Entry
 def _max_pool(
     w: _Writer, node: fx.Node, x: fx.Node, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, **_: Any,
-) -> Entry:  # fmt: skip
+) -> NodeEntry:  # fmt: skip
     return w.pool(node, w.entry(x), "max", kernel_size, stride, padding, ceil_mode, dilation)
 
 
 def _avg_pool(
     w: _Writer, node: fx.Node, x: fx.Node, kernel_size: Any, stride: Any = None, padding: Any = 0,
     ceil_mode: bool = False, count_include_pad: bool = True,
-) -> Entry:  # fmt: skip
+) -> NodeEntry:  # fmt: skip
     return w.pool(node, w.entry(x), "avg", kernel_size, stride, padding, ceil_mode, count_include_pad=count_include_pad)
 
 
-def _adaptive(kind: str) -> Callable[..., Entry]:
-    def handle(w: _Writer, node: fx.Node, x: fx.Node, output_size: Any, **_: Any) -> Entry:
+def _adaptive(kind: str) -> Callable[..., NodeEntry]:
+    def handle(w: _Writer, node: fx.Node, x: fx.Node, output_size: Any, **_: Any) -> NodeEntry:
         return w.adaptive(node.name, w.entry(x), kind, output_size, node)
 
     return handle
 
 
-def _reduced(op: str) -> Callable[..., Entry]:
-    def handle(w: _Writer, node: fx.Node, x: fx.Node, dim: Any, keepdim: bool = False, **_: Any) -> Entry:
+def _reduced(op: str) -> Callable[..., NodeEntry]:
+    def handle(w: _Writer, node: fx.Node, x: fx.Node, dim: Any, keepdim: bool = False, **_: Any) -> NodeEntry:
         axes = (dim,) if isinstance(dim, int) else tuple(dim)
         return w.add(op, node.name, [w.entry(x)], axis=axes, keepdims=keepdim)
 
@@ -405,14 +407,14 @@ def _reduced(op: str) -> Callable[..., Entry]:
 def _conv2d(
     w: _Writer, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None = None, stride: Any = 1,
     padding: Any = 0, dilation: Any = 1, groups: int = 1,
-) -> Entry:  # fmt: skip
+) -> NodeEntry:  # fmt: skip
     shape = w.shapes[weight]
     inputs = [w.entry(x), w.entry(weight), *([] if bias is None else [w.entry(bias)])]
     attrs = {"kernel": shape[2:], "stride": _pair(stride), "pad": _pair(padding), "dilate": _pair(dilation)}
     return w.add("Convolution", node.name, inputs, num_filter=shape[0], num_group=groups, no_bias=bias is None, **attrs)
 
 
-def _getitem(w: _Writer, node: fx.Node, x: fx.Node, index: Any) -> Entry:
+def _getitem(w: _Writer, node: fx.Node, x: fx.Node, index: Any) -> NodeEntry:
     parts = index if isinstance(index, tuple) else (index,)
     if not all(isinstance(part, slice) for part in parts):
         raise _NoOperatorError("an index that is no slice")
@@ -424,7 +426,9 @@ def _getitem(w: _Writer, node: fx.Node, x: fx.Node, index: Any) -> Entry:
     return w.add("slice", node.name, [w.entry(x)], **attrs)
 
 
-def _pad(w: _Writer, node: fx.Node, x: fx.Node, pad: Any, mode: str = "constant", value: float | None = None) -> Entry:
+def _pad(
+    w: _Writer, node: fx.Node, x: fx.Node, pad: Any, mode: str = "constant", value: float | None = None
+) -> NodeEntry:
     """Of height and width by ``Pad``; of channels, which MXNet's pads not, by zeros that are joined to them."""
     widths = [*map(int, pad), *(0 for _ in range(8 - len(pad)))]
     if mode != "constant" or value or any(widths[6:]) or min(widths) < 0:
@@ -448,15 +452,15 @@ def _pad(w: _Writer, node: fx.Node, x: fx.Node, pad: Any, mode: str = "constant"
     return w.add("Concat", name, joined, dim=1, num_args=len(joined))
 
 
-def _same(w: _Writer, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> Entry:
+def _same(w: _Writer, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> NodeEntry:
     return w.entry(x)
 
 
-def _dropout(w: _Writer, node: fx.Node, x: fx.Node, p: float = 0.5, *_: Any, **__: Any) -> Entry:
+def _dropout(w: _Writer, node: fx.Node, x: fx.Node, p: float = 0.5, *_: Any, **__: Any) -> NodeEntry:
     return w.add("Dropout", node.name, [w.entry(x)], p=p)
 
 
-def _gelu(w: _Writer, node: fx.Node, x: fx.Node, approximate: str = "none") -> Entry:
+def _gelu(w: _Writer, node: fx.Node, x: fx.Node, approximate: str = "none") -> NodeEntry:
     return w.gelu(node.name, w.entry(x), approximate)
 
 

@@ -174,9 +174,9 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
     parts = {name: spent for name, spent in started.startup.items() if name != "compile"}
     ranked = sorted(parts.items(), key=lambda part: -part[1])
     figures = [f"{name}: {duration(spent)}" for name, spent in ranked]
-    waits, own = dict(started.startup_waits), ("process", "device")
+    waits, own = dict(started.startup_waits), {"process", "device"}
     if not evidence.on_cpu:  # the first pass on a GPU loads the kernels of CUDA's libraries, and waits for the GPU
-        own = (*own, "state")
+        own.add("state")
         waits.pop("state", None)
     reading, read = waits.pop("data", 0.0), started.startup_disk_bytes
     # Where few bytes come from a disk, it waited for others: for processes that pack, for another rank.

@@ -1,0 +1,489 @@
+"""Child processes: started, fed, given a time limit, waited for together, and ended with all that they started.
+
+Every child of this project is started by :func:`start`, or by :func:`start_module` where it runs a module of ours.
+:func:`run_program` is for a program that is waited for, :class:`ForkServer` for children that answer requests, and
+:func:`wait_together` for several that are one job.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from steadytrain.errors import FailedError, InputError, SteadyError
+from steadytrain.machine.process import given_environment
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 5.0
+"""For a child that no longer answers to end by itself, which gives its return code."""
+_PipeEnd = int | IO[bytes] | None
+_PID = struct.Struct("<q")
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+# One thread each: the children themselves are the parallelism.
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# glibc would map each photograph's pixels anew and give them back: of a child's time a quarter went to page faults.
+_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+
+
+def start(
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    refusal: type[SteadyError] = InputError,
+    prepare: Callable[[], object] | None = None,
+    own_group: bool = False,
+    inherits: Sequence[int] = (),
+    stdin: _PipeEnd = None,
+    stdout: _PipeEnd = None,
+    stderr: _PipeEnd = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program.
+
+    Args:
+        command: the program and its arguments, no shell.
+        variables: its whole environment; None: this process's own.
+        refusal: the error to raise where it cannot be started.
+        prepare: called in the child before the program begins.
+        own_group: it is the first of a process group, which hears no Ctrl-C of ours and is killed as one.
+        inherits: files that stay open in the child, under the same numbers.
+        stdin, stdout, stderr: as ``subprocess`` takes them.
+    """
+    if stdout is None:  # what we wrote comes first
+        sys.stdout.flush()
+        sys.stderr.flush()
+    try:
+        return subprocess.Popen(
+            command,
+            env=variables,
+            preexec_fn=prepare,
+            start_new_session=own_group,
+            pass_fds=inherits,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+        )
+    except FileNotFoundError as error:
+        raise refusal(f"cannot start {command[0]}: no such command or file") from error
+    except (OSError, ValueError) as error:
+        raise refusal(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@dataclass(frozen=True)
+class FinishedProgram:
+    """How a program ended: its return ``code``, negative for a signal, and what it wrote.
+
+    ``is_late``: it was killed, as it was not done in time.
+    """
+
+    code: int
+    output: str
+    errors: str
+    is_late: bool = False
+
+    @property
+    def last_line(self) -> str:
+        """The last line of standard error that is not empty, without our command's name; empty if there is none."""
+        lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
+        return lines[-1].removeprefix("steady: ") if lines else ""
+
+
+def finish(process: subprocess.Popen[bytes], feed: str | None = None, seconds: float | None = None) -> FinishedProgram:
+    """Feed a program that was started with pipes, and wait for its end; kill it if it is not done after ``seconds``."""
+    is_late = False
+    try:
+        output, errors = process.communicate(None if feed is None else feed.encode(), timeout=seconds)
+    except subprocess.TimeoutExpired:
+        is_late = True
+        kill_group(process)
+        output, errors = process.communicate()
+    written, said = ((text or b"").decode(errors="replace") for text in (output, errors))
+    return FinishedProgram(process.returncode, written, said, is_late)
+
+
+def run_program(
+    command: Sequence[str], feed: str | None = None, seconds: float | None = None, **options: Any
+) -> FinishedProgram:
+    """Run a program to its end, or for so many seconds; ``options`` are those of :func:`start`."""
+    pipe = subprocess.PIPE
+    process = start(command, stdin=subprocess.DEVNULL if feed is None else pipe, stdout=pipe, stderr=pipe, **options)
+    with kill_at_last([process]):
+        return finish(process, feed, seconds)
+
+
+def run_steady(words: Sequence[str]) -> FinishedProgram:
+    """Run another command of ours to its end, in the environment that this one was given."""
+    return run_program([sys.executable, "-m", "steadytrain", *words], variables=given_environment())
+
+
+def start_module(
+    module: str, *, stdin: int | None = None, stdout: int | None = None, inherits: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a child that loads ``module`` and runs its ``main()``; it ignores Ctrl-C.
+
+    Args:
+        module: by its name.
+        stdin, stdout: the child's ends of pipes; what it prints is to go to standard error.
+        inherits: other files that are open in the child, under the same numbers.
+
+    Raises:
+        FailedError: no process can be started.
+    """
+    program = (
+        f"import sys\nsys.path[:] = {sys.path!r}\n"
+        f"from steadytrain.machine.children import run_module\nrun_module({module!r})\n"
+    )
+    command, variables = [sys.executable, "-c", program], {**_MEMORY, **os.environ, **_THREADS}
+    # The child hears no Ctrl-C, not even as it begins: the parent does, and ends it.
+    can_block = hasattr(signal, "pthread_sigmask")  # not under Windows
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if can_block else set()
+    try:
+        return start(command, variables=variables, refusal=FailedError, inherits=inherits, stdin=stdin, stdout=stdout)
+    finally:
+        if can_block:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_module(module: str) -> None:
+    """Run a child of :func:`start_module`: load the module and call its ``main()``."""
+    # The parent hears of these, and ends its children: a job that is asked to end needs its batches until it has saved.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    importlib.import_module(module).main()
+
+
+class ChildEndedError(Exception):
+    """A child that ended before it had answered; ``code``: its return code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(cause_of_death(code))
+        self.code = code
+
+
+class ForkServer:
+    """A process that has loaded what takes long; it forks children that start at once and with empty memory.
+
+    Args:
+        program: Python that loads it and calls :func:`serve_forks`. Nobody sees what it prints.
+        variables: its environment; None: this process's own.
+
+    Raises:
+        FailedError: no process can be started.
+    """
+
+    def __init__(self, program: str, variables: Mapping[str, str] | None = None) -> None:
+        self._control, theirs = socket.socketpair()
+        path = f"import sys\nsys.path[:] = {sys.path!r}\n"
+        with theirs:
+            self._process = start(
+                [sys.executable, "-c", path + program, str(theirs.fileno())],
+                variables=variables,
+                refusal=FailedError,
+                own_group=True,  # Ctrl-C is for us, and we end them all
+                inherits=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def fork(self, limit_seconds: float, needs: Sequence[str] = ()) -> Forked:
+        """Start a child, as soon as the server is ready; ``needs``: modules that it loads before, if they are there.
+
+        Raises:
+            ChildEndedError: the server is dead, or was not ready in time.
+        """
+        ours, theirs = multiprocessing.Pipe()
+        message = json.dumps({"path": sys.path, "folder": str(Path.cwd()), "needs": needs}).encode()
+        with theirs, suppress(OSError):
+            socket.send_fds(self._control, [message], [theirs.fileno()])
+        if (pid := self.reply(limit_seconds)) is None:
+            ours.close()
+            raise ChildEndedError(self.end(GRACE_SECONDS))
+        return Forked(self, ours, pid)
+
+    def wait(self, pid: int, grace_seconds: float) -> int:
+        """Wait for the end of a child, which is killed after the grace; return its return code."""
+        with suppress(OSError):
+            self._control.sendall(_PID.pack(pid))
+        if (code := self.reply(grace_seconds)) is None and self._process.poll() is None:
+            os.kill(pid, signal.SIGKILL)
+            code = self.reply(None)
+        return self.end(GRACE_SECONDS) if code is None else code
+
+    def reply(self, limit_seconds: float | None) -> int | None:
+        """Read a number that the server sends; None where none comes."""
+        with suppress(OSError):
+            self._control.settimeout(limit_seconds)
+            if data := self._control.recv(_PID.size):
+                number: int = _PID.unpack(data)[0]
+                return number
+        return None
+
+    def end(self, grace_seconds: float = 0.0) -> int:
+        """Kill the server and its children, unless it ends within the grace; return its return code."""
+        self._control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_seconds)
+        kill_group(self._process)
+        return self._process.wait()
+
+
+class Forked:
+    """A child of a :class:`ForkServer`."""
+
+    def __init__(self, server: ForkServer, connection: Connection, pid: int) -> None:
+        self._server, self._connection, self._pid = server, connection, pid
+        self._code: int | None = None
+
+    def ask(self, request: Any, limit_seconds: float) -> Any:
+        """Send a request; return the answer.
+
+        Raises:
+            ChildEndedError: the child died.
+            TimeoutError: the answer took too long; the child is killed.
+        """
+        try:
+            self._connection.send(request)
+            if self._connection.poll(limit_seconds):
+                return self._connection.recv()
+        except (EOFError, OSError):
+            raise ChildEndedError(self.end()) from None
+        self.end(0.0)
+        raise TimeoutError(f"not done in {limit_seconds:.0f} s")
+
+    def end(self, grace_seconds: float = GRACE_SECONDS) -> int:
+        """End the child, which goes by itself where it waits for a request; return its return code."""
+        if self._code is None:
+            self._connection.close()
+            self._code = self._server.wait(self._pid, grace_seconds)
+        return self._code
+
+
+def serve_forks(talk: Callable[[Connection], object]) -> None:
+    """Be the server of a :class:`ForkServer`; each child calls ``talk`` with its connection to the caller."""
+    die_with_parent()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1 << 20, 1)
+        if not message:
+            return
+        if files:
+            request = json.loads(message)
+            for name in request["needs"]:
+                with suppress(ImportError):
+                    importlib.import_module(name)
+            if not (number := os.fork()):
+                with control:
+                    die_with_parent()
+                end_first()
+                sys.path[:] = request["path"]
+                os.chdir(request["folder"])
+                try:
+                    talk(Connection(files[0]))
+                finally:
+                    os._exit(1 if sys.exc_info()[0] else 0)
+            os.close(files[0])
+        else:
+            number = os.waitstatus_to_exitcode(os.waitpid(_PID.unpack(message)[0], 0)[1])
+        control.sendall(_PID.pack(number))
+
+
+def end_first() -> None:
+    """Have the system end this process, and not its parent, if memory runs out."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started with ``own_group``, and those that it started; any other one alone."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (AttributeError, ProcessLookupError, PermissionError):  # Windows; no group of its own, or none left
+        process.kill()
+
+
+def exit_code(returned: int) -> int:
+    """Turn a process's return code into a shell's: 128 and the signal's number where one ended it.
+
+    >>> exit_code(-9), exit_code(3)
+    (137, 3)
+    """
+    return 128 - returned if returned < 0 else returned
+
+
+def wait_together(
+    processes: Sequence[subprocess.Popen[bytes]],
+    requests: Sequence[int] = (),
+    *,
+    ask_to_end: Callable[[], None],
+    grace_seconds: float,
+    lenience_seconds: float = 0.0,
+    may_fail: int = 0,
+    may_be_killed: int = 0,
+    kill_if_asked_twice: bool = False,
+    on_end: Callable[[int], None] = lambda place: None,
+) -> list[int]:
+    """Wait until all processes have ended; where one ends badly, or a request comes, the others are made to end.
+
+    Args:
+        requests: to end, such as :func:`take_signals` yields; what is appended while this waits counts.
+        ask_to_end: called once, to ask those that still run.
+        grace_seconds: after they were asked; then they are killed.
+        lenience_seconds: after a bad end, for the others to end by themselves before they are asked.
+        may_fail: so many bad ends change nothing.
+        may_be_killed: nor do so many ends by a signal.
+        kill_if_asked_twice: a second request ends the grace.
+        on_end: called with each place.
+
+    Returns:
+        Places in the order in which the processes ended.
+    """
+    ended: list[int] = []
+    ask_at = kill_at = math.inf
+    num_requests = 0  # when the processes were asked
+    while True:
+        for place, process in enumerate(processes):
+            if place not in ended and process.poll() is not None:
+                ended.append(place)
+                on_end(place)
+        if len(ended) == len(processes):
+            return ended
+        now, codes = time.monotonic(), [processes[place].returncode for place in ended]
+        num_killed, num_bad = sum(code < 0 for code in codes), sum(code != 0 for code in codes)
+        if requests:
+            ask_at = min(ask_at, now)
+        elif num_bad - min(num_killed, may_be_killed) > may_fail:
+            ask_at = min(ask_at, now + lenience_seconds)
+        if kill_at == math.inf and now >= ask_at:
+            kill_at, num_requests = now + grace_seconds, len(requests)
+            ask_to_end()
+        elif now >= kill_at or (kill_if_asked_twice and len(requests) > num_requests):
+            for process in processes:
+                process.kill()
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
+    """Take signals in the main thread; yield a list that gets the number of each that comes.
+
+    SIGHUP stays ignored where it was ignored before: ``nohup`` starts a program like that.
+    """
+    received: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        on_signal(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [
+        getattr(signal, name)
+        for name in names
+        if is_main and hasattr(signal, name)
+        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, take) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def kill_at_last(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Let none of the processes outlive the block, whatever happens."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def start_copying(source: IO[bytes], sink: IO[bytes], prefix: bytes = b"") -> threading.Thread:
+    """Start a thread that copies whole lines, each behind ``prefix``. A reader that is gone stops nobody."""
+
+    def copy() -> None:
+        with source:
+            for line in source:
+                with suppress(OSError, ValueError):
+                    sink.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
+                    sink.flush()
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    return thread
+
+
+def die_with_parent() -> None:
+    """Have the system send this child SIGTERM, by which ranks save, when its parent is gone. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def ending(code: int) -> str:
+    """Word how a process ended, from its return code.
+
+    >>> ending(-11), ending(3)
+    ('SIGSEGV', 'exit code 3')
+    """
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # no signal, or one without a name
+        return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def cause_of_death(code: int) -> str:
+    """Word why a process that did not finish its work ended.
+
+    >>> cause_of_death(-9), cause_of_death(-11), cause_of_death(3)
+    ('killed by the system: not enough memory', 'the process crashed (SIGSEGV)', 'the process crashed (code 3)')
+    """
+    if code == -9:
+        return "killed by the system: not enough memory"
+    return f"the process crashed ({ending(code).removeprefix('exit ')})"
+
+
+def send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    """Send a signal to the processes that still run."""
+    for process in list(processes):
+        process.send_signal(number)
+
+
+def forward(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    """Pass a signal on that came here. A terminal has sent Ctrl-C to all of them already; ``kill -INT`` has not."""
+    if number != signal.SIGINT or not in_foreground():
+        send(processes, number)
+
+
+def in_foreground() -> bool:
+    """Say whether this process and its children have a terminal's keys: all of them get what Ctrl-C sends."""
+    for file in (0, 2, 1):
+        try:
+            return os.tcgetpgrp(file) == os.getpgrp()
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,191 @@
+"""The one HTTP client, which speaks to checked addresses alone.
+
+A host's name is looked up once, and the connection goes to an address that was checked: a server in a private network,
+on this machine or at a cloud's metadata address is refused unless it is trusted. Each redirect is asked about.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from email.message import Message
+from typing import IO, Any
+
+Origin = tuple[str, int]
+"""A host, in lower case, and its port."""
+
+
+class RefusedError(Exception):
+    """An address that is not spoken to, or an answer that is not taken; the message says why."""
+
+
+class PrivateAddressError(RefusedError):
+    """An address that is not of the internet: the ``host`` whose it is, and the ``address``."""
+
+    def __init__(self, host: str, address: str) -> None:
+        super().__init__(f"{host} is at {address}, an address that is not of the internet: refused")
+        self.host, self.address = host, address
+
+
+def split_url(url: str) -> urllib.parse.SplitResult | None:
+    """Return the parts of an address; None where it is none."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts
+
+
+def origin_of(url: str) -> Origin | None:
+    """Return what an address connects to; None where it is none.
+
+    >>> origin_of("https://Example.org./a")
+    ('example.org', 443)
+    """
+    parts = split_url(url)
+    if parts is None or not parts.hostname:
+        return None
+    return parts.hostname.rstrip("."), parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address is of the internet: not private, of this machine, of a link, nor reserved.
+
+    >>> [is_public(a) for a in ("93.184.215.14", "10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1")]
+    [True, False, False, False, False, False]
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    ip = mapped or ip
+    return ip.is_global and not ip.is_multicast
+
+
+def proxies() -> frozenset[Origin]:
+    """Return the proxies that this machine is set up with: they may be in its own network."""
+    origins = (origin_of(url) for url in urllib.request.getproxies().values() if "://" in url)
+    return frozenset(origin for origin in origins if origin is not None)
+
+
+def client(
+    *,
+    trusted: frozenset[Origin] | None = frozenset(),
+    on_redirect: Callable[[str], object],
+    max_redirects: int = 5,
+    uses_proxies: bool = True,
+    connections: list[socket.socket] | None = None,
+    certificates: ssl.SSLContext | None = None,
+) -> urllib.request.OpenerDirector:
+    """Return what opens addresses, by ``open(url, timeout=...)``.
+
+    Opening raises RefusedError, ``urllib.error.HTTPError`` for an answer other than 2xx, and kin of OSError and
+    ``http.client.HTTPException``.
+
+    Args:
+        trusted: hosts and ports whose addresses may be private; None: all.
+        on_redirect: called with each address that an answer redirects to; raises to refuse it.
+        max_redirects: so many are followed.
+        uses_proxies: speak to the proxies that the environment names; they are trusted.
+        connections: gets every connection, for another thread to shut down.
+        certificates: those to trust; None: read this machine's.
+    """
+    if trusted is not None and uses_proxies:
+        trusted |= proxies()
+    handlers: list[urllib.request.BaseHandler] = [] if uses_proxies else [urllib.request.ProxyHandler({})]
+    handlers += [
+        _Handler(trusted, connections, certificates or ssl.create_default_context()),
+        _Redirects(on_redirect, max_redirects),
+    ]
+    return urllib.request.build_opener(*handlers)
+
+
+def _connect(origin: Origin, timeout: float | None, trusted: frozenset[Origin] | None) -> socket.socket:
+    """Connect to an address of a host that was checked. Raises OSError, or RefusedError where none may be used."""
+    host, port = origin
+    refused, failure = "", OSError(f"no address of {host}")
+    may_be_private = trusted is None or (host.lower().rstrip("."), port) in trusted
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if not may_be_private and not is_public(str(address[0])):
+            refused = refused or str(address[0])
+            continue
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            failure = error
+            continue
+        return sock
+    if refused:
+        raise PrivateAddressError(host, refused)
+    raise failure
+
+
+class _Connection(http.client.HTTPConnection):
+    """Connects to checked addresses alone."""
+
+    trusted: frozenset[Origin] | None = frozenset()
+    connections: list[socket.socket] | None = None
+
+    def connect(self) -> None:
+        self.sock = _connect((self.host, self.port), self.timeout, self.trusted)
+        if getattr(self, "_tunnel_host", None):
+            self._tunnel()  # type: ignore[attr-defined]
+        if self.connections is not None:
+            self.connections.append(self.sock)
+
+
+class _TlsConnection(http.client.HTTPSConnection, _Connection):
+    """Adds TLS to the connection that :class:`_Connection` makes."""
+
+    def connect(self) -> None:
+        super().connect()
+        if self.connections is not None:
+            self.connections.append(self.sock)
+
+
+class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Opens addresses by connections that check where they go."""
+
+    def __init__(
+        self, trusted: frozenset[Origin] | None, connections: list[socket.socket] | None, certificates: ssl.SSLContext
+    ) -> None:
+        super().__init__()
+        self._trusted, self._connections, self._certificates = trusted, connections, certificates
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._opened_by(_Connection), req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._opened_by(_TlsConnection), req, context=self._certificates)
+
+    def _opened_by(self, kind: type[_Connection]) -> Callable[..., http.client.HTTPConnection]:
+        def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
+            connection = kind(host, **options)
+            connection.trusted, connection.connections = self._trusted, self._connections
+            return connection
+
+        return open_connection
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects that its user lets it."""
+
+    max_redirections = max_repeats = 100  # they are counted below
+
+    def __init__(self, on_redirect: Callable[[str], object], most: int) -> None:
+        self._on_redirect, self._most = on_redirect, most
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        self._on_redirect(newurl)
+        if sum(getattr(req, "redirect_dict", {}).values()) >= self._most:
+            raise RefusedError(f"it redirects more than {self._most} times")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+"""Children are fed, given a time limit, and ended with what they started; the last line they wrote says why."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.errors import FailedError, InputError
+from steadytrain.machine.children import ChildEndedError, ForkServer, run_program, start
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_program_gets_its_input_and_its_last_words_are_kept() -> None:
+    code = "import sys; print(input()[::-1]); sys.stderr.write('first\\nsteady: no such file\\n\\n'); sys.exit(3)"
+    ended = run_program(python(code), "abc\n", 60)
+    assert (ended.code, ended.output.strip(), ended.last_line) == (3, "cba", "no such file")
+
+
+def test_a_program_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time, pathlib\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(note)!r}).write_text(str(child.pid))\n"
+        "print('begun', flush=True)\ntime.sleep(600)\n"
+    )
+    ended = run_program(python(code), seconds=1.0, own_group=True)
+    assert ended.is_late and ended.code == -signal.SIGKILL and ended.output == "begun\n"
+    until, grandchild = time.monotonic() + 10, int(note.read_text())
+    while Path(f"/proc/{grandchild}").exists() and _state(grandchild) != "Z":
+        assert time.monotonic() < until, "what the program started is still there"
+        time.sleep(0.02)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "Z"
+
+
+@pytest.mark.parametrize(("refusal", "code"), [(InputError, 2), (FailedError, 1)])
+def test_a_program_that_is_not_there_is_refused_with_the_callers_error(
+    refusal: type[InputError] | type[FailedError], code: int
+) -> None:
+    with pytest.raises(refusal, match="cannot start /nowhere/prog: no such command or file") as caught:
+        start(["/nowhere/prog"], refusal=refusal)
+    assert caught.value.exit_code == code
+
+
+SERVER = """
+import os, time
+from steadytrain.machine.children import serve_forks
+loaded = os.getpid()
+def talk(connection):
+    while True:
+        try:
+            word = connection.recv()
+        except EOFError:
+            return
+        if word == "hang":
+            time.sleep(600)
+        if word == "die":
+            os._exit(7)
+        connection.send((word.upper(), loaded == os.getppid(), os.getpid()))
+serve_forks(talk)
+"""
+
+
+def test_children_of_a_server_answer_side_by_side_and_one_that_dies_or_hangs_is_told() -> None:
+    server = ForkServer(SERVER)
+    try:
+        first, second = server.fork(60), server.fork(60)
+        answers = [child.ask(word, 60) for word in ("one", "two") for child in (first, second)]
+        assert [answer[:2] for answer in answers] == [("ONE", True)] * 2 + [("TWO", True)] * 2
+        assert len({answer[2] for answer in answers}) == 2, "a process each, which keeps its state"
+        with pytest.raises(ChildEndedError, match=r"crashed \(code 7\)"):
+            first.ask("die", 60)
+        with pytest.raises(TimeoutError, match="not done in 0 s"):
+            second.ask("hang", 0.1)
+        assert (first.end(), second.end()) == (7, -signal.SIGKILL)
+        third = server.fork(60)
+        assert third.ask("three", 60)[0] == "THREE" and third.end() == 0
+    finally:
+        assert server.end() == -signal.SIGKILL
+
+
+def test_a_server_that_cannot_start_is_told() -> None:
+    with pytest.raises(ChildEndedError) as caught:
+        ForkServer("raise SystemExit(3)").fork(60)
+    assert caught.value.code == 3

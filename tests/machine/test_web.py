@@ -1,0 +1,61 @@
+"""The HTTP client speaks to checked addresses alone, and asks about each redirect."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from steadytrain.machine.web import PrivateAddressError, RefusedError, client
+
+
+class _Moving(BaseHTTPRequestHandler):
+    """Redirects /3 to /2, /2 to /1 and /1 to /0, which is there."""
+
+    def do_GET(self) -> None:
+        left = int(self.path[1:])
+        self.send_response(302 if left else 200)
+        if left:
+            self.send_header("Location", f"/{left - 1}")
+        self.send_header("Content-Length", "0" if left else "4")
+        self.end_headers()
+        self.wfile.write(b"" if left else b"here")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), _Moving) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_private_address_is_spoken_to_only_where_it_is_trusted(port: int, host: str) -> None:
+    with pytest.raises(PrivateAddressError, match="not of the internet"):
+        client(on_redirect=bool).open(f"http://{host}:{port}/0", timeout=5)
+    trusted = client(on_redirect=bool, trusted=frozenset({("127.0.0.1", port)}))
+    with trusted.open(f"http://127.0.0.1:{port}/0", timeout=5) as answer:
+        assert answer.read() == b"here"
+
+
+def test_redirects_are_asked_about_and_counted(port: int) -> None:
+    asked: list[str] = []
+    address = f"http://127.0.0.1:{port}"
+    with client(on_redirect=asked.append, trusted=None, max_redirects=2).open(f"{address}/2", timeout=5) as answer:
+        assert (answer.read(), asked) == (b"here", [f"{address}/1", f"{address}/0"])
+    with pytest.raises(RefusedError, match="more than 2 times"):
+        client(on_redirect=bool, trusted=None, max_redirects=2).open(f"{address}/3", timeout=5)
+
+    def refuse(url: str) -> None:
+        raise RefusedError(f"not to {url}")
+
+    with pytest.raises(RefusedError, match=f"not to {address}/0"):
+        client(on_redirect=refuse, trusted=None).open(f"{address}/1", timeout=5)
