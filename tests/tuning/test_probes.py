@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from steadytrain.config import Recipe
-from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, RankProbers, What, weakest
+from steadytrain.distributed.world import World
+from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, What, weakest
 
 NET = """
 import os, signal, time
@@ -102,7 +103,8 @@ def test_a_recipe_that_cannot_be_is_refused_in_its_own_words(prober: Prober, rec
 
 
 def test_ranks_measure_together_and_the_slowest_counts(prober: Prober, recipe: Recipe) -> None:
-    with RankProbers(2) as ranks:
+    worlds = [World(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2)]
+    with Prober(*worlds) as ranks:
         shared = ranks.ask("facts", recipe, seconds=0, limit_seconds=60).figures
         updates = ranks.ask("updates", recipe, seconds=0.1, limit_seconds=60)
         whole = prober.ask("facts", recipe, seconds=0, limit_seconds=60).figures

@@ -103,14 +103,16 @@ def tune(
     )
     spin_where_alone()
     from steadytrain.cli.train import num_procs, recipe_for
+    from steadytrain.distributed.world import World
     from steadytrain.reports import tuned as reports
     from steadytrain.tuning import report
-    from steadytrain.tuning.probes import Prober, RankProbers
+    from steadytrain.tuning.probes import Prober
     from steadytrain.tuning.tune import tune as search
 
     ranks = max(1, num_procs(data, options))
     require_range("--procs", ranks, 256)
-    with Prober() if ranks == 1 else RankProbers(ranks) as prober:  # imports torch while this process does
+    worlds = [World(rank=rank, size=ranks, local_rank=rank, local_size=ranks) for rank in range(ranks)]
+    with Prober(*worlds) as prober:  # imports torch while this process does
         draft = recipe_for(data, options, finetune=finetune, ranks=ranks)
         packed = time.perf_counter()
         began = max(began, packed - 30.0)  # packing the images once is no part of the search

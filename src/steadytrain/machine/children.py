@@ -255,28 +255,42 @@ class Forked:
     def __init__(self, server: ForkServer, connection: Connection, pid: int) -> None:
         self._server, self._connection, self._pid = server, connection, pid
         self._code: int | None = None
+        self._is_busy = False
 
-    def ask(self, request: Any, limit_seconds: float) -> Any:
-        """Send a request; return the answer.
+    def send(self, request: Any) -> None:
+        """Send a request to a child that waits for one."""
+        self._is_busy = True
+        with suppress(OSError):  # a dead one has no answer
+            self._connection.send(request)
+
+    def receive(self, limit_seconds: float) -> Any:
+        """Return the answer.
 
         Raises:
             ChildEndedError: the child died.
             TimeoutError: the answer took too long; the child is killed.
         """
         try:
-            self._connection.send(request)
             if self._connection.poll(limit_seconds):
-                return self._connection.recv()
+                answer = self._connection.recv()
+                self._is_busy = False
+                return answer
         except (EOFError, OSError):
+            self._is_busy = False
             raise ChildEndedError(self.end()) from None
-        self.end(0.0)
+        self.end()
         raise TimeoutError(f"not done in {limit_seconds:.0f} s")
 
-    def end(self, grace_seconds: float = GRACE_SECONDS) -> int:
-        """End the child, which goes by itself where it waits for a request; return its return code."""
+    def ask(self, request: Any, limit_seconds: float) -> Any:
+        """Send a request; return the answer, as :meth:`receive` does."""
+        self.send(request)
+        return self.receive(limit_seconds)
+
+    def end(self) -> int:
+        """End the child, which goes by itself unless it is busy; return its return code."""
         if self._code is None:
             self._connection.close()
-            self._code = self._server.wait(self._pid, grace_seconds)
+            self._code = self._server.wait(self._pid, 0.0 if self._is_busy else GRACE_SECONDS)
         return self._code
 
 

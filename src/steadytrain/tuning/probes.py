@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +24,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
 from steadytrain.machine import facts
-from steadytrain.machine.children import ChildEndedError, ForkServer, serve_forks
+from steadytrain.machine.children import ChildEndedError, Forked, ForkServer, serve_forks
 from steadytrain.machine.process import lasting_imports, share_cores
 
 What = Literal["facts", "updates", "loading", "both", "rate"]
@@ -68,11 +69,12 @@ class Prober:
     Entering it starts the server, which imports in the background; leaving it ends all of its processes.
 
     Args:
-        world: the rank to measure: on its device, with its part of the machine's cores and memory.
+        worlds: the ranks to measure at the same time: each on its device, with its part of the machine's cores and
+            memory; none: one alone.
     """
 
-    def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
-        self._world = world
+    def __init__(self, *worlds: World) -> None:
+        self._worlds = worlds or (World(),)
         self._server: ForkServer | None = None
 
     def __enter__(self) -> Self:
@@ -96,35 +98,32 @@ class Prober:
     ) -> ProbeOutcome:
         """Measure for at most ``limit_seconds``; the rest is as in :func:`steadytrain.tuning.measure.measure`.
 
+        Of several ranks the :func:`weakest` outcome is returned.
+
         Raises:
             FailedError: no process can be started, or torch cannot be imported in it.
         """
         needs = ["timm"] if recipe.model.name.startswith("timm/") else []  # takes seconds, once and not in every child
+        request: dict[str, Any] = {"what": what, "recipe": recipe, "seconds": seconds}
+        request |= {"settle_seconds": settle_seconds, "updates": updates}
+        with ExitStack() as stack:
+            children = []
+            for world in self._worlds:
+                children.append(self._fork(needs))
+                stack.callback(children[-1].end)
+                children[-1].send({**request, "world": world})
+            until = time.monotonic() + limit_seconds
+            return weakest([_outcome(child, until, limit_seconds) for child in children])
+
+    def _fork(self, needs: Sequence[str]) -> Forked:
         try:
-            child = (self._server or self._start()).fork(START_SECONDS, needs)
+            return (self._server or self._start()).fork(START_SECONDS, needs)
         except ChildEndedError as error:
             self._server = None
             raise FailedError(
                 f"the process that measures ended with code {error.code} before it began: try steady doctor, or less"
                 " load"
             ) from error
-        request = {
-            "what": what,
-            "recipe": recipe,
-            "seconds": seconds,
-            "settle_seconds": settle_seconds,
-            "updates": updates,
-            "world": self._world,
-        }
-        try:
-            answer: ProbeOutcome = child.ask(request, limit_seconds)
-            return replace(answer, limit_seconds=limit_seconds)
-        except TimeoutError as error:
-            return ProbeOutcome({}, "timeout", str(error), limit_seconds)
-        except ChildEndedError as error:
-            return ProbeOutcome({}, "memory" if error.code == -9 else "crash", str(error), limit_seconds)
-        finally:
-            child.end()
 
     def _start(self) -> ForkServer:
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
@@ -133,37 +132,14 @@ class Prober:
         return self._server
 
 
-class RankProbers:
-    """Makes each measurement on several ranks of this machine at the same time; the weakest one counts.
-
-    Args:
-        ranks: their number, each on its own GPU, or with its part of the cores.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        worlds = [World(rank=rank, size=ranks, local_rank=rank, local_size=ranks) for rank in range(ranks)]
-        self._probers = [Prober(world) for world in worlds]
-
-    def __enter__(self) -> Self:
-        for prober in self._probers:
-            prober.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for prober in self._probers:
-            prober.__exit__(kind, error, at)
-
-    def ask(self, what: What, recipe: Recipe, **limits: Any) -> ProbeOutcome:
-        """Measure as :meth:`Prober.ask` does, on all ranks; return the :func:`weakest` outcome."""
-        pool = ThreadPoolExecutor(len(self._probers))
-        try:
-            answers = [pool.submit(prober.ask, what, recipe, **limits) for prober in self._probers]
-            return weakest([answer.result() for answer in answers])
-        except BaseException:
-            self.__exit__(None, None, None)  # ends the measurements, for which the threads wait
-            raise
-        finally:
-            pool.shutdown()
+def _outcome(child: Forked, until: float, limit_seconds: float) -> ProbeOutcome:
+    try:
+        outcome: ProbeOutcome = child.receive(max(0.0, until - time.monotonic()))
+        return replace(outcome, limit_seconds=limit_seconds)
+    except TimeoutError:
+        return ProbeOutcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
+    except ChildEndedError as error:
+        return ProbeOutcome({}, "memory" if error.code == -9 else "crash", str(error), limit_seconds)
 
 
 def weakest(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:

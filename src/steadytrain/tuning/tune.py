@@ -24,7 +24,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.errors import FailedError, InputError, RecipeError
 from steadytrain.format import count, duration, percent, rate, size
 from steadytrain.reports.tuned import WAITED_SHARE, Choice
-from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, RankProbers, What, cache_path
+from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, What, cache_path
 from steadytrain.tuning.rules import (
     GAIN,
     KNEE,
@@ -155,7 +155,7 @@ class Tuned:
 def tune(
     recipe: Recipe,
     *,
-    prober: Prober | RankProbers,
+    prober: Prober,
     seconds: float,
     chosen: Collection[str] = (),
     free: Collection[str] = NAMES,
@@ -227,7 +227,7 @@ class _Search:
 
     recipe: Recipe
     facts: Mapping[str, Any]
-    prober: Prober | RankProbers
+    prober: Prober
     cache: ProbeCache
     deadline: float
     budget: float
