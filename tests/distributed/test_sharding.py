@@ -47,7 +47,7 @@ class Training:
         self.layouts: set[str] = set()
         next(part for part in net if isinstance(part, nn.Conv2d)).register_forward_hook(self._look)
 
-    def _look(self, conv: nn.Module, inputs: tuple[Tensor, ...], activations: Tensor) -> None:
+    def _look(self, conv: Any, inputs: tuple[Tensor, ...], activations: Tensor) -> None:
         """See how the gathered weights and the activations of a convolution lie in memory."""
         weights = conv.weight
         assert isinstance(weights, Tensor)
