@@ -499,9 +499,10 @@ def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, cloc
     coming = start()
     while coming is not None:
         loaded, copied = coming
-        torch.cuda.current_stream(device).wait_event(copied)
+        current = torch.cuda.current_stream(device)
+        current.wait_event(copied)
         for tensor in (loaded.images, loaded.labels):
-            tensor.record_stream(torch.cuda.current_stream(device))
+            tensor.record_stream(current)
         while copying and copying[0][0].query():
             copying.popleft()
         coming = start()
