@@ -165,7 +165,7 @@ def test_ctrl_c_that_a_lock_turns_into_its_own_error_is_one_line(
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is told by /proc")
-@pytest.mark.parametrize("library", ["libtorch_python", "libtriton"])
+@pytest.mark.parametrize("library", ["libtorch_python", pytest.param("libtriton", marks=pytest.mark.slow)])
 def test_ctrl_c_while_torch_is_loaded_is_one_line(library: str) -> None:
     child = subprocess.Popen([*STEADY, "models", "resnet18"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     maps = Path(f"/proc/{child.pid}/maps")

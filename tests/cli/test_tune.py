@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forked import start
 
 from steadytrain.cli import main
 from steadytrain.config import Recipe
 from steadytrain.events import Started
+from steadytrain.launch.supervise import free_port, rank_variables
 from steadytrain.machine.facts import cores
 from steadytrain.run import Run
 
@@ -27,7 +27,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tuned_recipe_trains_and_its_evidence_is_explained(
     digits: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    tune = ["tune", str(digits), "--model", "digits", "--epochs", "1", "--minutes", "1", *QUICK]
+    tune = ["tune", str(digits), "--model", "digits", "--epochs", "1", "--minutes", "0.5", *QUICK]
     assert main([*tune, "-o", "tuned.toml", "--plot", "curve.svg"]) == 0
     printed = capsys.readouterr()
     assert "batch_size = " in printed.out and "images/s" in printed.err
@@ -72,9 +72,14 @@ def test_batch_threads_and_precision_may_be_left_to_measuring(digits: Path, caps
 
 def test_two_ranks_agree_on_a_batch(digits: Path) -> None:
     words = ["train", str(digits), "--model", "digits", "--epochs", "1", *QUICK, "--batch-size", "auto"]
-    command = [sys.executable, "-m", "steadytrain", *words, "--procs", "2", "--run", "run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    port = free_port()
+    ranks = [
+        start(main, [*words, "--run", "run"], errors=f"{rank}.err", variables=rank_variables(rank, 2, port))
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0], Path("0.err").read_text() + Path("1.err").read_text()
     run = Run.open("run")
     assert run.finished() is not None and run.recipe.batch_size % 2 == 0
     (started,) = (event for event in run.events() if isinstance(event, Started))

@@ -37,7 +37,7 @@ from steadytrain.monitor import RunHistory, read_history
 from steadytrain.run import Run
 
 PER_HOUR = 3.6  # a thousandth an hour each second
-SETTINGS = ["--model", "digits", "--epochs", "30", "--batch-size", "32", "--device", "cpu", "--price", str(PER_HOUR)]
+SETTINGS = ["--model", "digits", "--epochs", "12", "--batch-size", "32", "--device", "cpu", "--price", str(PER_HOUR)]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=20", "--set", "every.log_steps=5"]
 
 
@@ -66,7 +66,7 @@ def _kill_after(child: ForkServerProcess, run: Path, step: int) -> tuple[float, 
 def test_the_bill_of_a_run_that_was_killed_twice_is_the_sum_of_its_parts(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     spans = []
-    for step in (50, 130):
+    for step in (25, 60):
         before = time.time()
         seen, killed = _kill_after(_start(digits, folder), folder, step)
         spans.append((before, seen, killed))
@@ -100,7 +100,7 @@ def test_the_bill_of_a_run_that_was_killed_twice_is_the_sum_of_its_parts(digits:
 
 def test_a_lost_log_loses_the_bill_of_no_attempt_before(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    _kill_after(_start(digits, folder), folder, 50)
+    _kill_after(_start(digits, folder), folder, 25)
     (folder / "events.jsonl").unlink()
     assert main(_words(digits, folder)) == 0
     run = Run.open(folder)

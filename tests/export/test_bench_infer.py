@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,11 +94,11 @@ def test_a_run_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp
     assert words.startswith(f"{tmp_path / 'a'}: there is no such file or folder: name a run, a weights file or a")
 
 
-def test_engines_are_scored_by_the_labels_of_the_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The accuracy of torch in fp32 is that of steady evaluate on the same images; a folder alone has no labels."""
+@pytest.fixture
+def labelled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> list[str]:
+    """The command for a network, some of whose answers on the images of ``photos.rec`` are right."""
     torch.manual_seed(0)
     network = timm.create_model("test_resnet")
-    torch.save(network.state_dict(), tmp_path / "stock.pth")
     draw = np.random.default_rng(0)
     for number in range(12):
         (folder := tmp_path / "photos" / ("n02124075", "n01440764")[number % 2]).mkdir(parents=True, exist_ok=True)
@@ -107,21 +108,41 @@ def test_engines_are_scored_by_the_labels_of_the_images(capsys: pytest.CaptureFi
     torch.save(network.state_dict(), tmp_path / "stock.pth")
     assert main(["pack", str(tmp_path / "photos"), str(tmp_path / "photos")]) == 0
     capsys.readouterr()
+    name = f"timm/test_resnet={tmp_path / 'stock.pth'}"
+    return ["bench", "infer", name, "--precision", "fp32", *QUICK, "--engines", "plain"]
+
+
+def test_engines_are_scored_by_the_labels_of_the_images(
+    labelled: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The accuracy of torch in fp32 is that of steady evaluate on the same images."""
     words = [str(tmp_path / "photos.rec"), "--json"]
     assert main(["evaluate", str(tmp_path / "stock.pth"), *words, "--model", "timm/test_resnet"]) == 0
     scored = json.loads(capsys.readouterr().out)
-    name = f"timm/test_resnet={tmp_path / 'stock.pth'}"
-    command = ["bench", "infer", name, "--precision", "fp32", *QUICK, "--engines", "plain"]
-    assert main([*command, "eager", "--data", *words]) == 0
+    assert main([*labelled, "eager", "--data", *words]) == 0
     for engine in json.loads(capsys.readouterr().out)["networks"][0]["engines"]:
         parity = engine["parity"]
         assert (parity["labelled"], parity["right5"]) == (12, 1.0)
         assert parity["right1"] == pytest.approx(scored["top1"]) and 0 < parity["right1"] < 1
-    assert main([*command, "--data", words[0], "--images", "5"]) == 0
-    out = capsys.readouterr().out
-    assert "right answers on 5 images with labels" in " ".join(out.split()) and " top-1" in out
-    assert main([*command, "--data", str(tmp_path / "photos" / "n02124075")]) == 0
+
+
+@pytest.mark.slow
+def test_so_many_images_are_scored_as_were_asked_for_and_a_folder_alone_has_no_labels(
+    labelled: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*labelled, "--data", str(tmp_path / "photos.rec"), "--images", "5"]) == 0
+    assert "right answers on 5 images with labels" in " ".join(capsys.readouterr().out.split())
+    assert main([*labelled, "--data", str(tmp_path / "photos" / "n02124075")]) == 0
     assert "with labels" not in capsys.readouterr().out
+
+
+def test_the_table_says_on_how_many_images_answers_were_right() -> None:
+    [network, *_] = of_networks()
+    parity = Parity(n=12, cosine=1.0, largest_difference=0.0, top1=1.0, top5=1.0, labelled=5, right1=0.4, right5=1.0)
+    engines = tuple(replace(engine, parity=parity) for engine in network.engines)
+    text = " ".join(" ".join(table([replace(network, engines=engines)], 200)).split())
+    assert "right answers on 5 images with labels" in text and " top-1" in text
+    assert "with labels" not in " ".join(table([network], 200))
 
 
 def test_images_of_classes_that_the_network_lacks_are_not_scored() -> None:

@@ -124,7 +124,17 @@ def faults_of(recipe: Recipe, run: Path, index: int = 0) -> list[Fault]:
     raise AssertionError(f"the run ended at update {made}")
 
 
-@pytest.mark.parametrize("name", CASES)
+REPEATED = {
+    *("nadam bf16 cuda:3", "sgld bf16 cuda:3", "nag fp16", "adam fp16", "sgd tf32", "sgd bf16", "sgd pure-fp16"),
+    *("ema", "swa", "clip", "accumulate", "recompute", "class weights", "several labels"),
+    *(name for name in TRANSFORMS if name in ALL_TRANSFORMS or name in EVERYTHING["data.transforms"]),
+}
+"""Cases whose operations others have as well, together with more: with the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in CASES]
+)
 def test_updates_do_not_wait_for_the_gpu(name: str, photos: Path, tmp_path: Path) -> None:
     index = 3 if name.endswith("cuda:3") else 0
     faults = faults_of(recipe_of(photos, index, CASES[name]), tmp_path / "run", index)

@@ -66,7 +66,13 @@ def train(digits: Path, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPa
     """
 
     def run(
-        name: str, *words: str, statement: str = "pass", dropped: float = 0.1, code: int = 0, **more: str
+        name: str,
+        *words: str,
+        statement: str = "pass",
+        dropped: float = 0.1,
+        code: int = 0,
+        function: Callable[[list[str]], int] = main,
+        **more: str,
     ) -> list[Event]:
         (tmp_path / "own_net.py").write_text(NET.replace("HERE", statement).replace("DROPPED", str(dropped)))
         command = ["train", str(digits), "--run", str(tmp_path / name)]
@@ -74,15 +80,16 @@ def train(digits: Path, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPa
         settings = ("data.pad=1", "parallel.compute_threads=1", "budget.steps=6", "every.save_steps=2")
         command += [*(word for setting in settings for word in ("--set", setting)), *words]
         more |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "STEADYTRAIN_CACHE": str(kept)}
-        more |= {"TORCHINDUCTOR_VEC_ISA_OK": "1"}  # not asked of the compiler anew by each process
-        if "--compile" in words:
+        # What the compiler can is not asked of it by each process; no workers of its own start for one small network.
+        more |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        if "--compile" in words and function is main:
             usual = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
             command = [sys.executable, "-m", "steadytrain", *command]
             done = subprocess.run(command, env=usual | more, capture_output=True, timeout=300, text=True)
             assert done.returncode == code, done.stderr
         else:
             monkeypatch.syspath_prepend(tmp_path)
-            process = forked.start(main, command, errors=tmp_path / "errors", variables=more)
+            process = forked.start(function, command, errors=tmp_path / "errors", variables=more)
             process.join(300)
             assert process.exitcode == code, (tmp_path / "errors").read_text()
         return list(Run.open(tmp_path / name).events())
@@ -161,12 +168,20 @@ def test_where_python_comes_between_is_told(train: Train, tmp_path: Path) -> Non
     assert compiled.graphs > 1 and len(compiled.breaks) == 1 and f"own_net.py:{line}: " in compiled.breaks[0]
 
 
+def _without_compiler(words: list[str]) -> int:
+    """``steady`` in a process that has loaded torch, with what it reads of CXX and its like as it is loaded."""
+    from torch._inductor import config
+
+    config.cpp.cxx, config.force_disable_caches = ("no-such-compiler",), True
+    return main(words)
+
+
 def test_a_machine_without_a_compiler_trains_as_if_nobody_had_asked(
     train: Train, tmp_path: Path, weights: Callable[[Path], bytes]
 ) -> None:
     """Running statistics, dropout's draws and weights are those of a run that never tried."""
     train("eager")
-    happened = train("tried", "--compile", CXX="no-such-compiler", TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
+    happened = train("tried", "--compile", function=_without_compiler)
     assert not [event for event in happened if isinstance(event, Compiled)]
     assert "compile" not in next(event for event in happened if isinstance(event, Started)).machine
     messages = [

@@ -290,34 +290,60 @@ def _train_all(group: Group, folder: str) -> dict[str, Any]:
     return {}
 
 
+SHARED: dict[str, tuple[str, ...]] = {
+    "optimizer": ("sgd", "muon", "lbsgd", "sgld"),
+    "loss": ("own", "class weights", "clipped"),
+    "schedule": ("plateau", "growing batch"),
+    "average": ("ema", "swa"),
+    "numbers": ("bf16", "pure-bf16", "recompute"),
+    "augmentation": (
+        "all at once",
+        "own_transform",
+        "growing size",
+        "alternating flip",
+        "blocks",
+        "balance",
+        "repeats",
+    ),
+    "several labels": ("labels, mixed and weighted",),
+    "fine-tuning": ("head, then full", "probe, then full", "frozen batch norms"),
+}
+"""Those in which ranks have draws, sums or decisions in common; others get the same gradient as one process."""
+
+
+def _pairs(*kinds: str) -> list[tuple[str, str]]:
+    return [(kind, name) for kind in kinds for name in SHARED[kind]]
+
+
 @pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        *(pytest.param(kind, names, id=kind) for kind, names in DISTINCT.items()),
+    "pairs",
+    [  # few groups: loading what a rank needs takes longer than most methods
+        pytest.param(_pairs("augmentation", "several labels", "fine-tuning"), id="data and phases"),
+        pytest.param(_pairs("optimizer", "loss", "schedule", "average", "numbers"), id="updates"),
         *(
-            pytest.param(kind, others, id=f"{kind}, all others", marks=pytest.mark.slow)
+            pytest.param(others, id=f"{kind}, all others", marks=pytest.mark.slow)
             for kind, methods in METHODS.items()
-            if (others := [name for name in methods if name not in DISTINCT[kind]])
+            if (others := [(kind, name) for name in methods if name not in SHARED[kind]])
         ),
     ],
 )
 def test_two_ranks_come_to_the_bits_of_one_process(
-    wholes: Callable[[str, str], Path], coloured: Path, tmp_path: Path, kind: str, names: Sequence[str]
+    wholes: Callable[[str, str], Path], coloured: Path, tmp_path: Path, pairs: Sequence[tuple[str, str]]
 ) -> None:
     runs = {}
-    for number, name in enumerate(names):
+    for number, (kind, name) in enumerate(pairs):
         recipe = _recipe(coloured, kind, name).with_({"optim.accumulate": 1})
-        runs[name] = Run.create(tmp_path / f"{number:03}", recipe).directory
+        runs[kind, name] = Run.create(tmp_path / f"{number:03}", recipe).directory
     as_group(partial(_train_all, folder=str(tmp_path)), 2)
     differing = {}
-    for name, run in runs.items():
+    for (kind, name), run in runs.items():
         ours, theirs = (
             {key: value for key, value in _weights(path).items() if "running_" not in key and "num_batches" not in key}
             for path in (run, wholes(kind, name))
         )
         same = partial(torch.allclose, rtol=1e-4, atol=1e-5) if (kind, name) in ROUNDED else torch.equal
         if different := _differences(ours, theirs, same):
-            differing[name] = different
+            differing[kind, name] = different
     assert differing == {}
 
 

@@ -79,9 +79,9 @@ def test_freezing_everything_is_refused(recipe: Recipe, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "optimizer"),
     [
-        ("head:1+full", "sgd"),
         ("head:0.5+gradual", "adamw"),
-        ("gradual", "sgd"),
+        pytest.param("head:1+full", "sgd", marks=pytest.mark.slow),
+        pytest.param("gradual", "sgd", marks=pytest.mark.slow),
         pytest.param("head:1+full", "adamw", marks=pytest.mark.slow),
         pytest.param("head:0.5+gradual", "sgd", marks=pytest.mark.slow),
         pytest.param("gradual", "adamw", marks=pytest.mark.slow),

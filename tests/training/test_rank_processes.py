@@ -23,9 +23,10 @@ from tests.distributed.ranks import as_group
 
 from steadytrain import events, training
 from steadytrain.cli import main
-from steadytrain.config import Recipe
+from steadytrain.config import Data, Model, Parallel, Recipe
 from steadytrain.data.results.predictions import read_predictions
 from steadytrain.distributed.process_group import Group
+from steadytrain.launch import supervise
 from steadytrain.launch.supervise import free_port, rank_variables
 from steadytrain.run import Run
 
@@ -169,17 +170,41 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
     assert child.returncode == 75, output
     assert "rank 1 was killed by SIGKILL" in output
     assert output.count("started attempt=1") == 1, "the first rank alone speaks"
-    words = [sys.executable, "-m", "steadytrain", "resume", str(run), "--until", "3"]
-    printed = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert printed.returncode == 75, printed.stderr
-    assert f"{run}: 2 ranks, as it was begun with (--procs says otherwise)" in printed.stderr
     assert main(["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "1"]) == 0
-    killed, *again, resumed = (event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed))
-    assert all((event.ranks_before, event.ranks) == (2, 2) for event in again), "by steady resume RUN alone"
-    assert 0 <= killed.images_repeated <= 7 * 32
+    killed, resumed = (event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed))
+    assert (killed.ranks_before, killed.ranks) == (2, 2) and 0 <= killed.images_repeated <= 7 * 32
     assert (resumed.ranks_before, resumed.ranks) == (2, 1)
     assert _schedule(run) == _schedule(whole)
     assert same(whole, run), "one process accumulates what two ranks had"
+
+
+def test_a_run_is_gone_on_with_by_as_many_ranks_as_it_was_begun_with(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe(data=Data(train=str(digits)), model=Model("digits"), parallel=Parallel(device="cpu", procs=2))
+    run, started = Run.create(tmp_path / "run", recipe).directory, list[int]()
+
+    def keep(words: object, procs: int, **told: object) -> int:
+        started.append(procs)
+        return 0
+
+    monkeypatch.setattr(supervise, "keep_ranks", keep)
+    assert main(["resume", str(run)]) == 0 and started == [2]
+    assert f"{run}: 2 ranks, as it was begun with (--procs says otherwise)" in capsys.readouterr().err
+    assert main(["resume", str(run), "--procs", "3"]) == 0 and started == [2, 3]
+    assert "as it was begun with" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_steady_resume_alone_starts_the_ranks_again(digits: Path, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, "--procs", "2", "--until", "1")
+    assert child.wait(120) == 75
+    done = subprocess.run([sys.executable, "-m", "steadytrain", "resume", str(run)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [resumed] = of_kind(run, events.Resumed)
+    assert isinstance(resumed, events.Resumed) and (resumed.ranks_before, resumed.ranks) == (2, 2)
+    assert same(whole, run)
 
 
 @pytest.mark.slow

@@ -95,10 +95,9 @@ TRIED: dict[str, dict[str, object]] = {
         "batch_size": 8,
         "optim.ema": 0.9,
     },
-    "timm, frozen norms": {
-        "model.name": "timm/resnet10t",
+    "frozen norms": {
+        "model.name": "resnet20",
         "model.batch_norm": "frozen",
-        "data.size": 32,
         "batch_size": 8,
     },
 }

@@ -37,9 +37,10 @@ def test_copies_of_photographs_are_found_and_other_photographs_are_not(extracted
     photos = [Image.open(path).convert("RGB") for path in sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))]
     originals = _hashes(photos)
     assert len(photos) == 200 and find_alike(originals) == []
+    photos = photos[::5]
     for side, quality, mirrored in ((256, 85, False), (100, 50, False), (256, 75, True)):
         copies = _hashes([_copy(photo, side=side, quality=quality, mirrored=mirrored) for photo in photos])
-        assert find_alike(copies, originals) == [(row, row, mirrored) for row in range(200)]
+        assert find_alike(copies, originals) == [(row, 5 * row, mirrored) for row in range(40)]
     assert perceptual_hash(Image.new("RGB", (80, 60), "white")) == bytes(16), "what is flat looks like nothing"
 
 

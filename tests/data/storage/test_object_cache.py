@@ -136,7 +136,7 @@ def test_readers_never_see_a_page_that_is_being_removed(opened: RemoteFile, cont
     wrong: list[int] = []
 
     def look(seed: int) -> None:
-        for start in np.random.default_rng(seed).integers(0, len(content) - 200_000, 50).tolist():
+        for start in np.random.default_rng(seed).integers(0, len(content) - 200_000, 20).tolist():
             if bytes(opened[start : start + 200_000]) != content[start : start + 200_000]:
                 wrong.append(start)
 
