@@ -150,8 +150,8 @@ def plans(draw: st.DrawFn) -> tuple[Crop, CropPlan, tuple[int, int]]:
 
 WAYS: dict[str, dict[str, Any]] = {
     "fastest": {},
-    "torch": {"jpeg.parts": None},
-    "Pillow": {"jpeg.parts": None, "decode._kernel": lambda _: None},
+    "torch": {"images.jpeg.parts": None},
+    "Pillow": {"images.jpeg.parts": None, "loader.decode._kernel": lambda _: None},
 }
 
 
@@ -166,7 +166,7 @@ def test_no_pixel_counts_but_those_that_are_needed(way: str, case: tuple[Crop, C
     got, expected = np.zeros((2, cut.size, cut.size, 3), np.uint8)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WAYS[way].items():
-            patch.setattr(f"steadytrain.data.loader.{name}", value)
+            patch.setattr(f"steadytrain.data.{name}", value)
         cut_from(expected, image, cut, plan, 0)
         cut_from(got, other, cut, plan, 0)
     assert np.array_equal(got, expected)

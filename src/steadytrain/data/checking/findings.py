@@ -39,145 +39,122 @@ _LOST = "these records are lost; a reader stops there"
 _REFUSED = "the file is refused"
 _UNNAMED = "messages name these records by number alone"
 
-KINDS: dict[str, FindingKind] = {
+_TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = {
     # what the whole is
-    "other-file": FindingKind("error", "not a record file", "training and packing refuse it"),
-    "not-images": FindingKind("error", "records that are no image records", "training refuses them"),
-    "detection": FindingKind(
-        "error", "detection records: objects and boxes", "training refuses them; MXNet's ImageDetRecordIter reads them"
+    "other-file": ("error", "not a record file", "training and packing refuse it"),
+    "not-images": ("error", "records that are no image records", "training refuses them"),
+    "detection": (
+        "error",
+        "detection records: objects and boxes",
+        "training refuses them; MXNet's ImageDetRecordIter reads them",
     ),
-    "label-vectors": FindingKind("warning", "label vectors", "training refuses them: each label must be 0 or 1"),
-    "refused": FindingKind("error", "packing refuses this", "nothing is packed"),
-    "changing": FindingKind(
-        "error", "the file is changing while it is read", "this report may be wrong: wait, then check again"
-    ),
+    "label-vectors": ("warning", "label vectors", "training refuses them: each label must be 0 or 1"),
+    "refused": ("error", "packing refuses this", "nothing is packed"),
+    "changing": ("error", "the file is changing while it is read", "this report may be wrong: wait, then check again"),
     # framing
-    "cut-short": FindingKind(
-        "error", "the last record is cut short", "a reader refuses the file, or misses the record"
-    ),
-    "wrong-magic": FindingKind("error", "a record begins with a wrong magic number", _LOST),
-    "wrong-length": FindingKind("error", "a record has a wrong length", _LOST),
-    "stray-bytes": FindingKind("error", "bytes outside of any record", _LOST),
-    "broken-parts": FindingKind("error", "a record in several parts is broken", _LOST),
-    "padding": FindingKind("warning", "padding that is not zero", "readers skip it; something wrote over it"),
+    "cut-short": ("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
+    "wrong-magic": ("error", "a record begins with a wrong magic number", _LOST),
+    "wrong-length": ("error", "a record has a wrong length", _LOST),
+    "stray-bytes": ("error", "bytes outside of any record", _LOST),
+    "broken-parts": ("error", "a record in several parts is broken", _LOST),
+    "padding": ("warning", "padding that is not zero", "readers skip it; something wrote over it"),
     # headers
-    "no-header": FindingKind("error", "records too short for an image header", _REFUSED),
-    "label-overrun": FindingKind("error", "label counts beyond the record", _REFUSED),
-    "label-not-finite": FindingKind(
-        "error", "labels that are not numbers", "they are read as label vectors and refused"
-    ),
-    "label-not-class": FindingKind(
-        "error", "labels that are not class numbers", "they are read as label vectors and refused"
-    ),
-    "label-unknown": FindingKind("error", "labels that the card's classes do not include", _REFUSED),
-    "label-width": FindingKind("error", "records with a different number of labels", _REFUSED),
-    "same-id": FindingKind("warning", "ids of several records", "readers by key find only one of them"),
+    "no-header": ("error", "records too short for an image header", _REFUSED),
+    "label-overrun": ("error", "label counts beyond the record", _REFUSED),
+    "label-not-finite": ("error", "labels that are not numbers", "they are read as label vectors and refused"),
+    "label-not-class": ("error", "labels that are not class numbers", "they are read as label vectors and refused"),
+    "label-unknown": ("error", "labels that the card's classes do not include", _REFUSED),
+    "label-width": ("error", "records with a different number of labels", _REFUSED),
+    "same-id": ("warning", "ids of several records", "readers by key find only one of them"),
     # images
-    "no-image": FindingKind("error", "not an image", _REPLACED, _LEFT_OUT),
-    "no-picture": FindingKind(
-        "note", "labels without a picture", "skipped; in sets of faces they are about identities"
-    ),
-    "damaged-image": FindingKind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
-    "truncated-image": FindingKind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
-    "unusable-image": FindingKind("error", "images of an unsupported kind or size", _REPLACED, _LEFT_OUT),
-    "unreadable": FindingKind("error", "files that cannot be read", _LEFT_OUT),
-    "too-many-bad": FindingKind(
-        "error", "too many images cannot be used", "packing fails, unless --max-bad allows them"
-    ),
+    "no-image": ("error", "not an image", _REPLACED, _LEFT_OUT),
+    "no-picture": ("note", "labels without a picture", "skipped; in sets of faces they are about identities"),
+    "damaged-image": ("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
+    "truncated-image": ("error", "images that are cut short", _REPLACED, _LEFT_OUT),
+    "unusable-image": ("error", "images of an unsupported kind or size", _REPLACED, _LEFT_OUT),
+    "unreadable": ("error", "files that cannot be read", _LEFT_OUT),
+    "too-many-bad": ("error", "too many images cannot be used", "packing fails, unless --max-bad allows them"),
     # odd traits
-    "cmyk": FindingKind("note", "CMYK or YCCK", "becomes RGB, colour profiles ignored"),
-    "palette": FindingKind("note", "palette", "becomes RGB"),
-    "one-bit": FindingKind("note", "1 bit a pixel", "becomes grey, 0 or 255"),
-    "sixteen-bit": FindingKind("note", "more than 8 bits a channel", "the upper 8 bits, of 16 or of those stated"),
-    "few-levels": FindingKind("warning", "images of 16 bits that use few of them", "nearly black, in few levels"),
-    "transparency": FindingKind("note", "transparency", "composited over white"),
-    "other-colours": FindingKind("note", "Lab, HSV or YCbCr", "becomes RGB"),
-    "frames": FindingKind("note", "several frames", "the first frame is used"),
-    "rare-jpeg": FindingKind(
-        "note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"
+    "cmyk": ("note", "CMYK or YCCK", "becomes RGB, colour profiles ignored"),
+    "palette": ("note", "palette", "becomes RGB"),
+    "one-bit": ("note", "1 bit a pixel", "becomes grey, 0 or 255"),
+    "sixteen-bit": ("note", "more than 8 bits a channel", "the upper 8 bits, of 16 or of those stated"),
+    "few-levels": ("warning", "images of 16 bits that use few of them", "nearly black, in few levels"),
+    "transparency": ("note", "transparency", "composited over white"),
+    "other-colours": ("note", "Lab, HSV or YCbCr", "becomes RGB"),
+    "frames": ("note", "several frames", "the first frame is used"),
+    "rare-jpeg": ("note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"),
+    "odd-jpeg": (
+        "note",
+        "JPEG with odd markers, stray bytes or no end",
+        "decoded completely; encoded again when packed",
     ),
-    "odd-jpeg": FindingKind(
-        "note", "JPEG with odd markers, stray bytes or no end", "decoded completely; encoded again when packed"
+    "long": ("note", "more than 20 times as long as wide", "a square crop shows little of it"),
+    "orientation": ("note", "EXIF or XMP orientation not upright", "rotated upright when packed"),
+    "lies-on-its-side": (
+        "warning",
+        "EXIF or XMP orientation not upright",
+        "readers of records do not rotate it: pack again",
     ),
-    "long": FindingKind("note", "more than 20 times as long as wide", "a square crop shows little of it"),
-    "orientation": FindingKind("note", "EXIF or XMP orientation not upright", "rotated upright when packed"),
-    "lies-on-its-side": FindingKind(
-        "warning", "EXIF or XMP orientation not upright", "readers of records do not rotate it: pack again"
-    ),
-    "wrong-suffix": FindingKind("note", "named as another format", "read by its content"),
+    "wrong-suffix": ("note", "named as another format", "read by its content"),
     # the index
-    "index-missing": FindingKind("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
-    "index-empty": FindingKind(
-        "warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"
+    "index-missing": ("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
+    "index-empty": ("warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"),
+    "index-unreadable": ("error", "the index is unreadable", _REFUSED),
+    "index-other": ("error", "the index belongs to another file", _REFUSED),
+    "index-offset": ("error", "index entries that point to no record", _REFUSED),
+    "index-lacks": ("error", "records missing from the index", "training refuses the file; MXNet misses them"),
+    "index-repeats": (
+        "error",
+        "duplicate index entries",
+        "duplicate offsets are refused; a duplicate key finds one record",
     ),
-    "index-unreadable": FindingKind("error", "the index is unreadable", _REFUSED),
-    "index-other": FindingKind("error", "the index belongs to another file", _REFUSED),
-    "index-offset": FindingKind("error", "index entries that point to no record", _REFUSED),
-    "index-lacks": FindingKind(
-        "error", "records missing from the index", "training refuses the file; MXNet misses them"
-    ),
-    "index-repeats": FindingKind(
-        "error", "duplicate index entries", "duplicate offsets are refused; a duplicate key finds one record"
-    ),
-    "index-keys": FindingKind(
-        "note", "index keys that differ from the records' ids", "readers here use only the offsets"
-    ),
+    "index-keys": ("note", "index keys that differ from the records' ids", "readers here use only the offsets"),
     # the card
-    "card-missing": FindingKind("note", "no card", "classes are named by their numbers"),
-    "card-unreadable": FindingKind("error", "the card cannot be read", _REFUSED),
-    "card-size": FindingKind("error", "the card states another size", _REFUSED),
-    "card-digest": FindingKind("error", "the card states another digest", "the file has changed since it was packed"),
-    "card-count": FindingKind("error", "the card states another number of images", _REFUSED),
-    "card-classes": FindingKind("error", "the card states other classes", "the class names may be wrong"),
+    "card-missing": ("note", "no card", "classes are named by their numbers"),
+    "card-unreadable": ("error", "the card cannot be read", _REFUSED),
+    "card-size": ("error", "the card states another size", _REFUSED),
+    "card-digest": ("error", "the card states another digest", "the file has changed since it was packed"),
+    "card-count": ("error", "the card states another number of images", _REFUSED),
+    "card-classes": ("error", "the card states other classes", "the class names may be wrong"),
     # the list of files
-    "list-unreadable": FindingKind("warning", "the list cannot be read", _UNNAMED),
-    "list-other": FindingKind("warning", "the list belongs to another file", _UNNAMED),
-    "list-line": FindingKind("warning", "lines of the list that are not index, label and path", "MXNet skips them"),
-    "list-lacks": FindingKind("warning", "records missing from the list", _UNNAMED),
-    "list-extra": FindingKind("warning", "images of the list without a record", "they are not trained on"),
-    "list-repeats": FindingKind("warning", "duplicate indices in the list", "the file of a record is ambiguous"),
-    "list-label": FindingKind("warning", "labels that differ from the list's", "MXNet's path_imglist goes by the list"),
+    "list-unreadable": ("warning", "the list cannot be read", _UNNAMED),
+    "list-other": ("warning", "the list belongs to another file", _UNNAMED),
+    "list-line": ("warning", "lines of the list that are not index, label and path", "MXNet skips them"),
+    "list-lacks": ("warning", "records missing from the list", _UNNAMED),
+    "list-extra": ("warning", "images of the list without a record", "they are not trained on"),
+    "list-repeats": ("warning", "duplicate indices in the list", "the file of a record is ambiguous"),
+    "list-label": ("warning", "labels that differ from the list's", "MXNet's path_imglist goes by the list"),
     # the set
-    "conflicting-labels": FindingKind(
-        "warning", "the same image in several classes", "no model can be right on all of them"
+    "conflicting-labels": ("warning", "the same image in several classes", "no model can be right on all of them"),
+    "leak": ("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
+    "duplicate": ("note", "duplicate images", "they weigh more than others"),
+    "near-conflict": ("warning", "images of several classes that look the same", "look at them: which class is right?"),
+    "near-leak": ("warning", "validation images that look like training images", "the measured accuracy is too high"),
+    "near-duplicate": ("note", "images that look like another", "they weigh more than others"),
+    "one-class": ("warning", "only one class", "training refuses it: a classifier needs two"),
+    "empty-class": ("error", "classes without images", "packing refuses the training set"),
+    "unused-class": ("warning", "classes without a record", "a model cannot learn them, or be measured on them"),
+    "single-image": (
+        "warning",
+        "classes with one image",
+        "never held out, so not measured: add images, or give --val DATA",
     ),
-    "leak": FindingKind(
-        "warning", "validation images that are also in the training set", "the measured accuracy is too high"
-    ),
-    "duplicate": FindingKind("note", "duplicate images", "they weigh more than others"),
-    "near-conflict": FindingKind(
-        "warning", "images of several classes that look the same", "look at them: which class is right?"
-    ),
-    "near-leak": FindingKind(
-        "warning", "validation images that look like training images", "the measured accuracy is too high"
-    ),
-    "near-duplicate": FindingKind("note", "images that look like another", "they weigh more than others"),
-    "one-class": FindingKind("warning", "only one class", "training refuses it: a classifier needs two"),
-    "empty-class": FindingKind("error", "classes without images", "packing refuses the training set"),
-    "unused-class": FindingKind(
-        "warning", "classes without a record", "a model cannot learn them, or be measured on them"
-    ),
-    "single-image": FindingKind(
-        "warning", "classes with one image", "never held out, so not measured: add images, or give --val DATA"
-    ),
-    "small-class": FindingKind(
-        "warning", "classes with fewer than 10 images", "too few to learn from, or to measure on"
-    ),
-    "imbalance": FindingKind("note", "classes of very different sizes", "training rarely sees the small ones"),
-    "class-only-val": FindingKind("error", "classes missing from the training set", "packing refuses them"),
-    "class-only-train": FindingKind(
-        "warning", "classes missing from the validation set", "their accuracy is not measured"
-    ),
-    "name-clash": FindingKind(
+    "small-class": ("warning", "classes with fewer than 10 images", "too few to learn from, or to measure on"),
+    "imbalance": ("note", "classes of very different sizes", "training rarely sees the small ones"),
+    "class-only-val": ("error", "classes missing from the training set", "packing refuses them"),
+    "class-only-train": ("warning", "classes missing from the validation set", "their accuracy is not measured"),
+    "name-clash": (
         "warning",
         "names that differ only in case or Unicode form",
         "the same name on macOS and Windows; perhaps one was meant",
     ),
-    "unclassed": FindingKind("warning", "images outside of the class folders", "skipped when packed"),
-    "passed-over": FindingKind("note", "files without an image suffix", "skipped when packed"),
-    "beside": FindingKind("note", "folders beside those for training and validation", "not read"),
-    "hidden": FindingKind("note", "hidden files and files of file managers", "skipped when packed"),
+    "unclassed": ("warning", "images outside of the class folders", "skipped when packed"),
+    "passed-over": ("note", "files without an image suffix", "skipped when packed"),
+    "beside": ("note", "folders beside those for training and validation", "not read"),
+    "hidden": ("note", "hidden files and files of file managers", "skipped when packed"),
 }
+KINDS = {kind: FindingKind(*row) for kind, row in _TABLE.items()}
 
 
 def few_to_measure(num_images: int) -> str:

@@ -16,7 +16,7 @@ _ROWS = 256  # of squares up to 255 * 255, whose sum float32 still holds exactly
 
 
 class PixelCount:
-    """Ints pixel values of ``L`` and ``RGB`` images. The order of images does not matter, and totals can be added."""
+    """Counts of pixel values of ``L`` and ``RGB`` images, whose order does not matter. Totals can be added."""
 
     def __init__(self) -> None:
         self._totals: Ints = np.zeros((4, 3), np.int64)
@@ -78,7 +78,7 @@ def mean_and_std(totals: Ints, *, channels: int) -> tuple[tuple[float, ...], tup
 
 
 class DeepImages:
-    """Ints images of 16 bits whose range is not known, and the largest of their values."""
+    """The number of images of 16 bits whose range is not known, and the largest of their values."""
 
     def __init__(self, count: int = 0, peak: int = 0) -> None:
         self.count, self.peak = count, peak

@@ -96,23 +96,10 @@ def scan(file: Readable) -> Offsets:
     Raises:
         DataError: the file is damaged or cut short; says at which byte, and where the next whole record begins.
     """
-    offsets = array("q")
-    at = _jump(file, 0, offsets, most=64)
-    at = _jump(file, at, offsets, most=len(file)) if at >= 0 else at
-    if at != len(file):
-        raise DataError(f"cut short: its last record needs more than the {len(file):,} bytes that are there")
-    return np.frombuffer(offsets, dtype=np.int64) if offsets else np.empty(0, np.int64)
-
-
-def _jump(file: Readable, at: int, offsets: array[int], most: int) -> int:
-    """Append the offsets of up to ``most`` records from byte ``at`` on.
-
-    Returns where the next one would begin; -1 where the file ends within one.
-    """
-    unpack_from, size, within = _FRAME.unpack_from, len(file), False
-    end, payload = len(offsets) + most, 0
+    unpack_from, size, at, within = _FRAME.unpack_from, len(file), 0, False
+    offsets, payload = array("q"), 0
     window, start = (file, 0) if isinstance(file, memoryview) else (memoryview(b""), 0)
-    while at + 8 <= size and (within or len(offsets) < end):
+    while at + 8 <= size:
         if at + 8 > start + len(window):
             window, start = file[at : at + (_WINDOW if payload < _FAR else 8)], at
         magic, word = unpack_from(window, at - start)
@@ -125,7 +112,9 @@ def _jump(file: Readable, at: int, offsets: array[int], most: int) -> int:
             offsets.append(at)
         within, payload = cflag in (1, 2), word & MAX_PAYLOAD
         at += 8 + (payload + 3 & ~3)
-    return -1 if within else at
+    if within or at != size:
+        raise DataError(f"cut short: its last record needs more than the {size:,} bytes that are there")
+    return np.frombuffer(offsets, dtype=np.int64) if offsets else np.empty(0, np.int64)
 
 
 def resynchronise(file: Readable, start: int) -> int | None:
