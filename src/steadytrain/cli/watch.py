@@ -186,7 +186,7 @@ def state_line(now: RunSnapshot) -> str:
     """Describe where the run stands as one ``key=value`` line.
 
     >>> from steadytrain.reports.status import Signs
-    >>> from steadytrain.reports.watch import Snapshot
+    >>> from steadytrain.reports.watch import RunSnapshot
     >>> state_line(RunSnapshot(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
     'status=waiting'
     """
