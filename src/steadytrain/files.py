@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -68,23 +70,25 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
-    """Yield a hidden path beside a file, to be written, which takes its place on the disk: whole or not at all.
+    """Yield a hidden path, to be written, which takes a file's place on the disk: whole or not at all.
 
-    ``name``: what an error calls the file; None: its path.
+    Files that are written beside it take their places beside the file, before it. Where the block raises, nothing is
+    left. ``name``: what an error calls the file; None: its path.
 
     Raises:
         StorageError: it cannot be written; what was there before stays.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with storage_errors(name or path):
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        part = folder / path.name
         try:
-            part.unlink(missing_ok=True)  # of another process that had this number, or a link that leads elsewhere
             yield part
-            sync(part)
-            part.replace(path)
+            for each in [*sorted(other for other in folder.iterdir() if other != part), part]:
+                sync(each)
+                each.replace(path.with_name(each.name))
             sync(path.parent)
         finally:
-            part.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def replace_file(path: Path, text: str) -> None:

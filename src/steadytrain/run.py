@@ -90,7 +90,7 @@ def _is_only_begun(path: Path) -> bool:
         if entry.name == "recipe.json":  # of no bytes: the power failed before they were on the disk
             return not entry.is_symlink() and entry.stat().st_size == 0
         return (entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir())) or bool(
-            re.fullmatch(r"\.recipe\.json\.\d+\.part", entry.name)
+            re.fullmatch(r"\.recipe\.json\.\w+\.part", entry.name)
         )
 
     return path.is_dir() and all(map(is_left, path.iterdir()))

@@ -12,13 +12,13 @@ size") makes stages of equal batches, which begin with the first update at or be
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from steadytrain.config.words import at_epochs
 from steadytrain.errors import RecipeError
 
 MOST_IMAGES = 2**20
@@ -113,16 +113,8 @@ def parse_growth(texts: Iterable[str]) -> tuple[Growth, ...]:
     >>> parse_growth(["2@30", "5@60.5"])
     (Growth(times=2, epoch=30.0), Growth(times=5, epoch=60.5))
     """
-    growths: list[Growth] = []
-    for text in texts:
-        match = re.fullmatch(r"([0-9]{1,7})@([0-9]*\.?[0-9]+)", text.strip())
-        if match is None or int(match[1]) < 2 or float(match[2]) <= (growths[-1].epoch if growths else 0):
-            raise RecipeError(
-                f"optim.grow_batch has {text!r}; it must be TIMES@EPOCH, a whole number from 2 on and rising epochs"
-                " above 0, such as 2@30,2@60"
-            )
-        growths.append(Growth(int(match[1]), float(match[2])))
-    return tuple(growths)
+    must = "TIMES@EPOCH, a whole number from 2 on and rising epochs above 0, such as 2@30,2@60"
+    return tuple(Growth(*pair) for pair in at_epochs("optim.grow_batch", texts, must, least=2, most=10**7, after=0))
 
 
 def parse_sizes(texts: Iterable[str]) -> tuple[tuple[int, float], ...]:
@@ -134,16 +126,8 @@ def parse_sizes(texts: Iterable[str]) -> tuple[tuple[int, float], ...]:
     >>> parse_sizes(["128@0", "160@6"])
     ((128, 0.0), (160, 6.0))
     """
-    sizes: list[tuple[int, float]] = []
-    for text in texts:
-        match = re.fullmatch(r"([0-9]{1,4})@([0-9]*\.?[0-9]+)", text.strip())
-        if match is None or not 1 <= int(match[1]) <= 4096 or float(match[2]) <= (sizes[-1][1] if sizes else -1):
-            raise RecipeError(
-                f"data.grow_size has {text!r}; it must be SIZE@EPOCH, from 1 to 4096 pixels and rising epochs, such as"
-                " 128@0,160@6,192@12"
-            )
-        sizes.append((int(match[1]), float(match[2])))
-    return tuple(sizes)
+    must = "SIZE@EPOCH, from 1 to 4096 pixels and rising epochs, such as 128@0,160@6,192@12"
+    return tuple(at_epochs("data.grow_size", texts, must, least=1, most=4096, after=-1))
 
 
 def lay_out_sizes(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steadytrain.config.factories import FACTORY
-from steadytrain.errors import RecipeError, did_you_mean
+from steadytrain.config.words import number, refused
+from steadytrain.errors import did_you_mean
 
 PARAMETERS: dict[str, tuple[str, float] | None] = {
     "auto": None,
@@ -46,24 +47,21 @@ def parse_loss(text: str) -> LossSpec:
     steadytrain.errors.RecipeError: optim.loss is 'crossentropy'; it must be one of auto, cross-entropy, focal, binary,\
  binary-focal, hinge, l1, l2, or pkg.mod:factory. Did you mean cross-entropy?
     """
-    name, colon, number = text.partition(":")
+    name, colon, given = text.partition(":")
     if name not in PARAMETERS:
         if FACTORY.fullmatch(text):
             return LossSpec(text, is_factory=True)
         near = did_you_mean(name, PARAMETERS)
         names = ", ".join(PARAMETERS)
-        raise RecipeError(f"optim.loss is {text!r}; it must be one of {names}, or pkg.mod:factory.{near}")
+        raise refused("optim.loss", text, f"it must be one of {names}, or pkg.mod:factory.{near}")
     takes = PARAMETERS[name]
     if takes is None:
         if colon:
-            raise RecipeError(f"optim.loss is {text!r}; {name} takes no number: write optim.loss={name}")
+            raise refused("optim.loss", text, f"{name} takes no number: write optim.loss={name}")
         return LossSpec(name)
     parameter, default = takes
-    try:
-        value = float(number) if colon else default
-    except ValueError:
-        value = -1.0
+    value = number(given) if colon else default
     if not 0 <= value < float("inf") or (parameter == "margin" and value == 0):
         least = "above 0" if parameter == "margin" else "0 or more"
-        raise RecipeError(f"optim.loss is {text!r}; its {parameter} must be {least}, such as {name}:{default:g}")
+        raise refused("optim.loss", text, f"its {parameter} must be {least}, such as {name}:{default:g}")
     return LossSpec(name, value)

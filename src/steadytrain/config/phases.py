@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from steadytrain.config.words import number, refused
 from steadytrain.errors import RecipeError, did_you_mean
 
 MAIN = ("full", "head", "discriminative", "gradual")
@@ -74,42 +75,39 @@ def parse_train(text: str) -> TrainPlan:
     """
     first, plus, main = text.partition("+")
     if not plus:
-        name, colon, number = first.partition(":")
+        name, colon, given = first.partition(":")
         if name == "probe":
-            return TrainPlan("probe", probe_passes=_passes(text, number) if colon else 1)
+            return TrainPlan("probe", probe_passes=_passes(text, given) if colon else 1)
         return _main(text, first)
-    name, colon, number = first.partition(":")
+    name, colon, given = first.partition(":")
     plan = _main(text, main)
     if name == "probe":
-        return TrainPlan(plan.main, _passes(text, number) if colon else 1, gradual_epochs=plan.gradual_epochs)
+        return TrainPlan(plan.main, _passes(text, given) if colon else 1, gradual_epochs=plan.gradual_epochs)
     if name == "head" and plan.trains_body:
-        return TrainPlan(plan.main, head_epochs=_epochs(text, number), gradual_epochs=plan.gradual_epochs)
+        return TrainPlan(plan.main, head_epochs=_epochs(text, given), gradual_epochs=plan.gradual_epochs)
     raise _refused(text)
 
 
 def _main(text: str, main: str) -> TrainPlan:
-    name, colon, number = main.partition(":")
+    name, colon, given = main.partition(":")
     if name not in MAIN or (colon and name != "gradual"):
         raise _refused(text)
-    return TrainPlan(name, gradual_epochs=_epochs(text, number) if colon else None)
+    return TrainPlan(name, gradual_epochs=_epochs(text, given) if colon else None)
 
 
-def _passes(text: str, number: str) -> int:
-    if not number.isdecimal() or not 1 <= int(number) <= 100:
-        raise RecipeError(f"model.train is {text!r}; probe:PASSES takes 1 to 100 passes, such as probe:3")
-    return int(number)
+def _passes(text: str, given: str) -> int:
+    if not given.isdecimal() or not 1 <= int(given) <= 100:
+        raise refused("model.train", text, "probe:PASSES takes 1 to 100 passes, such as probe:3")
+    return int(given)
 
 
-def _epochs(text: str, number: str) -> float:
-    try:
-        epochs = float(number)
-    except ValueError:
-        epochs = math.nan
+def _epochs(text: str, given: str) -> float:
+    epochs = number(given)
     if not 0 < epochs < math.inf:
-        raise RecipeError(f"model.train is {text!r}; it takes epochs above 0, such as head:1+full or gradual:0.5")
+        raise refused("model.train", text, "it takes epochs above 0, such as head:1+full or gradual:0.5")
     return epochs
 
 
 def _refused(text: str) -> RecipeError:
     near = did_you_mean(text, (*MAIN, "probe", "probe+discriminative", "head:1+full"))
-    return RecipeError(f"model.train is {text!r}; it must be {FORMS}, where MAIN is {', '.join(MAIN)}.{near}")
+    return refused("model.train", text, f"it must be {FORMS}, where MAIN is {', '.join(MAIN)}.{near}")

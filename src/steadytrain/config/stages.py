@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from steadytrain.errors import RecipeError, did_you_mean
+from steadytrain.config.words import number, refused
+from steadytrain.errors import did_you_mean
 
 LAWS: dict[str, tuple[str, ...]] = {
     "constant": (),
@@ -108,17 +109,15 @@ numbers={}, updates=(), on='top1'))
     """
     stages = tuple(_stage(text, word) for word in text.split())
     if not stages:
-        raise RecipeError(f"optim.schedule is {text!r}; it must be one of {', '.join(LAWS)}, or several of them")
+        raise refused("optim.schedule", text, f"it must be one of {', '.join(LAWS)}, or several of them")
     if len(stages) > 1 and (exclusive := [stage.law for stage in stages if stage.law.startswith("mxnet/")]):
-        raise RecipeError(f"optim.schedule is {text!r}; {exclusive[0]} counts updates from the first one: use it alone")
+        raise refused("optim.schedule", text, f"{exclusive[0]} counts updates from the first one: use it alone")
     if [stage.law for stage in stages[:-1] if stage.law == "plateau"]:
-        raise RecipeError(f"optim.schedule is {text!r}; plateau must be its last stage")
+        raise refused("optim.schedule", text, "plateau must be its last stage")
     if any(stage.law in RISING for stage in stages[1:]):
-        raise RecipeError(f"optim.schedule is {text!r}; {' and '.join(RISING)} begin low: put it first")
+        raise refused("optim.schedule", text, f"{' and '.join(RISING)} begin low: put it first")
     if sum(stage.epochs is None for stage in stages) > 1:
-        raise RecipeError(
-            f"optim.schedule is {text!r}; all stages but one need their epochs, such as 'cosine:80 constant:15'"
-        )
+        raise refused("optim.schedule", text, "all stages but one need their epochs, such as 'cosine:80 constant:15'")
     return stages
 
 
@@ -129,14 +128,16 @@ def parse_warmup(text: str) -> Warmup:
     (Warmup(kind='power', share=0.0, power=2.0), 0.1)
     """
     kind, colon, value = text.partition(":")
-    number = _number(value) if colon else {"linear": 0.0, "power": 2.0}.get(kind, math.nan)
-    if kind in ("linear", "constant") and 0 <= number <= 1 and (kind, number) != ("constant", 0):
-        return Warmup(kind, share=number)
-    if kind == "power" and 0 < number < math.inf:
-        return Warmup(kind, power=number)
-    raise RecipeError(
-        f"optim.warmup is {text!r}; it must be {WARMUPS}, where SHARE is of the peak, up to 1 (its length:"
-        f" optim.warmup_epochs).{did_you_mean(kind, ('linear', 'constant', 'power'))}"
+    start = number(value) if colon else {"linear": 0.0, "power": 2.0}.get(kind, math.nan)
+    if kind in ("linear", "constant") and 0 <= start <= 1 and (kind, start) != ("constant", 0):
+        return Warmup(kind, share=start)
+    if kind == "power" and 0 < start < math.inf:
+        return Warmup(kind, power=start)
+    raise refused(
+        "optim.warmup",
+        text,
+        f"it must be {WARMUPS}, where SHARE is of the peak, up to 1 (its length: optim.warmup_epochs)."
+        f"{did_you_mean(kind, ('linear', 'constant', 'power'))}",
     )
 
 
@@ -146,10 +147,10 @@ def _stage(text: str, word: str) -> Stage:
     if law not in LAWS:
         same = OTHER_NAMES.get(law.lower())
         near = f" Did you mean {same}?" if same else did_you_mean(law, LAWS)
-        raise RecipeError(f"optim.schedule is {text!r}; {law!r} must be one of {', '.join(LAWS)}.{near}")
-    epochs = _number(length) if colon else None
+        raise refused("optim.schedule", text, f"{law!r} must be one of {', '.join(LAWS)}.{near}")
+    epochs = number(length) if colon else None
     if epochs is not None and not 0 < epochs < math.inf:
-        raise RecipeError(f"optim.schedule is {text!r}; the epochs of a stage must be above 0, such as {law}:30")
+        raise refused("optim.schedule", text, f"the epochs of a stage must be above 0, such as {law}:30")
     numbers: dict[str, float] = {}
     updates: tuple[int, ...] = ()
     on = "top1"
@@ -158,10 +159,10 @@ def _stage(text: str, word: str) -> Stage:
         if name not in LAWS[law]:
             takes = f"takes {', '.join(LAWS[law])}" if LAWS[law] else "takes none"
             near = did_you_mean(name, LAWS[law])
-            raise RecipeError(f"optim.schedule is {text!r}; {law} has no parameter {name!r}: it {takes}.{near}")
-        values = (0.0,) if name == "on" else tuple(map(_number, value.split("/" if name == "step" else None) or [""]))
+            raise refused("optim.schedule", text, f"{law} has no parameter {name!r}: it {takes}.{near}")
+        values = (0.0,) if name == "on" else tuple(map(number, value.split("/" if name == "step" else None) or [""]))
         if not _fits(law, name, value, values):
-            raise RecipeError(f"optim.schedule is {text!r}; {law}'s {name} must be {LIMITS[name]}")
+            raise refused("optim.schedule", text, f"{law}'s {name} must be {LIMITS[name]}")
         if name == "step":
             updates = tuple(map(int, values))
         elif name == "on":
@@ -169,16 +170,8 @@ def _stage(text: str, word: str) -> Stage:
         else:
             numbers[name] = values[0]
     if (needed := NEEDED.get(law)) and needed not in numbers and not (needed == "step" and updates):
-        raise RecipeError(f"optim.schedule is {text!r}; {law} needs {needed}, such as {law},{needed}=30")
+        raise refused("optim.schedule", text, f"{law} needs {needed}, such as {law},{needed}=30")
     return Stage(law, epochs, numbers, updates, on)
-
-
-def _number(text: str) -> float:
-    """Read a number; what is none is NaN, which no limit holds."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _fits(law: str, name: str, text: str, values: tuple[float, ...]) -> bool:
@@ -186,7 +179,7 @@ def _fits(law: str, name: str, text: str, values: tuple[float, ...]) -> bool:
     value = values[0]
     if name == "on":
         return text in ("top1", "loss")
-    if not all(map(math.isfinite, values)) or (name in WHOLE and any(number % 1 for number in values)):
+    if not all(map(math.isfinite, values)) or (name in WHOLE and any(value % 1 for value in values)):
         return False
     if name == "step":
         is_single = law == "mxnet/factor"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from steadytrain.config.factories import FACTORY
+from steadytrain.config.words import number
 from steadytrain.errors import RecipeError, did_you_mean
 
 
@@ -221,12 +222,10 @@ def _value(parameter: Parameter, word: str, text: str, usage: str) -> float | st
         if word.lower() not in parameter.words:
             raise RecipeError(f"{message}.{did_you_mean(word, parameter.words)}")
         return word.lower()
-    if not re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", word) or word.count(".") > 1 or word == ".":
+    value = number(word)
+    if not parameter.low <= value <= parameter.high or (parameter.is_whole and value % 1):
         raise RecipeError(message)
-    number = float(word)
-    if not parameter.low <= number <= parameter.high or (parameter.is_whole and number != int(number)):
-        raise RecipeError(message)
-    return number
+    return value
 
 
 def parse_transforms(texts: Iterable[str]) -> tuple[Transform, ...]:

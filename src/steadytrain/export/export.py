@@ -33,6 +33,7 @@ from steadytrain.data.loader import Batch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export import formats
 from steadytrain.export.hub import model_card, timm_config
+from steadytrain.files import replacing
 from steadytrain.format import Say, print_note
 from steadytrain.models.exported import KEY, SUFFIXES, Description, StoredNumbers, open_exported, open_module
 from steadytrain.run import Run
@@ -301,7 +302,7 @@ class _Job:
 
 def _export_exactly(job: _Job, path: Path) -> Exportation:
     """Write a file in fp32; keep it if its logits are the checkpoint's."""
-    with formats.replacing(path) as part:
+    with replacing(path) as part:
         job.write(part, "fp32")
         module, engine = job.open(part, "fp32")
         row, tolerance = _compare(job, module, ParityRow(f"{job.kind} fp32", engine, _bytes(part)))
@@ -345,7 +346,7 @@ def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: flo
         if not reason:
             assert rows[2].difference is not None
             formats.add_metadata(other, {KEY: job.describe(rows[2].difference, job.numbers).to_json()})
-            with formats.replacing(path) as part:
+            with replacing(path) as part:
                 for file in other.parent.iterdir():
                     shutil.move(file, part.with_name(file.name))
     return Exportation(path, not reason, job.samples.what, job.samples.num_checked, tolerance, tuple(rows), reason)
@@ -386,7 +387,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
         about["calibration"] = {"temperature": trained.temperature, "data": trained.calibrated_on}
     if job.kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
-        with formats.replacing(path) as part:
+        with replacing(path) as part:
             checkpoints.write_weights(part, checkpoints.stage(module.state_dict()), about)
             again = restore(part, model=named, numbers="fp32", device="cpu")
             row, tolerance = _compare(job, _plain(again.module), ParityRow("safetensors fp32", "torch", _bytes(part)))

@@ -18,8 +18,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import shutil
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +32,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
-from steadytrain.errors import ModelError, SteadyError, first_line, storage_error, storage_errors
+from steadytrain.errors import ModelError, SteadyError, first_line
+from steadytrain.files import replacing
 from steadytrain.models.exported import require_library
 from steadytrain.training.compute.precision import DTYPES, store
 
@@ -329,28 +328,6 @@ def add_metadata(path: Path, metadata: Metadata | None) -> None:
                 archive.writestr(f"{root}/extra/{name}", value)
     else:
         path.with_name(f"{path.name}.json").write_text(json.dumps(dict(metadata)), encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a file and its companions of the same prefix; all move to ``path`` at the end.
-
-    Where the block raises, nothing is left, and a file that was there is untouched.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    with storage_errors(path):
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
-    try:
-        yield folder / path.name
-        others = [each for each in folder.iterdir() if each.name != path.name]
-        for each in [*sorted(others), folder / path.name]:  # the file itself last: what it needs is there then
-            each.replace(path.with_name(each.name))
-    except OSError as error:
-        raise storage_error(error, path) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _inputs(

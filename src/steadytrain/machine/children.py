@@ -11,7 +11,6 @@ import ctypes
 import importlib
 import json
 import math
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,13 +23,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from steadytrain.errors import FailedError, InputError, SteadyError
-from steadytrain.machine.process import given_environment
+
+if TYPE_CHECKING:  # a child that packs needs none of it
+    from multiprocessing.connection import Connection
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
@@ -132,6 +132,8 @@ def run_program(
 
 def run_steady(words: Sequence[str]) -> FinishedProgram:
     """Run another command of ours to its end, in the environment that this one was given."""
+    from steadytrain.machine.process import given_environment
+
     return run_program([sys.executable, "-m", "steadytrain", *words], variables=given_environment())
 
 
@@ -213,7 +215,9 @@ class ForkServer:
         Raises:
             ChildEndedError: the server is dead, or was not ready in time.
         """
-        ours, theirs = multiprocessing.Pipe()
+        from multiprocessing import Pipe
+
+        ours, theirs = Pipe()
         message = json.dumps({"path": sys.path, "folder": str(Path.cwd()), "needs": needs}).encode()
         with theirs, suppress(OSError):
             socket.send_fds(self._control, [message], [theirs.fileno()])
@@ -296,6 +300,8 @@ class Forked:
 
 def serve_forks(talk: Callable[[Connection], object]) -> None:
     """Be the server of a :class:`ForkServer`; each child calls ``talk`` with its connection to the caller."""
+    from multiprocessing.connection import Connection
+
     die_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
@@ -308,12 +314,12 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
                 with suppress(ImportError):
                     importlib.import_module(name)
             if not (number := os.fork()):
-                with control:
-                    die_with_parent()
-                end_first()
-                sys.path[:] = request["path"]
-                os.chdir(request["folder"])
                 try:
+                    control.close()
+                    die_with_parent()
+                    end_first()
+                    sys.path[:] = request["path"]
+                    os.chdir(request["folder"])
                     talk(Connection(files[0]))
                 finally:
                     os._exit(1 if sys.exc_info()[0] else 0)
