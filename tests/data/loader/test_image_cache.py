@@ -6,7 +6,8 @@ torch's CPU is a device like any other here: the images are copied to it, and ba
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,13 +77,20 @@ def test_evaluation_keeps_and_counts_exactly() -> None:
     assert np.array_equal(first[0], second[0]) and first[1].tolist() == list(range(23))
 
 
-LARGE = {
-    "JPEG of several sizes": Pictures([encode(scene(i, 150 + 9 * i, 260 - 7 * i), "JPEG") for i in range(14)]),
-    "JPEG of one size": Pictures([encode(scene(i, 200, 240), "JPEG") for i in range(14)]),
-    "PNG of several sizes": Pictures([encode(scene(i, 150 + 9 * i, 260 - 7 * i)) for i in range(14)]),
-    "PNG larger than ever shrunk": Pictures([encode(scene(i, 400, 400)) for i in range(14)]),
-    "small ones of several sizes": Pictures([encode(scene(i, 16, 16 + i % 2)) for i in range(14)]),
+LARGE: dict[str, Callable[[int], bytes]] = {
+    "JPEG of several sizes": lambda i: encode(scene(i, 150 + 9 * i, 260 - 7 * i), "JPEG"),
+    "JPEG of one size": lambda i: encode(scene(i, 200, 240), "JPEG"),
+    "PNG of several sizes": lambda i: encode(scene(i, 150 + 9 * i, 260 - 7 * i)),
+    "PNG larger than ever shrunk": lambda i: encode(scene(i, 400, 400)),
+    "small ones of several sizes": lambda i: encode(scene(i, 16, 16 + i % 2)),
 }
+
+
+@cache
+def large(name: str) -> Pictures:
+    return Pictures([LARGE[name](i) for i in range(14)])
+
+
 LARGE_CUTS = [
     Crop(kind="resized-crop", size=96, flip=True),
     Crop(kind="pad-crop", size=96, pad=4),
@@ -93,7 +101,7 @@ LARGE_CUTS = [
 @pytest.mark.parametrize("cut", LARGE_CUTS, ids=names(LARGE_CUTS))
 @pytest.mark.parametrize("name", LARGE)
 def test_large_images_are_kept_from_the_second_pass_on_and_give_the_same_bytes(name: str, cut: Crop) -> None:
-    source = LARGE[name]
+    source = large(name)
     decoded, kept = (
         ImageLoader(source, cut, batch_size=7, stop=70, seed=5, threads=3, keep_bytes=n) for n in (0, 10**9)
     )
@@ -107,7 +115,7 @@ def test_large_images_are_kept_from_the_second_pass_on_and_give_the_same_bytes(n
 
 
 def test_bad_images_are_replaced_by_the_same_ones_where_the_rest_is_kept() -> None:
-    images = list(LARGE["JPEG of several sizes"].images)
+    images = list(large("JPEG of several sizes").images)
     images[3] = images[4] = b"nothing"
     images[9] = images[9][:300]
     runs = []
@@ -121,7 +129,7 @@ def test_bad_images_are_replaced_by_the_same_ones_where_the_rest_is_kept() -> No
 
 
 def test_one_pass_keeps_nothing_large_and_a_second_evaluation_does() -> None:
-    source = LARGE["JPEG of several sizes"]
+    source = large("JPEG of several sizes")
     once = ImageLoader(source, LARGE_CUTS[0], batch_size=7, stop=14)
     list(once)
     feed = ImageLoader(source, LARGE_CUTS[0], batch_size=7, train=False)
@@ -143,7 +151,7 @@ def test_what_is_shrunk_while_it_is_decoded_is_not_kept() -> None:
 
 
 def test_what_does_not_fit_is_not_kept_and_what_was_misjudged_is_dropped() -> None:
-    source, cut = LARGE["JPEG of several sizes"], LARGE_CUTS[0]
+    source, cut = large("JPEG of several sizes"), LARGE_CUTS[0]
     total = sum(scene.width * scene.height * 3 for scene in map(opened, source.images))
     feeds = [ImageLoader(source, cut, batch_size=7, stop=70, threads=2, keep_bytes=n) for n in (total, 2 * total, 0)]
     runs = [everything(feed)[0] for feed in feeds]
@@ -304,7 +312,7 @@ def test_what_does_not_fit_stays_on_the_host() -> None:
 
 @pytest.mark.parametrize("name", LARGE)
 def test_images_that_are_resized_or_of_several_sizes_stay_on_the_host(name: str) -> None:
-    feed = ImageLoader(LARGE[name], LARGE_CUTS[0], batch_size=7, stop=70, device=HERE)
+    feed = ImageLoader(large(name), LARGE_CUTS[0], batch_size=7, stop=70, device=HERE)
     kept = kept_of(feed)
     resident = DeviceCache(HERE, LARGE_CUTS[0])
     resident.load(kept)

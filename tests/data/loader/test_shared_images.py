@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.data.loader.pictures import Pictures, encode, everything, same, scene, small_pngs, write_records
 from tests.data.loader.sharing import CUT
-from tests.data.loader.test_image_cache import CUTS, LARGE, LARGE_CUTS, names
+from tests.data.loader.test_image_cache import CUTS, LARGE, LARGE_CUTS, large, names
 
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.recordio.reader import Records
@@ -68,12 +68,18 @@ def test_small_images_are_decoded_by_one_and_used_by_both(cut: Crop, shape: tupl
     assert sum(feed.stats().bytes for feed in feeds) < 1.5 * sum(map(len, source.images))
 
 
-@pytest.mark.parametrize("cut", LARGE_CUTS, ids=names(LARGE_CUTS))
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [  # one cut of each kind of image, each cut of some; all of all with the slow tests
+        pytest.param(name, cut, id=f"{name}-{words}", marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
+        for row, name in enumerate(LARGE)
+        for column, (cut, words) in enumerate(zip(LARGE_CUTS, names(LARGE_CUTS), strict=True))
+    ],
+)
 def test_large_images_are_decoded_by_one_and_used_by_both(name: str, cut: Crop) -> None:
-    feeds = two(LARGE[name], cut, stop=280, keep_bytes=2**26)
+    feeds = two(large(name), cut, stop=280, keep_bytes=2**26)
     images, ids = in_turn(feeds)
-    alone = everything(ImageLoader(LARGE[name], cut, batch_size=7, seed=5, stop=280, keep_bytes=0))
+    alone = everything(ImageLoader(large(name), cut, batch_size=7, seed=5, stop=280, keep_bytes=0))
     assert np.array_equal(images, alone[0]) and np.array_equal(ids, alone[1])
     assert all(feed._worker.cache.full and feed.stats().shared_bytes for feed in feeds)
 
