@@ -132,7 +132,7 @@ class PackSettings:
 
         ``subsampling`` is left out where it is the default: caches of earlier versions, named by these values, stay.
 
-        >>> "subsampling" in Settings().to_dict(), Settings(subsampling="444").to_dict()["subsampling"]
+        >>> "subsampling" in PackSettings().to_dict(), PackSettings(subsampling="444").to_dict()["subsampling"]
         (False, '444')
         """
         values = asdict(self)

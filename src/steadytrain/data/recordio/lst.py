@@ -7,7 +7,7 @@ path, is written as ``\t``, ``\n`` or ``\r``, bytes that are not UTF-8 as ``\xe9
 >>> format_line(7, 1, "cat/3.jpg")
 '7\t1.000000\tcat/3.jpg\n'
 >>> parse_line(format_line(7, [0.5, 1e-9], "a\tb.jpg"))
-Line(id=7, labels=(0.5, 1e-09), path='a\\tb.jpg')
+ListLine(id=7, labels=(0.5, 1e-09), path='a\\tb.jpg')
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def parse_line(line: str) -> ListLine:
         ValueError: what is wrong with it.
 
     >>> parse_line("7\t1.000000\tcat/a b.jpg\n")
-    Line(id=7, labels=(1.0,), path='cat/a b.jpg')
+    ListLine(id=7, labels=(1.0,), path='cat/a b.jpg')
     >>> parse_line("7 \t 1 \t cat/a b.jpg \n").path
     'cat/a b.jpg'
     >>> parse_line("7 1 cat.jpg")

@@ -140,10 +140,10 @@ class ObjectPlace:
         Raises:
             DataError: it has a password, a signature or another query, or lacks a part.
 
-        >>> Place.parse("s3://bucket/sets/train.rec")
-        Place(base='s3://bucket', key='sets/train.rec')
-        >>> Place.parse("hf://datasets/me/photos/train.rec")
-        Place(base='hf://datasets/me/photos', key='train.rec')
+        >>> ObjectPlace.parse("s3://bucket/sets/train.rec")
+        ObjectPlace(base='s3://bucket', key='sets/train.rec')
+        >>> ObjectPlace.parse("hf://datasets/me/photos/train.rec")
+        ObjectPlace(base='hf://datasets/me/photos', key='train.rec')
         """
         return ObjectPlace._parse(uri, is_folder=False)
 
@@ -151,8 +151,8 @@ class ObjectPlace:
     def folder(uri: str) -> ObjectPlace:
         """Read the URI of a prefix, or of a whole bucket; its key is empty or ends with a slash.
 
-        >>> Place.folder("s3://bucket"), Place.folder("s3://bucket/photos")
-        (Place(base='s3://bucket', key=''), Place(base='s3://bucket', key='photos/'))
+        >>> ObjectPlace.folder("s3://bucket"), ObjectPlace.folder("s3://bucket/photos")
+        (ObjectPlace(base='s3://bucket', key=''), ObjectPlace(base='s3://bucket', key='photos/'))
         """
         place = ObjectPlace._parse(uri, is_folder=True)
         return ObjectPlace(place.base, place.key.strip("/") and place.key.rstrip("/") + "/")
