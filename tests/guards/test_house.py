@@ -232,3 +232,18 @@ def test_no_import_cycles() -> None:
 def test_no_drawer_for_odds_and_ends() -> None:
     drawers = {"util", "utils", "helper", "helpers", "common", "core", "misc", "base"}
     assert not [module.name for module in MODULES if set(module.name.split(".")) & drawers]
+
+
+@pytest.mark.parametrize(
+    ("call", "home"),
+    [
+        ("subprocess.Popen(", "machine.children"),
+        ("subprocess.run(", "machine.children"),
+        ("os.fork(", "machine.children"),
+        ("fcntl.flock(", "files"),
+        ("build_opener(", "machine.web"),
+        (".is_global", "machine.web"),
+    ],
+)
+def test_a_mechanism_has_one_home(call: str, home: str) -> None:
+    assert not [m.short for m in INSIDE if m.short != home and call in m.path.read_text(encoding="utf-8")]
