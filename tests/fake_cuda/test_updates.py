@@ -32,7 +32,7 @@ WATCHED = (1, 3)
 ALL_TRANSFORMS = ["vflip", "rotate:10", "shear:0.1", "color:0.4,0.4,0.4,0.1", "grey:0.5", "erase:0.5"]
 TRANSFORMS = (*ALL_TRANSFORMS, "randaugment:2,9", "trivialaugment", "autoaugment", "augmix", "mixup:0.2", "cutmix:1")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16")
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "data.transforms": ["randaugment:2,9", "erase", "mixup:0.2", "cutmix:1"],
     "optim.ema": 0.99,
     "optim.clip_norm": 1.0,
