@@ -1,6 +1,7 @@
 """Files that several processes have: replaced as a whole, written through to the disk, and locked.
 
-A lock belongs to an open file and falls with it, however the process ends.
+A lock belongs to an open file and falls with it, however the process ends. A temporary file is made new: nothing that
+another process put under its name, such as a link that leads elsewhere, is written through.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from steadytrain.errors import storage_errors
 
@@ -45,10 +47,25 @@ def unlock(file: IO[Any] | int) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
+"""Flags that open no symbolic link, and no file as text."""
+
+
+def create(path: Path) -> BinaryIO:
+    """Make a new file for writing and reading; what had its name is removed, never opened. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666), "w+b")
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Open the file of a lock, made if need be, unless it is a link. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666), "a+b")
+
+
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold a file's lock against other processes; an exclusive one makes the file if need be."""
-    with path.open("rb" if shared else "ab") as file:
+    with path.open("rb") if shared else open_lock(path) as file:
         lock(file, shared=shared)
         yield
 
@@ -77,14 +94,44 @@ def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with storage_errors(name or path):
-        try:
-            part.unlink(missing_ok=True)  # of another process that had this number, or a link that leads elsewhere
-            yield part
-            sync(part)
-            part.replace(path)
-            sync(path.parent)
-        finally:
-            part.unlink(missing_ok=True)
+        _remove_left(path)
+        with _created_and_held(part):
+            try:
+                yield part
+                sync(part)
+                part.replace(path)
+                sync(path.parent)
+            finally:
+                part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _created_and_held(part: Path) -> Iterator[None]:
+    """Make a temporary file and hold its lock, by which other writers know that it is in use."""
+    while True:
+        with create(part) as file:
+            if HAS_LOCKS:
+                lock(file)
+                if os.fstat(file.fileno()).st_nlink == 0:  # another writer took it for one that was left
+                    continue
+                yield
+                return
+        yield  # an open file cannot be renamed there
+        return
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the temporary files of writers that were killed."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.\d+\.part")
+    left = [each for each in path.parent.iterdir() if name.fullmatch(each.name)] if HAS_LOCKS else []
+    for part in left:
+        with contextlib.suppress(OSError):
+            if part.is_symlink():
+                part.unlink()
+                continue
+            with part.open("rb") as file:
+                if lock_at_once(file):
+                    part.unlink()
 
 
 def replace_file(path: Path, text: str) -> None:
