@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reports.runs import course, finished, started
 
-from steadytrain.errors import StorageError
+from steadytrain.errors import RunError, StorageError
 from steadytrain.events import (
     KINDS,
     Ended,
+    Evaluated,
     Event,
     EventLog,
     LogReader,
@@ -124,6 +125,63 @@ def test_a_known_kind_with_fields_missing_or_more_is_still_read() -> None:
     assert less.kind == "Saved"
     more = from_json('{"v": 2, "kind": "Saved", "step": 3, "path": "a", "bytes": 4, "seconds": 0.5, "colour": "red"}')
     assert more == Saved(step=3, path="a", bytes=4, seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("Step", {"step": "x"}),
+        ("Step", {"seconds": float("nan")}),
+        ("Step", {"attempt": "x"}),
+        ("Step", {"attempt": {}}),
+        ("Step", {"time": "yesterday"}),
+        ("Step", {"time": 1e308}),
+        ("Step", {"rank": -1}),
+        ("Step", {"n": 10**400}),
+        ("Noticed", {"message": [[["x"]]]}),
+        ("Accounted", {"wall_seconds": float("inf")}),
+        ("Accounted", {"seconds": [1.0]}),
+        ("Accounted", {"seconds": {"forward": "x"}}),
+        ("MachineStats", {"seconds": None}),
+        ("MachineStats", {"cpu": "x"}),
+        ("MachineStats", {"other_processes": [{"cores": "many"}]}),
+        ("ThreadStats", {"places": [{"what": "python", "seconds": 1.0, "place": ""}]}),
+        ("ThreadStats", {"compute": {"ran": float("inf"), "queued": 0.0}}),
+        ("StepMeasured", {"passes": {"full": float("inf")}}),
+        ("Started", {"batch_size": 0}),
+        ("Started", {"growth": [[1, 2]]}),
+        ("Started", {"price": {"currency": "USD"}}),
+        ("Started", {"model": {"input": json.loads("[" * 500 + "]" * 500)}}),
+        ("Teleported", {"attempt": "x"}),
+        ("Teleported", {"to": json.loads("[" * 500 + "]" * 500)}),
+    ],
+)
+def test_a_value_of_another_type_makes_a_line_damaged(kind: str, values: dict[str, object]) -> None:
+    line = {"v": 1, "kind": kind, "time": 3.0, "attempt": 1, "rank": 0, **WHOLE.get(kind, {})}
+    assert from_json(json.dumps(line)) is not None
+    assert from_json(json.dumps(line | values)) is None
+
+
+WHOLE: dict[str, dict[str, object]] = {
+    "Step": {"step": 1, "position": 32, "n": 32, "seconds": 0.5, "wait_seconds": 0.0, "lr": 0.1},
+    "Noticed": {"message": "x"},
+    "Accounted": {"step": 1, "images": 32, "wall_seconds": 3.0, "seconds": {"forward": 1.0}},
+    "MachineStats": {"seconds": 3.0, "cores": 2, "machine_cores": 2},
+    "ThreadStats": {"step": 1, "seconds": 3.0, "looks": 9, "cost_seconds": 0.1, "lock_seconds": 0.0},
+    "StepMeasured": {"step": 1, "batch_size": 32, "other_batch_size": 8, "passes": {"full": 1}, "fixed_seconds": 0.1},
+    "Started": {"digest": "a", "step": 0, "steps": 9, "steps_per_epoch": 3.0, "batch_size": 32},
+}
+
+
+def test_what_a_diverged_run_measured_is_no_damage() -> None:
+    line = b'{"v":1,"kind":"Evaluated","step":3,"epoch":1.0,"n":5,"loss":NaN,"top1":0.1,"top5":null,"seconds":1.0}'
+    assert isinstance(from_json(line), Evaluated)
+
+
+def test_a_folder_in_place_of_the_log_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"^cannot read .*events\.jsonl: Is a directory; a run's log is a file$"):
+        list(read(tmp_path / "events.jsonl"))
 
 
 def test_every_kind_is_in_the_table_of_kinds() -> None:

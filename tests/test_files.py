@@ -1,10 +1,16 @@
-"""Locks of files: one holder alone, or several that share; they fall with the file."""
+"""Files replaced whole, through temporary ones that are new; locks: one holder alone, or several that share."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
-from steadytrain.files import lock, lock_at_once, locked, unlock
+import pytest
+
+from steadytrain import files
+from steadytrain.files import create, lock, lock_at_once, locked, replace_file, unlock
 
 
 def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path) -> None:
@@ -20,3 +26,63 @@ def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path)
         assert not lock_at_once(second)
         unlock(first)
         assert lock_at_once(second)
+
+
+def test_a_link_under_the_name_of_a_temporary_folder_is_not_written_through(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "report.html"
+    victim.mkdir()
+    (victim / "report.html").write_text("mine")
+    link = tmp_path / ".report.html.abcdefgh.part"
+    link.symlink_to(victim)
+    replace_file(path, "new")
+    assert ((victim / "report.html").read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [link.name, "report.html", "victim"]
+
+
+def test_a_file_is_made_new_and_a_lock_is_no_link(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"), locked(link):
+        pass
+    with create(link) as file:
+        file.write(b"new")
+    assert (victim.read_text(), link.read_text()) == ("mine", "new")
+
+
+def test_the_next_writer_removes_what_a_killed_one_left_and_spares_one_at_work(tmp_path: Path) -> None:
+    path, dead, other = tmp_path / "a.csv", tmp_path / ".a.csv.abcdefgh.part", tmp_path / ".b.csv.abcdefgh.part"
+    at_work = tmp_path / ".a.csv.hgfedcba.part"
+    for each in (dead, other, at_work):
+        each.mkdir()
+        (each / "a.csv").write_text("half")
+    descriptor = os.open(at_work, os.O_RDONLY)
+    try:
+        assert lock_at_once(descriptor)
+        replace_file(path, "whole")
+    finally:
+        os.close(descriptor)
+    assert path.read_text() == "whole"
+    assert not dead.exists()
+    assert other.exists() and at_work.exists()
+
+
+def test_a_writer_whose_new_folder_was_taken_for_a_left_one_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    make = tempfile.mkdtemp
+
+    def remove_first(**names: Any) -> str:
+        folder: str = make(**names)
+        if not taken:
+            taken.append(folder)
+            monkeypatch.setattr(files, "lock", lambda descriptor: Path(taken[0]).rmdir() if len(taken) == 1 else None)
+        else:
+            taken.append(folder)
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", remove_first)
+    replace_file(tmp_path / "a.txt", "whole")
+    assert len(taken) == 2 and (tmp_path / "a.txt").read_text() == "whole"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]

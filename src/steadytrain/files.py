@@ -1,6 +1,7 @@
 """Files that several processes have: replaced as a whole, written through to the disk, and locked.
 
-A lock belongs to an open file and falls with it, however the process ends.
+A lock belongs to an open file and falls with it, however the process ends. A temporary file is made new: nothing that
+another process put under its name, such as a link that leads elsewhere, is written through.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from steadytrain.errors import storage_errors
 
@@ -47,10 +49,25 @@ def unlock(file: IO[Any] | int) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
+"""Flags that open no symbolic link, and no file as text."""
+
+
+def create(path: Path) -> BinaryIO:
+    """Make a new file for writing and reading; what had its name is removed, never opened. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666), "w+b")
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Open the file of a lock, made if need be, unless it is a link. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666), "a+b")
+
+
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold a file's lock against other processes; an exclusive one makes the file if need be."""
-    with path.open("rb" if shared else "ab") as file:
+    with path.open("rb") if shared else open_lock(path) as file:
         lock(file, shared=shared)
         yield
 
@@ -79,16 +96,53 @@ def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
         StorageError: it cannot be written; what was there before stays.
     """
     with storage_errors(name or path):
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
-        part = folder / path.name
-        try:
+        _remove_left(path)
+        with _held_folder(path) as folder:
+            part = folder / path.name
             yield part
             for each in [*sorted(other for other in folder.iterdir() if other != part), part]:
                 sync(each)
                 each.replace(path.with_name(each.name))
             sync(path.parent)
+
+
+@contextlib.contextmanager
+def _held_folder(path: Path) -> Iterator[Path]:
+    """Make a folder beside a file for what takes its place, and hold its lock: other writers know that it is in use."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        try:
+            with _opened_folder(folder) as descriptor:
+                if descriptor is not None:
+                    lock(descriptor)
+                    if not folder.exists():  # another writer took it for one that was left
+                        continue
+                yield folder
+                return
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened_folder(folder: Path) -> Iterator[int | None]:
+    """Open a folder, no link to one; None where folders cannot be locked."""
+    if not HAS_LOCKS:
+        yield None
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what writers of a file left that were killed: folders that nobody holds."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}\.part")
+    for folder in [each for each in path.parent.iterdir() if name.fullmatch(each.name)] if HAS_LOCKS else []:
+        with contextlib.suppress(OSError), _opened_folder(folder) as descriptor:
+            if descriptor is not None and lock_at_once(descriptor):
+                shutil.rmtree(folder)
 
 
 def replace_file(path: Path, text: str) -> None:

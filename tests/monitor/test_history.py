@@ -20,11 +20,8 @@ from steadytrain.events import (
     Ceilings,
     Event,
     Failed,
-    MachineStats,
-    Noticed,
     Saved,
     Started,
-    Step,
     StepMeasured,
     from_json,
     read,
@@ -356,25 +353,6 @@ def test_before_anything_happened_the_ledger_is_empty() -> None:
     ledger = RunHistory(RECIPE).ledger()
     assert ledger.wall_seconds == 0
     assert ledger.images_per_second == ledger.steady_images_per_second == ledger.share("other") == 0
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        Step(step="x", position=1, n=1, seconds=1.0, wait_seconds=0.0, lr=0.1, attempt=1),  # type: ignore[arg-type]
-        Step(step=101, position=1, n=1, seconds=float("nan"), wait_seconds=0.0, lr=0.1, attempt=1),
-        Accounted(step=1, images=10, wall_seconds=float("inf"), seconds={}, attempt=1),
-        Accounted(step=1, images=10, wall_seconds=1e9, seconds=[1.0], attempt=1),  # type: ignore[arg-type]
-        Noticed(message="x", time="soon", attempt=1),  # type: ignore[arg-type]
-        MachineStats(seconds=None, cores=2, machine_cores=2, attempt=1),  # type: ignore[arg-type]
-    ],
-)
-def test_a_line_that_was_edited_by_hand_is_passed_over(event: Event) -> None:
-    run = trained(20)
-    book = absorbed(run.events)
-    before = book.ledger()
-    book.take(event)
-    assert book.ledger() == before
 
 
 def test_buckets_of_a_later_version_are_other() -> None:

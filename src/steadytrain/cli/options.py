@@ -414,7 +414,7 @@ def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
         values = readers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be parsed: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path} holds {type(values).__name__}; {what} is a table of keys and values")

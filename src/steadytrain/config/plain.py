@@ -21,6 +21,7 @@ T = TypeVar("T")
 PLAIN = "plain"
 """Metadata of a field: False keeps it out of plain data, which then has no such key."""
 
+MOST_SHOWN = 120
 _WORDS = {
     float: "a number",
     int: "a whole number",
@@ -38,6 +39,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def shorten(value: object) -> str:
+    """Format a value for a message, at a length that fits there; a file's may be of any size and depth."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested without end, or a number of thousands of digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -86,13 +96,15 @@ def build(
         RecipeError: an unknown key, a missing one, or a value of the wrong type.
     """
     if not isinstance(values, Mapping):
-        raise RecipeError(f"{where or kind.__name__.lower()} is {values!r}; it must be a table of keys and values")
+        raise RecipeError(
+            f"{where or kind.__name__.lower()} is {shorten(values)}; it must be a table of keys and values"
+        )
     hints = _hints(kind)  # type: ignore[arg-type]
     known = fields(kind)  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
     for name in values:
         if name not in hints:
-            raise RecipeError(f"unknown key {prefix + str(name)!r}.{hint(str(name), hints)}")
+            raise RecipeError(f"unknown key {shorten(prefix + str(name))}.{hint(str(name)[:MOST_SHOWN], hints)}")
     missing = [f.name for f in known if f.name not in values and f.default is MISSING and f.default_factory is MISSING]
     if missing:
         raise RecipeError(f"{', '.join(prefix + name for name in missing)} must be given")
@@ -123,7 +135,7 @@ def check_types(part: Any, where: str) -> None:
             choices = [a for a in get_args(hint) if isinstance(a, str)]
             near = did_you_mean(value, choices) if isinstance(value, str) else ""
             full = f"{where}.{name}".lstrip(".")
-            raise RecipeError(f"{full} is {value!r}; it must be {type_words(hint)}{near and '.' + near}")
+            raise RecipeError(f"{full} is {shorten(value)}; it must be {type_words(hint)}{near and '.' + near}")
         object.__setattr__(part, name, _as_float(value, hint))
 
 

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from steadytrain.config.batches import (
 from steadytrain.config.conflicts import find_conflicts
 from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision, require
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import build, check_types, leaves, plain
+from steadytrain.config.plain import build, check_types, leaves, plain, shorten
 from steadytrain.config.synonyms import advice, synonym
 from steadytrain.errors import RecipeError, did_you_mean
 
@@ -35,6 +36,9 @@ CODE_KEYS = ("name", "loss")
 
 FILE_KEYS = {"model": "name", "data": "transforms", "every": "upload", "parallel": "ray_address"}
 """Part -> its key that runs code or leads out of this machine: a value that comes from a file is not acted on."""
+
+_NO_TEXT = re.compile("[\\0\ud800-\udc7f\udd00-\udfff]")
+"""What no path and no printed word may have; the other surrogates stand for bytes that are no UTF-8."""
 
 LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
@@ -213,6 +217,9 @@ class Recipe:
     def from_dict(values: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
         recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
+        for name, text in leaves(recipe.to_dict()):
+            if isinstance(text, str) and _NO_TEXT.search(text):
+                raise RecipeError(f"{name} is {shorten(text)}: no path, name or text here has such a character")
         optim = replace(recipe.optim, from_file=frozenset(CODE_KEYS))
         parts = {part: replace(getattr(recipe, part), from_file=True) for part in FILE_KEYS}
         return replace(recipe, optim=optim, **parts)
@@ -221,18 +228,19 @@ class Recipe:
     def from_json(text: str) -> Recipe:
         """Read JSON; raises RecipeError where it is not a recipe."""
         try:
-            return Recipe.from_dict(json.loads(text))
-        except json.JSONDecodeError as error:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise RecipeError(f"the recipe is not JSON: {error}") from None
+        return Recipe.from_dict(values)
 
     @staticmethod
     def from_toml(text: str) -> Recipe:
         """Read TOML; raises RecipeError where it is not a recipe."""
         try:
             values = tomllib.loads(text)
-            return Recipe.from_dict({name: part for name, part in values.items() if name not in ASIDE})
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RecipeError(f"the recipe is not TOML: {error}") from None
+        return Recipe.from_dict({name: part for name, part in values.items() if name not in ASIDE})
 
     def differences(self, other: Recipe) -> list[str]:
         """Return what a change of recipe comes down to, a line each: ``optim.lr: 0.1 -> 0.2``."""

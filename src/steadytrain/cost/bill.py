@@ -104,7 +104,7 @@ def parts_from(values: object) -> list[BillPart]:
     parts = []
     for value in values if isinstance(values, list) else ():
         numbers = [value.get(name) for name in ("began", "seconds")] if isinstance(value, Mapping) else [None]
-        if all(isinstance(number, int | float) for number in numbers):
+        if all(isinstance(number, int | float) and -1e18 < number < 1e18 for number in numbers):
             details = {
                 name: value[name] for name in ("attempt", "machines", "devices") if isinstance(value.get(name), int)
             }
@@ -129,7 +129,7 @@ def saved_parts(run: Run) -> list[BillPart]:
         path = place / "state.json"
         try:
             parts = _parts_in(path, path.stat().st_mtime_ns)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         if parts:
             return list(parts)

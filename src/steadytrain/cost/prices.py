@@ -99,9 +99,15 @@ class Price:
     def from_dict(values: object) -> Price | None:
         """Build it from what an event or a checkpoint holds; None where that is no price."""
         names = {field.name for field in fields(Price)}
-        if not isinstance(values, Mapping) or not isinstance(values.get("per_hour"), int | float):
+        if not isinstance(values, Mapping):
             return None
-        return Price(**{"name": "", **{key: value for key, value in values.items() if key in names}})
+        known = {"name": "", "per_hour": None, **{key: value for key, value in values.items() if key in names}}
+        numbers = (known.pop("per_hour"), known.pop("per_kwh", 0.0) or 0.0)
+        if not all(isinstance(number, int | float) and 0 <= number < 1e18 for number in numbers):
+            return None
+        if not all(isinstance(text, str) for text in known.values()):
+            return None
+        return Price(**known, per_hour=numbers[0], per_kwh=values.get("per_kwh"))
 
 
 def known_price(text: str | None, variables: Mapping[str, str] = os.environ) -> Price | None:

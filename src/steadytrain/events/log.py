@@ -16,6 +16,8 @@ from typing import BinaryIO, Literal, Self, TypeVar
 from steadytrain.errors import RunError, storage_error
 from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Step, Unknown, Unreadable
+from steadytrain.events.soundness import is_sound
+from steadytrain.files import NO_FOLLOW
 
 KINDS: dict[str, type[Event]] = {
     name: kind
@@ -101,7 +103,6 @@ def encode(event: Event) -> bytes:
     return (_encode(event.to_dict()) + "\n").encode("utf-8", "backslashreplace")
 
 
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 _FLAGS = {"ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "a+b": os.O_RDWR | os.O_APPEND | os.O_CREAT, "r+b": os.O_RDWR}
 
 
@@ -113,7 +114,7 @@ def open_no_follow(path: Path, mode: Literal["ab", "a+b", "r+b"]) -> BinaryIO:
         OSError: it cannot be opened.
     """
     refuse_link(path)
-    return os.fdopen(os.open(path, _FLAGS[mode] | _NO_FOLLOW, 0o666), mode, buffering=0)
+    return os.fdopen(os.open(path, _FLAGS[mode] | NO_FOLLOW, 0o666), mode, buffering=0)
 
 
 def refuse_link(path: Path) -> None:
@@ -192,7 +193,11 @@ class LogReader:
             yield from chunk
 
     def chunks(self) -> Iterator[list[Event]]:
-        """Yield the events since the last call in lists of some thousand; stopping between two lists loses nothing."""
+        """Yield the events since the last call in lists of some thousand; stopping between two lists loses nothing.
+
+        Raises:
+            RunError: the file is there and cannot be read.
+        """
         try:
             with self.path.open("rb") as file:
                 self.size = file.seek(0, os.SEEK_END)
@@ -213,6 +218,8 @@ class LogReader:
         except FileNotFoundError:
             if self.offset:
                 self._restart()
+        except OSError as error:
+            raise RunError(f"cannot read {self.path}: {error.strerror}; a run's log is a file") from error
 
     def _restart(self) -> None:
         self.generation += 1
@@ -234,7 +241,7 @@ def _condense(lines: list[bytes]) -> list[bytes]:
 
 
 def from_json(line: str | bytes) -> Event | None:
-    """Parse one line as an event; None where it is no JSON object."""
+    """Parse one line as an event; None where it is no JSON object, or a value is not of its field's type."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
@@ -242,10 +249,12 @@ def from_json(line: str | bytes) -> Event | None:
     if not isinstance(document, dict):
         return None
     name = str(document.get("kind"))
+    event: Event
     try:
-        return KINDS[name](**{key: value for key, value in document.items() if key in _FIELDS[name]})
+        event = KINDS[name](**{key: value for key, value in document.items() if key in _FIELDS[name]})
     except KeyError:
         stamp = {key: document[key] for key in ("time", "attempt", "rank") if key in document}
-        return Unknown(name=name, document=document, **stamp)
+        event = Unknown(name=name, document=document, **stamp)
     except TypeError:  # fields are missing
-        return Unknown(name=name, document=document)
+        event = Unknown(name=name, document=document)
+    return event if is_sound(event) else None

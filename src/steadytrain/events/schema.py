@@ -4,11 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from steadytrain.config.batches import Batches, BatchStage
 
 VERSION = 1
+SHAPE = "shape"
+"""Metadata of a field: the type that its values must have in a file, where the annotation says less."""
+
+
+class DataFacts(TypedDict):
+    """Keys of ``Started.data`` that readers compute with."""
+
+    train: NotRequired[str]
+    val: NotRequired[str | None]
+    num_train: NotRequired[int]
+    num_val: NotRequired[int | None]
+    classes: NotRequired[Sequence[str] | None]
+
+
+class ModelFacts(TypedDict):
+    """Keys of ``Started.model`` that readers compute with."""
+
+    name: NotRequired[str]
+    parameters: NotRequired[int]
+    trainable: NotRequired[int]
+    size: NotRequired[int]
+
+
+class MachineFacts(TypedDict):
+    """Keys of ``Started.machine`` that readers compute with."""
+
+    device: NotRequired[str]
+    compute_threads: NotRequired[int | None]
+    cores: NotRequired[int]
+    host: NotRequired[str]
+    precision: NotRequired[str]
+    ranks: NotRequired[int]
+    images_per_rank: NotRequired[Sequence[int] | None]
+    hosts: NotRequired[Sequence[str] | None]
+    servers: NotRequired[Sequence[str] | None]
+    micro_batches: NotRequired[int | None]
+    out_of_memory_kills: NotRequired[int | None]
+
+
+class PriceFacts(TypedDict):
+    """Keys of ``Started.price``."""
+
+    per_hour: float
+    currency: str
+    name: NotRequired[str]
+    date: NotRequired[str]
+    spent: NotRequired[float | None]
+
+
+class Ran(TypedDict):
+    """Seconds of threads on a processor, and ready to run without one."""
+
+    ran: float
+    queued: float
+
+
+class InBucket(TypedDict):
+    """A value of ``ThreadStats.loop``."""
+
+    seconds: float
+    ran: NotRequired[float]
+    queued: NotRequired[float]
+
+
+class Place(TypedDict):
+    """An entry of ``ThreadStats.places``."""
+
+    bucket: str
+    what: str
+    seconds: float
+    place: str
+
+
+class OtherThread(TypedDict):
+    """An entry of ``ThreadStats.others``."""
+
+    name: str
+    ran: float
+    place: str
+
+
+class OtherProcess(TypedDict):
+    """An entry of ``other_processes``."""
+
+    pid: NotRequired[int]
+    name: NotRequired[str]
+    user: NotRequired[str | None]
+    cores: NotRequired[float]
+    disk_bytes: NotRequired[float | None]
+    memory_bytes: NotRequired[float | None]
+
+
+class ServerCalls(TypedDict):
+    """An entry of ``ServerStats.servers``."""
+
+    seconds: float
+    update_seconds: float
+    pushed_bytes: float
+    pulled_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +186,15 @@ class Started(Event):
     steps: int
     steps_per_epoch: float
     batch_size: int
-    growth: Sequence[Sequence[int]] = field(default_factory=list)
-    data: Mapping[str, Any] = field(default_factory=dict)
-    model: Mapping[str, Any] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    growth: Sequence[Sequence[int]] = field(default_factory=list, metadata={SHAPE: Sequence[tuple[int, int, int]]})
+    data: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: DataFacts})
+    model: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: ModelFacts})
+    machine: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: MachineFacts})
     startup: Mapping[str, float] = field(default_factory=dict)
     startup_waits: Mapping[str, float] = field(default_factory=dict)
     startup_disk_bytes: int | None = None
     began: float = 0.0
-    price: Mapping[str, Any] | None = None
+    price: Mapping[str, Any] | None = field(default=None, metadata={SHAPE: PriceFacts | None})
 
     @property
     def batches(self) -> Batches:
@@ -363,7 +462,7 @@ class ServerStats(Event):
     pushes: int
     staleness: float
     staleness_max: int
-    servers: Sequence[Mapping[str, float]] = ()
+    servers: Sequence[Mapping[str, float]] = field(default=(), metadata={SHAPE: Sequence[ServerCalls]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,7 +515,7 @@ class MachineStats(Event):
     disk_busy: float | None = None
     network_bytes: float | None = None
     energy_joules: float | None = None
-    other_processes: Sequence[Mapping[str, Any]] = ()
+    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcess]})
     missing: Sequence[str] = ()
 
 
@@ -442,11 +541,11 @@ class ThreadStats(Event):
     looks: int
     cost_seconds: float
     lock_seconds: float
-    loop: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    places: Sequence[Mapping[str, Any]] = ()
-    compute: Mapping[str, float] | None = None
-    feed: Mapping[str, float] | None = None
-    others: Sequence[Mapping[str, Any]] = ()
+    loop: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata={SHAPE: Mapping[str, InBucket]})
+    places: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[Place]})
+    compute: Mapping[str, float] | None = field(default=None, metadata={SHAPE: Ran | None})
+    feed: Mapping[str, float] | None = field(default=None, metadata={SHAPE: Ran | None})
+    others: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherThread]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,7 +575,7 @@ class DeviceStats(Event):
     temperature: float | None = None
     throttled: Sequence[str] = ()
     processes: int | None = None
-    other_processes: Sequence[Mapping[str, Any]] = ()
+    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcess]})
     missing: Sequence[str] = ()
 
 

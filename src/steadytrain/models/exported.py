@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from steadytrain.config.plain import build, check_types, plain
-from steadytrain.errors import ModelError, RecipeError, first_line
+from steadytrain.errors import ModelError, first_line
 from steadytrain.machine import facts
 from steadytrain.models.weights import Input
 
@@ -130,7 +130,7 @@ class Description:
             described = build(Description, {key: values[key] for key in _KNOWN if key in values})
             if not 0 < described.temperature < float("inf") or not described.classes or not described.input.size:
                 raise ValueError("its temperature, size or classes cannot be used")
-        except (ValueError, TypeError, KeyError, RecipeError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ModelError(f"the description in {where} is damaged ({first_line(error)}): export it again") from error
         return described
 

@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
 from steadytrain.events import (
-    KINDS,
     Accounted,
     Ceilings,
     DeviceStats,
@@ -45,9 +43,6 @@ from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, emp
 from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
 from steadytrain.run import Run
 
-# What must be numbers for an event to be believed: a log that was edited by hand must end no report.
-NUMBERS = {kind: [f.name for f in fields(kind) if f.type in ("int", "float")] for kind in KINDS.values()}
-MAY_BE_NAN = {"epoch", "loss", "top1", "top5", "lr", "images_per_second", "wait_share"}
 MAX_RECENT = 2000
 MAX_RATES = 8000
 
@@ -110,8 +105,6 @@ class RunHistory:
             if event.rank not in self.ranks:
                 self.ranks[event.rank] = RunHistory(self.recipe, event.rank)
             self.ranks[event.rank].take(event)
-            return
-        if not _is_sound(event):
             return
         is_new = not self.attempts or event.attempt != self.attempts[-1].number
         if isinstance(event, Started) or (is_new and isinstance(event, Accounted)):
@@ -335,19 +328,6 @@ def _warmup_images(attempt: Attempt) -> int:
     """Return the images of the updates whose computing is recorded as warm-up."""
     recorded = attempt.warmup_images
     return WARM_UPDATES * attempt.batch_size if recorded is None else recorded
-
-
-def _is_sound(event: Event) -> bool:
-    for name in NUMBERS.get(type(event), ("time", "attempt")):
-        value = getattr(event, name)
-        if not isinstance(value, (int, float)) or not (name in MAY_BE_NAN or -1e18 < value < 1e18):
-            return False
-    if isinstance(event, Evaluated):
-        return all(value is None or isinstance(value, (int, float)) for value in (event.top5, event.mean_ap))
-    if isinstance(event, StepMeasured):
-        passes = event.passes.values() if isinstance(event.passes, Mapping) else (None,)
-        return all(isinstance(seconds, (int, float)) and -1e18 < seconds < 1e18 for seconds in passes)
-    return not isinstance(event, Accounted) or isinstance(event.seconds, Mapping)
 
 
 def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -> RunHistory:

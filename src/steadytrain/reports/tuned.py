@@ -161,7 +161,7 @@ def evidence_of(run: Run) -> TuningEvidence | None:
     """Read the evidence for a run's recipe; None if it was not tuned, or the file cannot be read."""
     try:
         return TuningEvidence.from_dict(json.loads(run.tuning.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # RecipeError is a ValueError
+    except (OSError, ValueError, RecursionError):  # RecipeError is a ValueError
         return None
 
 

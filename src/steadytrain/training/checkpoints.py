@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, storage_error
-from steadytrain.files import sync
+from steadytrain.files import create, sync
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"
@@ -126,7 +126,7 @@ def damage(place: Path) -> str | None:
             return f"the checksum of {_TENSORS} does not match"
         if content["rest_checksum"] != _text_checksum(content["state"]):
             return f"the checksum of {_REST} does not match"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -137,7 +137,7 @@ def load(place: Path) -> dict[str, Any]:
         content = json.loads((place / _REST).read_text(encoding="utf-8"))
         state: dict[str, Any] = join(content["state"], load_file(place / _TENSORS))
         return state
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
 
 
@@ -177,7 +177,7 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             if not isinstance(about, dict):
                 raise ValueError("its header holds no dictionary under steadytrain")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
 
 
@@ -246,9 +246,8 @@ def stage(tensors: Mapping[str, torch.Tensor], memory: torch.Tensor | None = Non
 
 def _write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     # safetensors makes its files for their owner alone: this one gets the mode that any new file has here.
-    path.unlink(missing_ok=True)
-    path.touch()
-    mode = path.stat().st_mode
+    with create(path) as file:
+        mode = os.fstat(file.fileno()).st_mode
     save_file(tensors, path, metadata=metadata)
     with contextlib.suppress(OSError):  # a file system without modes
         path.chmod(mode)

@@ -33,7 +33,7 @@ from typing import Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
-from steadytrain.files import replace_file
+from steadytrain.files import create, replace_file
 from steadytrain.format import Say, count, duration, size
 from steadytrain.machine.web import Origin, RefusedError, client, is_public, origin_of, split_url
 
@@ -211,6 +211,8 @@ def _fetch_from(
     opener = client(trusted=trusted, on_redirect=partial(_check_redirect, trusted), max_redirects=MAX_REDIRECTS)
     part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
     failures, is_whole, is_second = 0, True, False
+    if part.is_symlink():  # not ours: what is fetched would be written where it leads
+        part.unlink()
     while True:
         before = part.stat().st_size if part.exists() else 0
         is_whole &= not before
@@ -292,7 +294,7 @@ def _receive(
 def _write(response: http.client.HTTPResponse, part: Path, start: int, most: int | None, progress: OnBytes) -> int:
     """Write what comes behind the first ``start`` bytes, and return how many there are then."""
     come = start
-    with part.open("r+b" if start else "wb") as out:
+    with part.open("r+b") if start else create(part) as out:
         out.seek(start)
         out.truncate()
         progress(come)

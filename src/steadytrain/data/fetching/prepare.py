@@ -27,8 +27,8 @@ from steadytrain.data.packing.pack import PackedFile, mute, pack
 from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources import imagenet
 from steadytrain.data.storage.scratch import scratch_beside
-from steadytrain.errors import DataError, InputError, RunError, storage_error, storage_errors
-from steadytrain.files import lock_at_once
+from steadytrain.errors import DataError, InputError, RunError, storage_errors
+from steadytrain.files import lock_at_once, open_lock, replacing
 from steadytrain.format import Say, size
 
 MAX_LIST_BYTES = 64 << 20
@@ -201,7 +201,7 @@ def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:
 def _held(folder: Path) -> Iterator[None]:
     """Hold a folder of downloads for this process. Raises RunError where another one has it."""
     with storage_errors(folder):
-        lock = (folder / ".lock").open("a")
+        lock = open_lock(folder / ".lock")
     with lock as file:
         if not lock_at_once(file):
             raise RunError(f"another process is fetching into {folder}: wait for it, or choose another folder")
@@ -226,14 +226,8 @@ def _source(data_set: DataSet, downloads: Path, paths: Mapping[str, Path]) -> Pa
 def _write_once(target: Path, write: Callable[[Path], None]) -> Path:
     """Write a file, whole or not at all, unless it is there."""
     if not target.exists():
-        part = target.with_name(f"{target.name}.part")
-        try:
+        with replacing(target) as part:
             write(part)
-            part.replace(target)
-        except OSError as error:
-            raise storage_error(error, target) from error
-        finally:
-            part.unlink(missing_ok=True)
     return target
 
 

@@ -44,7 +44,7 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
-from steadytrain.files import lock, lock_at_once
+from steadytrain.files import lock, lock_at_once, open_lock
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.machine.facts import require_cache_folder
 
@@ -250,14 +250,16 @@ class _Request:
         """Pack into ``folder``, while the system's lock on this source is held; it falls however this process ends."""
         part = folder.with_name(f".{folder.name}.part")
         try:
-            with folder.with_name(f".{self.family}.lock").open("w") as file:
+            with open_lock(folder.with_name(f".{self.family}.lock")) as file:
                 if not lock_at_once(file):
                     self.say(f"another process is packing {self.source}: waiting for it")
                     lock(file)
                 if folder.is_dir():
                     return
                 for other in self.place.glob(f".{self.family}-*.part"):
-                    if other != part:  # the source has changed since a kill
+                    if other.is_symlink():  # not ours: records would be written where it leads
+                        other.unlink()
+                    elif other != part:  # the source has changed since a kill
                         shutil.rmtree(other, ignore_errors=True)
                 self.say(f"packing {self.source} once into {folder}; later runs reuse it")
                 self._pack(listings, part, scratch)

@@ -119,7 +119,7 @@ class _DiskFolder:
                 yield content
                 return
             try:
-                with suppress(FileNotFoundError), part.open("wb") as file:
+                with suppress(FileNotFoundError), part.open("xb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO, Self
 
 from steadytrain.data.recordio.framing import frame, index_path
 from steadytrain.errors import DataError, StorageError, storage_errors
-from steadytrain.files import lock_at_once
+from steadytrain.files import NO_FOLLOW, create, lock_at_once
 
 _BLOCK = 1 << 20
 
@@ -141,8 +141,8 @@ class RecordWriter:
             self._flush()
             os.fsync(self._file.fileno())
             for suffix, lines in texts.items():
-                with self._part_of(suffix).open("w", encoding="utf-8", newline="\n") as file:
-                    file.writelines([lines] if isinstance(lines, str) else lines)
+                with create(self._part_of(suffix)) as file:
+                    file.writelines(line.encode() for line in ([lines] if isinstance(lines, str) else lines))
                     file.flush()
                     os.fsync(file.fileno())
         # Records come last: without them nothing looks finished. But where others are replaced they come first, and
@@ -197,7 +197,7 @@ class RecordWriter:
         else:
             size = os.fstat(self._file.fileno()).st_size
             is_same = _is_journal(self._journal_path, work)
-            journal = self._journal = self._journal_path.open("r+b" if is_same else "w+b")
+            journal = self._journal = self._journal_path.open("r+b") if is_same else create(self._journal_path)
             if not is_same:
                 _append_line(journal, {"work": work})
                 journal.seek(0)
@@ -280,7 +280,9 @@ def append_numbers(text: str, column: array[int]) -> None:
 
 def _open_alone(part: Path, path: Path) -> BinaryIO:
     """Open the hidden file, held by this process alone."""
-    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    if part.is_symlink():  # not ours: records would be written where it leads
+        part.unlink()
+    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666), "r+b")
     try:
         _hold(file, path)
         # Whoever held it may have put it in place between the two lines above: then it is no longer ours to empty.

@@ -45,7 +45,7 @@ from steadytrain.data.storage.store import (
     faults_words,
 )
 from steadytrain.errors import DataError, storage_error
-from steadytrain.files import HAS_LOCKS, lock_at_once, locked
+from steadytrain.files import HAS_LOCKS, create, lock_at_once, locked
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files
 
@@ -278,7 +278,8 @@ def _fetch_companion(
         copy.unlink(missing_ok=True)
         return
     part = copy.with_name(f".{copy.name}.new")
-    part.write_bytes(data)
+    with create(part) as new:
+        new.write(data)
     origin.unlink(missing_ok=True)
     part.replace(copy)
     origin.write_text(json.dumps(asdict(facts)), encoding="utf-8")

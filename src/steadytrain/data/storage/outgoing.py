@@ -18,7 +18,7 @@ from typing import Any
 
 from steadytrain.data.storage.store import Fault, NoObjectError, ObjectPlace, Store, abort_uploads, faults_words
 from steadytrain.errors import DataError, StorageError, storage_error
-from steadytrain.files import lock_at_once
+from steadytrain.files import create, lock_at_once, open_lock
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import cache_folder
 
@@ -65,7 +65,7 @@ class Outgoing:
             DataError: the store refuses them.
             StorageError: it does not answer, or another process is sending them.
         """
-        with (self.folder / ".lock").open("wb") as lock:
+        with open_lock(self.folder / ".lock") as lock:
             if not lock_at_once(lock):
                 raise StorageError(f"another process is sending {self.place}: wait for it, or end it")
             self._send(work, groups, say)
@@ -127,7 +127,8 @@ class Outgoing:
         part = self._note.with_suffix(".part")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(note), encoding="utf-8")
+            with create(part) as file:
+                file.write(json.dumps(note).encode())
             part.replace(self._note)
         except OSError as error:
             raise storage_error(error, self.folder) from error

@@ -26,7 +26,7 @@ from steadytrain.data.storage.store import (
     faults_words,
 )
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
-from steadytrain.files import locked
+from steadytrain.files import create, locked
 
 MANIFEST = "uploaded.json"
 KIND = "steadytrain.uploaded"
@@ -71,7 +71,7 @@ def read_manifest(uri: str) -> Manifest:
             raise ValueError("of another kind")
         files = {name: Uploaded(int(f["bytes"]), str(f["key"]), str(f["etag"])) for name, f in content["files"].items()}
         return Manifest(files, facts.etag)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{place}{MANIFEST} is damaged, or was not written by steadytrain ({error})") from error
 
 
@@ -85,6 +85,8 @@ def fetch_folder(uri: str, folder: Path) -> Manifest:
     place = ObjectPlace.folder(uri)
     store = Store(place)
     part = folder.with_name(f".{folder.name}.fetched")
+    if part.is_symlink():  # not ours: what is fetched would be written where it leads
+        part.unlink()
     for _ in range(5):  # a newer one may be uploaded meanwhile, which removes files of this one
         manifest = read_manifest(uri)
         if not manifest.files:
@@ -113,7 +115,7 @@ def fetch_folder(uri: str, folder: Path) -> Manifest:
 
 def _fetch_file(store: Store, place: ObjectPlace, path: Path, file: Uploaded) -> None:
     """Fetch an object in parts, or the beginning of one that grows."""
-    with path.open("wb") as out:
+    with create(path) as out:
         for start in range(0, file.bytes, WRITE_BYTES):
             data, facts = store.read(place, start, min(start + WRITE_BYTES, file.bytes))
             if file.etag and (facts.etag, facts.size) != (file.etag, file.bytes):

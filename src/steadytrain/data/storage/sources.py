@@ -40,7 +40,7 @@ from steadytrain.data.storage.store import (
     local_name,
 )
 from steadytrain.errors import StorageError, storage_error
-from steadytrain.files import locked
+from steadytrain.files import create, locked
 from steadytrain.format import Say, count
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
@@ -175,7 +175,8 @@ def _fetch_files(store: Store, place: ObjectPlace, folder: Path, found: Sequence
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         data, _ = store.read(ObjectPlace(place.base, place.key + name), expected=facts)
-        part.write_bytes(data)
+        with create(part) as file:
+            file.write(data)
         part.replace(path)
 
     total = sum(facts.size for _, facts in found)
