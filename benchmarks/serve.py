@@ -89,7 +89,7 @@ def direct(weights: str, model: str, folder: str, seconds: float) -> None:
 
     from steadytrain.data.loader import default_threads
     from steadytrain.data.loader.decode import Scratch
-    from steadytrain.export.batching import PixelRoom, decode_square
+    from steadytrain.export.batching import PixelRoom, decode_square, open_image
     from steadytrain.training import restore
     from steadytrain.training.build import evaluation_crop
 
@@ -101,7 +101,9 @@ def direct(weights: str, model: str, folder: str, seconds: float) -> None:
 
     def squares() -> Any:
         scratch = Scratch()
-        squares = [decode_square(next(files), crop, scratch, room, max_pixels=most) for _ in range(BATCH // threads)]
+        squares = []
+        for data in itertools.islice(files, BATCH // threads):
+            squares.append(decode_square(data, open_image(data, max_pixels=most), crop, scratch, room))
         return np.stack(squares)
 
     def compute(batch: Any) -> None:

@@ -38,8 +38,8 @@ from tests.reports.test_browser import browser, chromium
 
 from steadytrain.cli.serve import _flags
 from steadytrain.errors import InputError
-from steadytrain.export import containers
-from steadytrain.export.batching import PixelRoom
+from steadytrain.export import batching, containers
+from steadytrain.export.batching import Batcher, PixelRoom
 from steadytrain.export.fetch import FetchError, fetch, is_allowed, parse_prefix
 from steadytrain.export.payload import LONG_TEXT
 from steadytrain.export.serve import ServeSettings, Service, describe
@@ -97,8 +97,12 @@ class _Pictures(http.server.BaseHTTPRequestHandler):
     """Serves one picture, one that is too large, and redirects into and out of the folder."""
 
     picture = b""
+    is_asked, may_answer = threading.Event(), threading.Event()
 
     def do_GET(self) -> None:
+        if self.path == "/pictures/slow":
+            self.is_asked.set()
+            self.may_answer.wait(20)
         moved = {"/pictures/moved": "/pictures/1.jpg", "/pictures/out": "/secret"}
         if self.path in moved:
             self.send_response(302)
@@ -444,6 +448,18 @@ def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[
     assert (reply.status, reply.body["images"][0]["classes"]) == (422, [])
 
 
+def test_addresses_are_not_read_for_a_client_that_went_away(server: Server) -> None:
+    dropped = ("steady_requests_total", "/predict", "499")
+    before = metrics(server).get(dropped, 0)
+    body = json.dumps({"urls": [f"{server.pictures}/slow"]}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as gone:
+        lines = f"POST /predict HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
+        gone.sendall(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert _Pictures.is_asked.wait(20)
+    until(lambda: metrics(server).get(dropped, 0) == before + 1)
+    _Pictures.may_answer.set()
+
+
 def test_addresses_inside_a_network_are_refused_unless_allowed(pictures: str) -> None:
     with pytest.raises(FetchError, match=r"127\.0\.0\.1, an address inside a network"):
         asyncio.run(fetch(f"{pictures}/1.jpg", [pictures], max_bytes=10**6, seconds=5))
@@ -604,6 +620,40 @@ def test_large_images_are_decoded_in_turns() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(decode, [3, 4, 9, 12, 1, 6] * 5))
     assert most == 12 and inside == 0, "one that is larger than the room is decoded alone"
+
+
+def test_small_images_do_not_wait_for_large_ones_and_those_given_up_are_not_decoded(
+    trained: Trained, images: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = images["small.jpg"].read_bytes(), images["large.jpg"].read_bytes()
+    decoded = list[str]()
+    monkeypatch.setattr(batching, "LARGE_PIXELS", 100_000)
+    monkeypatch.setattr(batching, "upright", lambda data, **more: decoded.append(names[data]) or data)
+    names = {small: "small", large: "large"}
+
+    async def answers() -> None:
+        measured = list[str]()
+        limits = {"max_batch": 1, "max_wait": 0.0, "max_queue": 16, "max_pixels": MAX_PIXELS, "threads": 1}
+        batcher = Batcher(lambda: trained, **limits, observe=lambda what, value: measured.append(what))  # type: ignore[arg-type]
+        batcher.start()
+        try:
+            while not batcher.is_ready:
+                await asyncio.sleep(0.01)
+            with batcher._large_room.take(MAX_PIXELS):
+                waiting = batcher.submit([large] * 3)
+                await asyncio.wait_for(*batcher.submit([small]), 20)
+                assert decoded == ["small"]
+                for answer in waiting:
+                    answer.cancel()
+            while batcher.queued:
+                await asyncio.sleep(0.01)
+            assert decoded == ["small"] and measured.count("network") == 1
+            await asyncio.wait_for(*batcher.submit([large]), 20)
+            assert decoded == ["small", "large"]
+        finally:
+            batcher.close()
+
+    asyncio.run(answers())
 
 
 def test_requests_that_come_together_share_a_pass(server: Server, trained: Trained, images: dict[str, Path]) -> None:

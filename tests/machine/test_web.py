@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from steadytrain.machine.web import PrivateAddressError, RefusedError, client
+from steadytrain.machine.web import PrivateAddressError, RefusedError, client, is_public
 
 
 class _Moving(BaseHTTPRequestHandler):
@@ -59,3 +59,24 @@ def test_redirects_are_asked_about_and_counted(port: int) -> None:
 
     with pytest.raises(RefusedError, match=f"not to {address}/0"):
         client(on_redirect=refuse, trusted=None).open(f"{address}/1", timeout=5)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("64:ff9b::a00:1", "64:ff9b::7f00:1", "64:ff9b:1::a00:1"),  # NAT64, and its own networks
+        *("2002:7f00:1::", "2002:a9fe:a9fe::1"),  # 6to4
+        *("::7f00:1", "::ffff:0:7f00:1", "::ffff:169.254.169.254"),  # IPv4 within IPv6
+        *("fec0::1", "fe80::1%eth0", "fd00::1", "ff0e::1", "2001:db8::1", "3fff::1", "5f00::1", "100::1"),
+        *("192.0.0.192", "192.0.0.8", "100.64.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255"),
+    ],
+)
+def test_addresses_that_lead_into_a_network_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "2002:808:808::1", "::ffff:8.8.8.8"]
+)
+def test_addresses_of_the_internet_are_public(address: str) -> None:
+    assert is_public(address)

@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.reports.runs import logged, recipe, started
 
 from steadytrain.errors import InputError
 from steadytrain.events import Noticed
+from steadytrain.reports import live
 from steadytrain.reports.live import listening, make_server
 from steadytrain.run import Run
 
@@ -218,3 +220,23 @@ def test_stopping_ends_the_streams_that_are_open(run: Run) -> None:
         assert answer.readline()
     rest = answer.read()  # to its end, which comes
     assert rest.endswith(b"\n")
+
+
+def test_more_pages_than_there_may_be_are_refused_until_one_is_closed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_STREAMS", 2)
+    with serving(run) as port:
+        first_page, second = events(port), events(port)
+        assert next(first_page) and next(second)
+        refused = asked(port, "/events")
+        assert (refused.status, refused.getheader("retry-after")) == (503, "5")
+        assert b"2 pages of this run are open" in refused.read()
+        assert asked(port).status == 200, "the page itself comes"
+        first_page.close()
+        end = time.monotonic() + 20
+        while (answer := asked(port, "/events")).status != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        answer.close()
+        second.close()

@@ -38,7 +38,7 @@ def serve(
     max_queue: int = 256,
     max_images: int = 64,
     max_bytes: int = 32 * 2**20,
-    max_pixels: int = 50_000_000,
+    max_pixels: int = 25_000_000,
     timeout_seconds: float = 30.0,
     grace_seconds: float = 20.0,
     token: str | None = None,

@@ -3,11 +3,13 @@
 ::
 
     submit -> decode (threads that release the GIL) -> ready -> batch -> network (one thread) -> futures
+           -> decode, of large images (as many threads) ->
 
 At most ``max_queue`` images stand before the network. A batch begins when it is full, when no other image is being
 received or decoded, or when its first image has been ready for ``max_wait`` seconds: an image never waits for company
 that is not on its way. While the network is busy the next batch gathers by itself. An image whose request was given up
-is dropped before it is decoded, and again before it is computed.
+is dropped before it is decoded, and again before it is computed. Large images have threads of their own: however many
+of them wait, small ones are decoded meanwhile.
 
 The squares and the outputs are those of :func:`steadytrain.training.inference.predict`; in a batch of several the last
 bits of an output may differ, as another kernel may compute them.
@@ -33,10 +35,11 @@ import torch
 from steadytrain.data.arrays import Pixels
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.crop import Crop, packed_side
-from steadytrain.data.loader.decode import Scratch, cut_all, cut_into, probe
+from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, probe
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.errors import FailedError, first_line
 from steadytrain.format import print_note
+from steadytrain.machine.process import return_free_memory
 from steadytrain.training import Trained
 from steadytrain.training.build import evaluation_crop
 from steadytrain.training.evaluation import logits_of
@@ -49,6 +52,10 @@ MORE_COST = 1.1
 a one would cost throughput; too large a one is only filled under load."""
 WARM_SECONDS = 8.0
 """After which no larger batch is tried before the server is ready."""
+LARGE_PIXELS = 4_000_000
+"""An image of more takes a tenth of a second and longer (a PNG of 25 million: 0.6 s), and waits for its like."""
+_TRIM_SECONDS = 5.0
+"""After the last large image, its memory is given back to the system."""
 _NEWEST = 0.1  # weight of the newest pass in the rate
 
 
@@ -118,9 +125,9 @@ class Batcher:
         max_batch: images in a pass at most; None: chosen by measuring, up to :data:`MOST_IMAGES`.
         max_wait: seconds, as above.
         max_queue: images before the network at most.
-        max_pixels: of an image; a larger one is refused by its header, before it is decoded. Of images that are decoded
-            at the same time there are no more in all.
-        threads: that decode.
+        max_pixels: of an image; a larger one is refused by its header, before it is decoded. Of large images that are
+            decoded at the same time there are no more in all, and as many of small ones.
+        threads: that decode small images, and as many large ones.
         observe: called with what took how long: ``queue``, ``decode`` (seconds of an image), ``network`` (seconds of a
             pass) and ``batch`` (images of a pass); from several threads.
 
@@ -156,7 +163,10 @@ class Batcher:
         self._coming = 0  # requests being received, and images being decoded or waiting for it
         self._is_closed = False
         self._pool = ThreadPoolExecutor(threads, "steady-decode")
-        self._scratch, self._room = threading.local(), PixelRoom(max_pixels)
+        self._large_pool = ThreadPoolExecutor(threads, "steady-decode-large")
+        self._scratch = threading.local()
+        self._room, self._large_room = PixelRoom(max_pixels), PixelRoom(max_pixels)
+        self._trim: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._work, name="steady-network")
 
     def start(self) -> None:
@@ -170,6 +180,7 @@ class Batcher:
             self._is_closed = True
             self._condition.notify_all()
         self._pool.shutdown(cancel_futures=True)
+        self._large_pool.shutdown(cancel_futures=True)
         if self._thread.ident is not None:
             self._thread.join()
         gc.unfreeze()  # or what is left at the end of the process counts as leaked
@@ -209,13 +220,19 @@ class Batcher:
 
     # -- decoding threads ----------------------------------------------------------------------------------------------
 
-    def _decode(self, item: _Item) -> None:
+    def _decode(self, item: _Item, *, is_large: bool = False) -> None:
         began, error = time.perf_counter(), None
         item.waited = began - item.submitted
         if not item.answer.cancelled():
             try:
-                scratch = self._scratch.__dict__.setdefault("scratch", Scratch())
-                item.pixels = decode_square(item.data, self._crop, scratch, self._room, max_pixels=self.max_pixels)
+                encoded = open_image(item.data, max_pixels=self.max_pixels)
+                if not is_large and encoded.height * encoded.width > LARGE_PIXELS:
+                    self._large_pool.submit(self._decode, item, is_large=True)
+                    return
+                # What is kept for the next image would be as large as the largest so far.
+                scratch = Scratch() if is_large else self._scratch.__dict__.setdefault("scratch", Scratch())
+                room, is_dropped = self._large_room if is_large else self._room, item.answer.cancelled
+                item.pixels = decode_square(item.data, encoded, self._crop, scratch, room, is_dropped=is_dropped)
             except BadImageError as fault:
                 error = fault
             except Exception as fault:  # noqa: BLE001 - a thread's edge: decoders of strangers' files raise anything
@@ -231,6 +248,15 @@ class Batcher:
             self._condition.notify_all()
         if error is not None:
             self._deliver([item], [error])
+        if is_large:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._trim_later)
+
+    def _trim_later(self) -> None:
+        """Give the memory of large images back, once no more of them come: ``malloc`` would keep it for ever."""
+        if self._trim is not None:
+            self._trim.cancel()
+        self._trim = self._loop.call_later(_TRIM_SECONDS, lambda: self._loop.run_in_executor(None, return_free_memory))
 
     # -- the network's thread ------------------------------------------------------------------------------------------
 
@@ -335,28 +361,48 @@ class Batcher:
             self._loop.call_soon_threadsafe(settle)
 
 
-def decode_square(data: bytes, crop: Crop, scratch: Scratch, room: PixelRoom, *, max_pixels: int) -> Pixels:
+def open_image(data: bytes, *, max_pixels: int) -> Encoded:
+    """Read an image file's header.
+
+    Raises:
+        TooManyPixelsError: it has more than ``max_pixels``.
+        BadImageError: it cannot be decoded.
+    """
+    encoded = probe(np.frombuffer(data, np.uint8).copy())  # the decoder may write into it
+    if encoded.height * encoded.width > max_pixels:
+        raise TooManyPixelsError(f"{encoded.height * encoded.width:,} pixels, more than {max_pixels:,}")
+    return encoded
+
+
+def decode_square(
+    data: bytes,
+    encoded: Encoded,
+    crop: Crop,
+    scratch: Scratch,
+    room: PixelRoom,
+    *,
+    is_dropped: Callable[[], bool] = lambda: False,
+) -> Pixels:
     """Decode an image file, upright, into the square of an evaluation, uint8[S, S, C]: the bytes that predict sees.
 
     Args:
         data: the whole file.
+        encoded: from :func:`open_image`.
         crop: without anything random.
         scratch: of this thread.
-        room: of all threads.
-        max_pixels: of the image, by its header.
+        room: of all threads that decode such images.
+        is_dropped: whether nobody wants it any more, which is asked once there is room.
 
     Raises:
-        TooManyPixelsError: it has more.
-        BadImageError: it cannot be decoded.
+        BadImageError: it cannot be decoded, or nobody wants it.
     """
-    memory = np.frombuffer(data, np.uint8).copy()  # the decoder may write into it
-    encoded = probe(memory)
-    if encoded.height * encoded.width > max_pixels:
-        raise TooManyPixelsError(f"{encoded.height * encoded.width:,} pixels, more than {max_pixels:,}")
+    memory = encoded.data
     plan = crop.plan(np.array([encoded.size]), np.empty((1, 0)))
     # A baseline JPEG is decoded in strips; of any other the decoder holds all.
     shrunk = int(plan.shrinks[0]) if encoded.head is not None and encoded.head.scan else 1
     with room.take(encoded.height * encoded.width // shrunk**2):
+        if is_dropped():
+            raise BadImageError("the request was given up")
         if (turned := upright(data, shorter_side=packed_side(crop.size))) is not data:
             memory = np.frombuffer(turned, np.uint8).copy()
             encoded = probe(memory)

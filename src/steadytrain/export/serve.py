@@ -11,7 +11,6 @@ connection is closed: closed at once, it would be reset, and the client might ne
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hashlib
 import json
@@ -20,9 +19,9 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -54,6 +53,7 @@ from steadytrain.export.payload import (
     too_many_images,
     valid,
 )
+from steadytrain.machine.web_server import Early
 from steadytrain.models.registry import licence_note
 from steadytrain.reports.charts import TEMPLATES
 from steadytrain.reports.live import guarded
@@ -62,8 +62,6 @@ from steadytrain.training import Trained
 
 MAX_HELD_BYTES = 256 * 2**20
 """Of all requests at hand, unless one request may have more: what is beyond gets 429."""
-LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
-"""How long, and how much of, a request is read that was answered before its end."""
 FETCHES = 8  # addresses that are read at the same time, for all requests
 DROPPED = 499  # as nginx has it: the client went away
 PAGE_FILES = ("/", "/docs", "/page.css", "/serve.css", "/serve.js")
@@ -76,6 +74,7 @@ PREDICT_PATHS = (
 )
 """Ours; curl -T adds the file's name after a slash; then those of SageMaker, TorchServe and TensorFlow Serving."""
 _PREDICT = re.compile("|".join(re.sub(r"\{name\}", "[^/]+", path) for path in PREDICT_PATHS))
+T = TypeVar("T")
 STAGES = ("queue", "decode", "network")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -109,7 +108,7 @@ class ServeSettings:
     max_wait_ms: float = 5.0
     max_queue: int = 256
     max_bytes: int = 32 * 2**20
-    max_pixels: int = 50_000_000
+    max_pixels: int = 25_000_000
     max_images: int = 64
     timeout_seconds: float = 30.0
     grace_seconds: float = 20.0
@@ -188,24 +187,6 @@ class ServeResult:
     answer: Answer | None = None
     error: str = ""
     status: int = 422
-
-
-class Early(JSONResponse):
-    """An answer to a request that was not read to its end; it closes the connection."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.headers["connection"] = "close"
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                remaining = LINGER_BYTES
-                while remaining > 0:
-                    message = await receive()
-                    if message["type"] != "http.request" or not message.get("more_body"):
-                        break
-                    remaining -= len(message["body"])
-        await send({"type": "http.response.body", "body": b""})
 
 
 class _InMemory(MultiPartParser):
@@ -389,7 +370,7 @@ class Service:
                     except TimeoutError:
                         raise refusal(408, f"the request was not complete after {limit:g} s: send it faster") from None
                     top, threshold = self._options({**request.query_params, **options})
-                    results = await self._fetch_all(posted, body)
+                    results = await _unless_gone(request, self._fetch_all(posted, body))
                     del posted  # each image is dropped once it is decoded
                     waiting = self._submit(results)
                 await self._wait(request, list(waiting.values()))
@@ -529,20 +510,13 @@ class Service:
         """
         if not futures:
             return
-        all_done = asyncio.gather(*futures, return_exceptions=True)
-        # After the request's end there is nothing to receive but that the client went away.
-        gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
         limit = self.settings.timeout_seconds
         try:
-            await asyncio.wait({all_done, gone}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if all_done.done():
-                return
-            if gone.done():
-                raise ClientDisconnect
-            raise refusal(503, f"no answer after {limit:g} s: the server is too busy", retry_after=1, is_early=False)
-        finally:
-            gone.cancel()
-            all_done.cancel()
+            async with asyncio.timeout(limit):
+                await _unless_gone(request, asyncio.gather(*futures, return_exceptions=True))
+        except TimeoutError:
+            message = f"no answer after {limit:g} s: the server is too busy"
+            raise refusal(503, message, retry_after=1, is_early=False) from None
 
     def _answer(self, results: Sequence[ServeResult | Posted], top: int, threshold: float) -> Response:
         trained = self.batcher.trained
@@ -557,6 +531,24 @@ class Service:
         status = 200 if 200 in statuses else statuses.pop() if len(statuses) == 1 else 422
         about = {"model": self.description["name"], "version": self.description["version"], "images": rows}
         return JSONResponse(about | ({} if status == 200 else {"error": rows[0]["error"]}), status)
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Return the work's result; it is cancelled where the client of a request that was read goes away.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    # After the request's end there is nothing to receive but that the client went away.
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:

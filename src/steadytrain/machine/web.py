@@ -18,6 +18,9 @@ from typing import IO, Any
 
 Origin = tuple[str, int]
 """A host, in lower case, and its port."""
+_NAT64, _GLOBAL_UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2000::/3")
+_DOCUMENTATION, _PROTOCOLS = ipaddress.ip_network("3fff::/20"), ipaddress.ip_network("192.0.0.0/24")
+"""Releases of Python before 3.13 (and some of 3.11 and 3.12) know only parts of these as not global."""
 
 
 class RefusedError(Exception):
@@ -57,13 +60,22 @@ def origin_of(url: str) -> Origin | None:
 def is_public(address: str) -> bool:
     """Return whether an IP address is of the internet: not private, of this machine, of a link, nor reserved.
 
+    An IPv6 address that stands for one of IPv4 is what that is: mapped, by NAT64 (RFC 6052) or 6to4 (RFC 3056). Of the
+    others only global unicast counts, 2000::/3, without what is set aside for documents (RFC 9637).
+
     >>> [is_public(a) for a in ("93.184.215.14", "10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1")]
     [True, False, False, False, False, False]
+    >>> [is_public(a) for a in ("64:ff9b::5db8:d70e", "64:ff9b::a00:1", "2002:7f00:1::", "fec0::1", "::7f00:1")]
+    [True, False, False, False, False]
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    ip = mapped or ip
-    return ip.is_global and not ip.is_multicast
+    if isinstance(ip, ipaddress.IPv6Address):
+        translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+        inner = ip.ipv4_mapped or ip.sixtofour or translated
+        if inner is None and (ip not in _GLOBAL_UNICAST or ip in _DOCUMENTATION):
+            return False
+        ip = inner or ip
+    return ip.is_global and not ip.is_multicast and ip not in _PROTOCOLS
 
 
 def proxies() -> frozenset[Origin]:

@@ -29,6 +29,8 @@ from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size
+from steadytrain.machine.process import return_free_memory
+from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.reports.charts import COLUMNS, MAX_POINTS, TEMPLATES, ChartPoint, ChartRow, thin_rows
 from steadytrain.reports.page import packed_plotly, render
 from steadytrain.reports.status import milestones
@@ -52,6 +54,9 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
+LIMITS = ServerLimits(connections=128, requests=96, answer_seconds=10.0)
+MAX_STREAMS = 32
+"""Pages that are sent events at the same time; each may have all of a run's points under way."""
 SLICES = 240
 MAX_MILESTONES = 40
 TYPED = ("--", "steady ", "taskset ", "export ", "numactl ")  # a change that is typed as it stands
@@ -69,11 +74,17 @@ class View:
 
 
 class Viewer:
-    """Read a run for all open pages: at most once a second, and not at all while none is open."""
+    """Read a run for all open pages: at most once a second, and not at all while none is open.
+
+    Attributes:
+        share: of the events that have been read, at first.
+        num_streams: pages that are sent events.
+    """
 
     def __init__(self, run: Run, price: Price | None = None) -> None:
         self.boot = secrets.token_hex(4)  # points are numbered anew by each server
         self.share = 0.0
+        self.num_streams = 0
         self._price = price
         self._watch = Watch(run)
         self._lock = asyncio.Lock()
@@ -128,10 +139,12 @@ def application(run: Run, *, price: Price | None = None, closing: Callable[[], b
     def plotly(request: Request) -> Response:
         return _plotly()
 
-    def events(request: Request) -> Response:
+    async def events(request: Request) -> Response:
+        if viewer.num_streams >= MAX_STREAMS:
+            text = f"{MAX_STREAMS} pages of this run are open, as many as there may be: close one"
+            return PlainTextResponse(text, status_code=503, headers={"retry-after": "5"})
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        stream = _stream(viewer, after, closing)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return _Events(viewer, _stream(viewer, after, closing))
 
     routes = [Route(path, still) for path in fixed]
     return guarded(Starlette(routes=[*routes, Route("/plotly.js", plotly), Route("/events", events)]))
@@ -140,10 +153,7 @@ def application(run: Run, *, price: Price | None = None, closing: Callable[[], b
 def make_server(run: Run, *, price: Price | None = None) -> uvicorn.Server:
     """Return a server of the page; set ``should_exit`` to end it."""
     app = application(run, price=price, closing=lambda: server.should_exit)
-    quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
-    server = uvicorn.Server(
-        uvicorn.Config(app, http="h11", ws="none", lifespan="off", timeout_graceful_shutdown=3, **quiet)
-    )
+    server = LimitedServer(app, LIMITS, timeout_graceful_shutdown=3)
     return server
 
 
@@ -176,6 +186,23 @@ def listening(port: int | None = None) -> socket.socket:
         raise InputError(
             f"port {port} is not available ({error.strerror}): choose another --port, or leave it out for a free one"
         ) from error
+
+
+class _Events(StreamingResponse):
+    """A stream of events, counted while it is open."""
+
+    def __init__(self, viewer: Viewer, stream: AsyncIterator[str]) -> None:
+        super().__init__(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._viewer = viewer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._viewer.num_streams += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._viewer.num_streams -= 1
+            if not self._viewer.num_streams:
+                return_free_memory()
 
 
 async def _stream(viewer: Viewer, after: str, closing: Callable[[], bool]) -> AsyncIterator[str]:

@@ -255,7 +255,10 @@
     on("more", (rows) => { add(rows); later(); });
     on("account", showAccount);
     on("state", (given) => { showState(given); document.body.dataset.ready = ""; });
-    source.addEventListener("error", () => { here("lost").hidden = false; });
+    source.addEventListener("error", () => {
+      here("lost").hidden = false;
+      if (source && source.readyState === EventSource.CLOSED) { shut(); setTimeout(open, 5000); }  // too many pages are open
+    });
   }
   function shut() {
     if (source) source.close();
