@@ -104,8 +104,8 @@ class Data:
         repeats: show each image so many times in a row, each time cropped, flipped and transformed anew (repeated
             augmentation), 1 to 16. An epoch has as many images as without, so that ``3`` shows a third of them, and
             three epochs show each.
-        from_file: not part of a recipe file: whether the transforms were read from a file rather than written in code.
-            A ``pkg.mod:factory`` is imported only if they were not.
+        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
+            than written in code.
     """
 
     train: str | Path
@@ -132,7 +132,7 @@ class Data:
     order: Literal["global", "blocks"] = "global"
     balance: Literal["none", "classes"] = "none"
     repeats: int = 1
-    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
+    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         if isinstance(self.label_column, str):
@@ -177,8 +177,8 @@ class Model:
         batch_norm: statistics that batch norms use in training: ``train`` (of each micro-batch), ``synchronous`` (of
             all ranks together) or ``frozen`` (those of the initial weights, which suits small batches).
         options: keyword arguments of the model's factory, such as ``{"pad_type": "same"}``.
-        from_file: not part of a recipe file: whether the name was read from a file rather than written in code. A
-            ``pkg.mod:factory`` is imported only if it was not.
+        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
+            than written in code.
     """
 
     name: str
@@ -190,7 +190,7 @@ class Model:
     decay: float = 0.75
     batch_norm: Literal["train", "synchronous", "frozen"] = "train"
     options: Mapping[str, Scalar] = field(default_factory=dict)
-    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
+    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         check_types(self, "model")
@@ -246,8 +246,8 @@ class Optim:
         grow_batch: multiply the batch after so many epochs, such as ``["2@30", "2@60"]`` (page schedules); it is made
             of more micro-batches of the same size, so that memory does not grow. The learning rate is not scaled to it.
         options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
-        from_file: not part of a recipe file: the keys that may name code and were read from a file. A
-            ``pkg.mod:factory`` is imported only if its key is not among them.
+        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
+            than written in code.
     """
 
     name: str = "sgd"
@@ -458,8 +458,8 @@ class Parallel:
         power_from: epochs of exchanging whole gradients before ``powersgd`` begins, 0 or more.
         price: price of an hour of each machine, such as ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W`` or an instance:
             ``p3.2xlarge@us-east-1:spot``. None: what the variable STEADYTRAIN_PRICE says, if anything.
-        from_file: not part of a recipe file: whether ``ray_address`` was read from a file rather than written in code.
-            Only what was not is connected to.
+        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
+            than written in code.
     """
 
     device: str = "auto"
@@ -486,7 +486,7 @@ class Parallel:
     power_rank: int = 2
     power_from: float = 0.0
     price: str | None = None
-    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
+    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         if isinstance(self.price, int | float) and not isinstance(self.price, bool):  # price = 2.40 in a recipe file
@@ -539,8 +539,8 @@ class Every:
         stall_minutes: end a run that makes no progress for this many minutes after a warning. 0 or None never ends it.
         upload: a URI (``s3://bucket/runs/a``) that the run is kept at as well: what is new is sent in the background
             after each checkpoint.
-        from_file: not part of a recipe file: whether ``upload`` was read from a file rather than written in code. A run
-            is uploaded only where it was not.
+        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
+            than written in code.
     """
 
     log_steps: int = 20
@@ -550,7 +550,7 @@ class Every:
     keep: int = 2
     stall_minutes: float | None = 15.0
     upload: str | None = None
-    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
+    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         check_types(self, "every")

@@ -25,17 +25,12 @@ from steadytrain.config.conflicts import find_conflicts
 from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision, require
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import build, check_types, leaves, plain, shorten
+from steadytrain.config.strangers import FILE_KEYS
 from steadytrain.config.synonyms import advice, synonym
 from steadytrain.errors import RecipeError, did_you_mean
 
 ASIDE = ("sweep", "tuning")
 """Tables of a recipe file that are no part of the recipe: what steady sweep varies, and what steady tune measured."""
-
-CODE_KEYS = ("name", "loss")
-"""Keys of ``optim`` that may be a ``pkg.mod:factory``."""
-
-FILE_KEYS = {"model": "name", "data": "transforms", "every": "upload", "parallel": "ray_address"}
-"""Part -> its key that runs code or leads out of this machine: a value that comes from a file is not acted on."""
 
 _NO_TEXT = re.compile("[\\0\ud800-\udc7f\udd00-\udfff]")
 """What no path and no printed word may have; the other surrogates stand for bytes that are no UTF-8."""
@@ -179,29 +174,22 @@ class Recipe:
             values["optim"]["nesterov"] = all_changes.get("optim.nesterov")  # another optimizer's means nothing
         recipe = Recipe.from_dict(values)
         parts = {
-            part: replace(getattr(recipe, part), from_file=self._is_from_file(recipe, part, key, all_changes))
-            for part, key in FILE_KEYS.items()
+            part: replace(getattr(recipe, part), from_file=self._from_file(recipe, part, all_changes))
+            for part in FILE_KEYS
         }
-        optim = replace(recipe.optim, from_file=self._optim_from_file(recipe.optim, all_changes))
-        return replace(recipe, optim=optim, **parts)
+        return replace(recipe, **parts)
 
-    def _is_from_file(self, recipe: Recipe, part: str, key: str, changes: Mapping[str, object]) -> bool:
-        """Return whether a value of ``recipe``, made by ``changes``, is a file's."""
+    def _from_file(self, recipe: Recipe, part: str, changes: Mapping[str, object]) -> frozenset[str]:
+        """Return the gated keys of a part of ``recipe``, made by ``changes``, whose values are a file's."""
         before, after, given = getattr(self, part), getattr(recipe, part), changes.get(part)
         if isinstance(given, type(after)):
-            return bool(given.from_file)
-        return f"{part}.{key}" not in changes and (before.from_file or getattr(after, key) != getattr(before, key))
-
-    def _optim_from_file(self, optim: Optim, changes: Mapping[str, object]) -> frozenset[str]:
-        """Return the keys of ``optim``, made by ``changes``, that may name code and whose values are a file's."""
-        new_optim = changes.get("optim")
-        if isinstance(new_optim, Optim):
-            return new_optim.from_file
+            keys: frozenset[str] = given.from_file
+            return keys
         return frozenset(
             key
-            for key in CODE_KEYS
-            if f"optim.{key}" not in changes
-            and (key in self.optim.from_file or getattr(optim, key) != getattr(self.optim, key))
+            for key in FILE_KEYS[part]
+            if f"{part}.{key}" not in changes
+            and (key in before.from_file or getattr(after, key) != getattr(before, key))
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,9 +208,8 @@ class Recipe:
         for name, text in leaves(recipe.to_dict()):
             if isinstance(text, str) and _NO_TEXT.search(text):
                 raise RecipeError(f"{name} is {shorten(text)}: no path, name or text here has such a character")
-        optim = replace(recipe.optim, from_file=frozenset(CODE_KEYS))
-        parts = {part: replace(getattr(recipe, part), from_file=True) for part in FILE_KEYS}
-        return replace(recipe, optim=optim, **parts)
+        parts = {part: replace(getattr(recipe, part), from_file=frozenset(keys)) for part, keys in FILE_KEYS.items()}
+        return replace(recipe, **parts)
 
     @staticmethod
     def from_json(text: str) -> Recipe:

@@ -736,7 +736,7 @@ def augmentation(
     if not recipe.data.transforms:
         return None
     fill = input.mean or (0.5,) * input.channels  # what becomes 0 for the network
-    transforms, named = parse_transforms(recipe.data.transforms), not recipe.data.from_file
+    transforms, named = parse_transforms(recipe.data.transforms), "transforms" not in recipe.data.from_file
     assert input.size is not None
     shape = (input.size, input.size, input.channels)
     imported = make_own(transforms, device, shape, allow_import=named if allow_import is None else allow_import)

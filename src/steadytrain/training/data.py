@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.batches import Batches
+from steadytrain.config.strangers import refuse_inner_addresses
 from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
@@ -159,6 +160,11 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     Raises:
         DataError: nothing there, class lists that differ, fewer than two classes, labels that nothing can learn.
     """
+    refuse_inner_addresses(
+        {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}, data.from_file
+    )
+    named = {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}
+    refuse_inner_addresses(named, data.from_file)
     # That an earlier copy is used is no news to a run, whose first event names it.
     prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = _prepare_train(data, prepare)
