@@ -80,7 +80,7 @@ def card(job: Job) -> dict[str, Any]:
     """What the card multiplies and copies a second, and what the doctor says of it."""
     import torch
 
-    from steadytrain.training.profile.timing import peak_flops
+    from steadytrain.training.compute.timing import peak_flops
 
     device = torch.device(job.device)
     side, size = (512, 2**24) if job.quick else (8192, 2**32)
@@ -289,7 +289,7 @@ def ours(
 
 def rate(device: Any, update: Callable[[], object], batch: int, seconds: float) -> float:
     """Images per second of updates, for so long; the host never runs more than 16 of them ahead."""
-    from steadytrain.training.profile.timing import images_per_second, wait_for
+    from steadytrain.training.compute.timing import images_per_second, wait_for
 
     times = 16 if device.type == "cuda" else 1
 
@@ -304,7 +304,8 @@ def rate(device: Any, update: Callable[[], object], batch: int, seconds: float) 
 
 def fastest(device: Any, work: Callable[[], object], times: int) -> float:
     """Seconds of the fastest of some repetitions, by the device's events."""
-    from steadytrain.training.profile.timing import seconds_between, tick, wait_for
+    from steadytrain.training.compute.timing import wait_for
+    from steadytrain.training.device import seconds_between, tick
 
     work()
     taken = []
@@ -325,10 +326,10 @@ def ledger(job: Job) -> dict[str, Any]:
     import torch
 
     from steadytrain.data.loader import Batch
+    from steadytrain.training.clock import COMPUTE
     from steadytrain.training.compute.compile import record_update
+    from steadytrain.training.compute.timing import wait_for
     from steadytrain.training.data import load
-    from steadytrain.training.profile.clock import COMPUTE
-    from steadytrain.training.profile.timing import wait_for
 
     size, batch, count = (32, 8, 6) if job.quick else (224, 128, 20)
     network = "torchvision/resnet18" if job.quick else "torchvision/resnet50"
@@ -603,8 +604,8 @@ def feed(job: Job) -> dict[str, Any]:
 
 def fed(job: Job, network: str, loader: Any, batch: int, size: int) -> dict[str, Any]:
     """Updates fed by a loader: images/s, the share of waits, and the same on images that are there."""
+    from steadytrain.training.compute.timing import wait_for
     from steadytrain.training.data import load, random_batch
-    from steadytrain.training.profile.timing import wait_for
 
     device, _, trained = ours(job, f"torchvision/{network}", batch, size, 10, {})
     resident = random_batch(batch, trained.update.image_shape, device)

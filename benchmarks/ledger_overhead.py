@@ -48,14 +48,14 @@ def take_out() -> None:
     """Let nothing be recorded of where time goes."""
     from steadytrain.data.loader import batch_worker, pipeline
     from steadytrain.data.loader.pipeline import RequestCounts
-    from steadytrain.training import loop
-    from steadytrain.training.profile.clock import Clock, Waits
+    from steadytrain.training.clock import Clock, Waits
+    from steadytrain.training.loop import attempt
 
     still: dict[str, Any] = {"to": None, "move": None, "warmed_up": None, "is_due": False, "seconds": {}}
     _put(Clock, **{name: lambda self, *arguments, value=value: value for name, value in still.items()})
     _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
     _put(Waits, sort=lambda self, *arguments: None)
-    _put(loop, _start_monitors=lambda *arguments: contextlib.nullcontext())
+    _put(attempt, _start_monitors=lambda *arguments: contextlib.nullcontext())
     take_out_looks()
     _put(RequestCounts, note=lambda self, ready: None)
     for module in (batch_worker, pipeline):
@@ -64,10 +64,10 @@ def take_out() -> None:
 
 def take_out_looks() -> None:
     """Let nobody look at the threads; all else is recorded."""
-    from steadytrain.training import loop
+    from steadytrain.training.loop import attempt
 
     nobody = SimpleNamespace(attach=lambda clock: None)
-    _put(loop, looking=lambda log, progress: contextlib.nullcontext(nobody))
+    _put(attempt, looking=lambda log, progress: contextlib.nullcontext(nobody))
 
 
 def _put(place: Any, **others: Any) -> None:

@@ -245,7 +245,7 @@ def preload() -> None:
     import steadytrain.cli.train
     import steadytrain.models.registry
     import steadytrain.reports
-    import steadytrain.training.loop  # noqa: F401
+    import steadytrain.training.loop.attempt  # noqa: F401
 
 
 def chosen(args: argparse.Namespace) -> list[str]:

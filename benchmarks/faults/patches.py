@@ -95,7 +95,7 @@ def slowed(settings: Mapping[str, Any]) -> None:
     from steadytrain.data.images import jpeg
     from steadytrain.data.loader import batch_worker, decode
     from steadytrain.data.recordio.reader import Records
-    from steadytrain.training.compute.precision import Policy
+    from steadytrain.training.precision import Policy
 
     if settings["of"] == "augment":
         jpeg.parts = None  # all squares are cut in Python's sight
@@ -147,7 +147,7 @@ def hang(settings: Mapping[str, Any]) -> None:
 
 def expect_updates(number: int) -> None:
     """Count the updates, of which the run makes so many."""
-    from steadytrain.training.profile.clock import Clock
+    from steadytrain.training.clock import Clock
 
     counted.expect_updates(number)
     real = Clock.updated
@@ -196,7 +196,7 @@ def bare_malloc(_: Any) -> None:
 
 def clocked_optimizer(_: Any) -> None:
     """Nothing is wrong: the optimizer's seconds are counted."""
-    from steadytrain.training.compute.precision import Policy
+    from steadytrain.training.precision import Policy
 
     real = Policy.step
 
@@ -270,7 +270,7 @@ def uneven_shares(first: int) -> None:
     """The first of two ranks makes so many of the micro-batches, and the other one all the others."""
     from dataclasses import replace
 
-    from steadytrain.training import session
+    from steadytrain.training.session import session
 
     real = session.own_share
 

@@ -13,8 +13,8 @@ from steadytrain.config import Precision
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.local import LocalEngine, Outer
 from steadytrain.distributed.process_group import Group
-from steadytrain.training.compute.precision import Policy
 from steadytrain.training.ema import Ema
+from steadytrain.training.precision import Policy
 from steadytrain.training.state import Cursor, Meters, State
 
 CPU = torch.device("cpu")

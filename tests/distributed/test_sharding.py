@@ -16,7 +16,7 @@ from steadytrain.config import Optim, Precision
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.sharding import ShardedEngine
-from steadytrain.training.compute.precision import Policy
+from steadytrain.training.precision import Policy
 from steadytrain.training.state import Cursor, Meters, State
 
 CPU = torch.device("cpu")

@@ -33,10 +33,10 @@ from steadytrain.monitor.history import RunHistory
 from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules.diagnose import Diagnosis, diagnose
 from steadytrain.training import build, data
+from steadytrain.training import clock as clocks
+from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.compute import compile as compiling
 from steadytrain.training.data import DeviceBatch
-from steadytrain.training.profile import clock as clocks
-from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.state import Cursor
 from steadytrain.training.step import Share, Update
 

@@ -20,7 +20,7 @@ from tests.fake_cuda.device_clock import (
 )
 
 from steadytrain.events import StepMeasured
-from steadytrain.training.profile import clock as clocks
+from steadytrain.training import clock as clocks
 
 TINY = replace(SMALL, forward=Part(12, 10e-6), backward=Part(16, 10e-6), optimizer=Part(1, 20e-6))
 

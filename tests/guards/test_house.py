@@ -43,13 +43,7 @@ FLOORS = {
         {"transforms"},
     ),
     "monitor": ({""}, {"rules"}, {"process_watch"}),
-}
-# Rooms of other packages that still import each other. Strike out what is mended; nothing may be added.
-MUTUAL = {
-    ("training", "training.compute"),
-    ("training", "training.finetuning"),
-    ("training", "training.profile"),
-    ("training.compute", "training.profile"),
+    "training": ({""}, {"compute"}, {"session"}, {"profile", "finetuning"}, {"loop"}),
 }
 # Public names of types that have several homes, none of them but one in data or monitor. The list may only shrink.
 SEVERAL_HOMES = {"Array", "Host", "Measured", "Place", "Plan", "Speed", "State", "Trained"}
@@ -167,7 +161,7 @@ def test_rooms_import_only_from_the_floors_above(package: str) -> None:
 
 def test_no_two_rooms_import_each_other() -> None:
     arrows = set(_arrows())
-    assert {(a, b) for a, b in arrows if a < b and (b, a) in arrows} == MUTUAL
+    assert not {(a, b) for a, b in arrows if a < b and (b, a) in arrows}
 
 
 def _types(tree: ast.Module) -> Iterator[str]:

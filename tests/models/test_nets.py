@@ -15,7 +15,7 @@ from steadytrain import models
 from steadytrain.config import Model, Precision
 from steadytrain.models import BUILT_IN
 from steadytrain.models.nets import BUILTINS, InceptionBN28
-from steadytrain.training.compute import precision
+from steadytrain.training import precision
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -25,7 +25,7 @@ from steadytrain.config import Model, Precision
 from steadytrain.errors import ModelError
 from steadytrain.models.class_names import imagenet_synsets
 from steadytrain.models.weights import find_head, load_weights, under, without_prefixes
-from steadytrain.training.compute import precision
+from steadytrain.training import precision
 
 MOBILENET = "weights/mobilenetv2_100/mobilenetv2_100_timm_layout.safetensors"
 SQUEEZENET = "weights/squeezenet1.1/squeezenet1_1_torchvision_layout.pth"

@@ -14,7 +14,7 @@ from steadytrain.errors import DivergedError
 from steadytrain.events import BUCKETS, Accounted, Ended, Failed, FeedStats, Step
 from steadytrain.run import Run
 from steadytrain.training import steps
-from steadytrain.training.profile.clock import Clock, Waits
+from steadytrain.training.clock import Clock, Waits
 
 
 def test_seconds_go_to_the_bucket_that_is_open() -> None:

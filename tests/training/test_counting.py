@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from steadytrain.config import Optim, Precision
 from steadytrain.distributed.engine import Engine
 from steadytrain.optim import make_loss
-from steadytrain.training.compute.precision import Policy
 from steadytrain.training.memory import Snapshot
+from steadytrain.training.precision import Policy
 from steadytrain.training.state import MOST_WAITING, WAITING_BYTES, Cursor, Meters, State
 from steadytrain.training.step import Objective
 

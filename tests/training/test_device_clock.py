@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.training.profile import clock as clocks
-from steadytrain.training.profile.clock import DeviceClock, Span, attribute
+from steadytrain.training import clock as clocks
+from steadytrain.training.clock import DeviceClock, Span, attribute
 
 
 class Time:

@@ -26,9 +26,9 @@ from steadytrain.events import Evaluated, Step
 from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, predict, restore, steps, train
-from steadytrain.training.compute.precision import Policy
 from steadytrain.training.evaluation import Evaluation, evaluate_module
 from steadytrain.training.inference import Files
+from steadytrain.training.precision import Policy
 
 
 class Given(torch.nn.Module):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch import library as implementing
 
 from steadytrain.config import Precision
-from steadytrain.training.compute import kernels
-from steadytrain.training.compute.kernels import mend_kernels, products_of
-from steadytrain.training.compute.precision import Policy
+from steadytrain.training import kernels
+from steadytrain.training.kernels import mend_kernels, products_of
+from steadytrain.training.precision import Policy
 
 implementations: Any = vars(implementing)["Library"]
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from steadytrain import optim
 from steadytrain.config import Optim, Precision
-from steadytrain.training.compute import precision
-from steadytrain.training.compute.precision import Policy
+from steadytrain.training import precision
 from steadytrain.training.ema import Ema
+from steadytrain.training.precision import Policy
 
 CPU = torch.device("cpu")
 DTYPES = {"pure-bf16": torch.bfloat16, "pure-fp16": torch.float16}

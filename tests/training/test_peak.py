@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from steadytrain.training.profile import timing
-from steadytrain.training.profile.timing import peak_flops
+from steadytrain.training.compute import timing
+from steadytrain.training.compute.timing import peak_flops
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from steadytrain import optim
 from steadytrain.config import Optim, Precision
 from steadytrain.errors import RecipeError
-from steadytrain.training.compute import precision
-from steadytrain.training.compute.precision import Policy, products, set_products
+from steadytrain.training import precision
+from steadytrain.training.precision import Policy, products, set_products
 from steadytrain.training.state import preserve_process
 
 CPU = torch.device("cpu")

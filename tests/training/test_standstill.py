@@ -17,8 +17,9 @@ from steadytrain.errors import StalledError
 from steadytrain.events import Ended, Failed, Noticed, Stalled, Step
 from steadytrain.monitor.watchdog import StallLimits
 from steadytrain.run import Run
-from steadytrain.training import loop, session
 from steadytrain.training.data import open_data
+from steadytrain.training.loop import attempt
+from steadytrain.training.session import session
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes with names")
 
@@ -47,8 +48,8 @@ def _steady(where: str, pipe: Path, words: list[str]) -> int:
     patch = pytest.MonkeyPatch()  # of a process of its own
     patch.setattr(Records, "image", image_of_a_disk_that_hangs)
     patch.setattr(session, "open_data", open_on_a_disk_that_hangs)
-    patch.setattr(loop, "StallLimits", patience)
-    patch.setattr(loop, "START_SECONDS", 3 if where == "start" else 60)
+    patch.setattr(attempt, "StallLimits", patience)
+    patch.setattr(attempt, "START_SECONDS", 3 if where == "start" else 60)
     return main(words)
 
 

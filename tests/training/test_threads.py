@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from steadytrain import Budget, Data, Model, Optim, Parallel, Recipe, Run, train
 from steadytrain.events import Noticed, Started
 from steadytrain.machine import facts
-from steadytrain.training.profile.timing import SLACK
+from steadytrain.training.compute.timing import SLACK
 
 needs_cores = pytest.mark.skipif(facts.cores() < 2, reason="one core: there is nothing to choose")
 

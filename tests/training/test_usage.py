@@ -17,8 +17,8 @@ from steadytrain.errors import RecipeError
 from steadytrain.events import Ended
 from steadytrain.run import Run
 from steadytrain.training import steps
-from steadytrain.training.compute.precision import Policy
-from steadytrain.training.compute.usage import find_usage
+from steadytrain.training.precision import Policy
+from steadytrain.training.usage import find_usage
 
 CPU = torch.device("cpu")
 WriteModule = Callable[[str, str], Path]

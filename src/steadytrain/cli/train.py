@@ -303,7 +303,7 @@ def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
 
 def _folder(recipe: Recipe, options: TrainingOptions) -> Path:
     """Return the folder of the run, or of the repeats."""
-    from steadytrain.training.defaults import default_folder
+    from steadytrain.training.loop.defaults import default_folder
 
     return Path(options.run or f"{default_folder(recipe)}{'-repeats' if options.repeats is not None else ''}")
 
@@ -532,7 +532,7 @@ def draft_run(
             raise InputError(f"{flag} is {file}: there is no such file or folder.{near}")
     note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
     with lasting_imports():
-        from steadytrain.training.defaults import choose_recipe
+        from steadytrain.training.loop.defaults import choose_recipe
 
     with progress_once_known("packing images", resumes=True) as advance:
         recipe_by_ranks = choose_recipe(

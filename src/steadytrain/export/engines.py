@@ -39,8 +39,8 @@ from steadytrain.models.exported import SUFFIXES, open_module
 from steadytrain.models.registry import find
 from steadytrain.models.weights import load_weights, read_weights
 from steadytrain.training import build
-from steadytrain.training.compute.precision import to_channels_last
 from steadytrain.training.data import open_records
+from steadytrain.training.precision import to_channels_last
 from steadytrain.training.trained import restore
 
 RunEngine = Callable[[Tensor], Any]

@@ -35,7 +35,7 @@ from tqdm import tqdm
 from steadytrain.errors import ModelError, SteadyError, first_line
 from steadytrain.files import replacing
 from steadytrain.models.exported import require_library
-from steadytrain.training.compute.precision import DTYPES, store
+from steadytrain.training.precision import DTYPES, store
 
 Metadata = Mapping[str, str]
 Example = Tensor | Sequence[Tensor]

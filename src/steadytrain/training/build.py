@@ -47,18 +47,17 @@ from steadytrain.format import count, few
 from steadytrain.machine import cgroups, facts, process
 from steadytrain.machine.nvml import read_driver
 from steadytrain.models import Built, Input
-from steadytrain.training.compute import precision
-from steadytrain.training.compute.kernels import mend_kernels
-from steadytrain.training.compute.precision import Policy
-from steadytrain.training.compute.usage import Usage, find_usage, refusal_of_one_image
+from steadytrain.training import precision
+from steadytrain.training.clock import Clock, DeviceClock
 from steadytrain.training.data import DataSets
-from steadytrain.training.device import require_usable, what_there_is, why_hidden
+from steadytrain.training.device import require_usable, tick, what_there_is, why_hidden
 from steadytrain.training.ema import Ema
+from steadytrain.training.kernels import mend_kernels
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.profile.clock import Clock, DeviceClock
-from steadytrain.training.profile.timing import tick
+from steadytrain.training.precision import Policy
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Objective, Share, Update, share_of
+from steadytrain.training.usage import Usage, find_usage, refusal_of_one_image
 
 ALONE = World()
 RARE_SHARE = 0.2
@@ -521,8 +520,8 @@ def state(
 
     ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
 
-    ``input``: of the images that it is trained on, by which kernels and parameters are tried (:mod:`.compute.kernels`,
-    :mod:`.compute.usage`); None: not now.
+    ``input``: of the images that it is trained on, by which kernels and parameters are tried (:mod:`.kernels`,
+    :mod:`.usage`); None: not now.
 
     Raises:
         RecipeError: the network may leave out parts that ranks can only compute together.

@@ -33,7 +33,7 @@ from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError
 from steadytrain.format import count, few
 from steadytrain.machine.process import opening_data
-from steadytrain.training.profile.clock import Clock
+from steadytrain.training.clock import Clock
 
 _DIGITS = 10
 MOST_REJECTED = 100

@@ -1,10 +1,12 @@
-"""Why a GPU cannot be used, for one who asked for it: what there is, and what to do."""
+"""The device of a run: why a GPU cannot be used, for one who asked for it, and moments of a device's own clock."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -92,3 +94,17 @@ def _refusal(uuid: str, error: str) -> str:
         shared = f"nvidia-smi -i {gpu.index} -c DEFAULT (as root) lets several use it"
         return f"is in exclusive-process mode{used}: use another (--device cuda:N), or {shared}"
     return f"cannot be used{used}: {error}: use another (--device cuda:N), or --device cpu; nvidia-smi shows its state"
+
+
+def tick(device: torch.device) -> Any:
+    """Mark a moment of the device: a time, or of a GPU an event in its current stream, which nothing waits for."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(began: Any, ended: Any) -> float:
+    """Return the seconds between two ticks, once the device has reached the second."""
+    return float(ended - began) if isinstance(began, float) else float(began.elapsed_time(ended)) / 1000

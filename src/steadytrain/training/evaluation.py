@@ -1,10 +1,7 @@
-"""Exact evaluation: every sample of a data set once, counted on the device; and when a run is evaluated."""
+"""Exact evaluation: every sample of a data set once, counted on the device."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,21 +12,14 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from steadytrain.data.loader import Batch, ImageLoader
+from steadytrain.data.loader import Batch
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import write_label_predictions, write_predictions
 from steadytrain.data.results.scores import average_precisions
-from steadytrain.errors import SteadyError
-from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
-from steadytrain.training.compute.precision import Policy
-from steadytrain.training.data import DeviceBatch, load
-from steadytrain.training.ema import Ema
+from steadytrain.training.data import load
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.session import Session
-
-STATISTICS_BATCHES = 8
-"""Batches by which the average's running statistics are computed; each costs a forward pass."""
+from steadytrain.training.precision import Policy
 
 
 @dataclass(frozen=True)
@@ -226,129 +216,3 @@ def write_per_image(
     assert evaluation.logits is not None and evaluation.labels is not None
     p = (torch.from_numpy(evaluation.logits).double() / temperature).sigmoid().numpy()
     write_label_predictions(path, records, ids, classes, p, evaluation.labels, threshold=threshold)
-
-
-def is_due(session: Session) -> bool:
-    """Return whether there is something to evaluate on, and it is time."""
-    if session.val_feed is None:
-        return False
-    period = session.recipe.every.evaluate_epochs
-    passed = _periods(session.epoch, period) > _periods(session.state.evaluated, period)
-    return passed or (session.is_done and session.state.evaluated < session.epoch)
-
-
-def _periods(epoch: float, period: float) -> int:
-    return math.floor(epoch / period + 1e-9)  # 0.3 / 0.1 is 2.9999999999999996
-
-
-@contextlib.contextmanager
-def settle_average(session: Session, ema: Ema, batch: DeviceBatch) -> Iterator[None]:
-    """Around an update: if the average is about to be used, move it towards running statistics of its own.
-
-    Running statistics are those of the weights that were trained, whose noise the average has not: under a high
-    learning rate they fit it badly. Averaged weights need a few batches of their own (Izmailov et al. 2018, "Averaging
-    Weights Leads to Wider Optima and Better Generalization", section 3.2); here the last ones before they are used.
-    """
-    state = session.state
-    left = session.steps - state.cursor.step  # updates until the weights are exported, or evaluated
-    if session.val_feed is not None:
-        period = session.recipe.every.evaluate_epochs
-        until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
-        left = min(left, math.ceil(session.batches.step(until) - state.cursor.step - 1e-9))
-    is_due = ema.is_average and left <= STATISTICS_BATCHES
-    ema.keeps_statistics = settles = is_due and ema.has_statistics(state.module)
-    yield
-    if settles:
-        with session.clock.within("evaluation"), torch.no_grad(), state.policy.autocast():
-            n, number = len(batch.images), STATISTICS_BATCHES - left  # of the batches before it
-            limit = session.update.limit
-            parts = batch.images.tensor_split(-(-n // (n if limit is None else limit.at_once(n))))
-            for k, part in enumerate(parts):
-                images = state.policy.images(part, session.input.mean, session.input.std)
-                ema.settle(state.module, images, share=1 / (number * len(parts) + k + 1))
-
-
-def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
-    """Evaluate, if it is time, and keep the best weights; a request to stop ends it without a result.
-
-    Raises:
-        DivergedError: the loss on the validation images of the last evaluation is not finite.
-    """
-    feed = session.val_feed
-    if feed is None or not is_due(session):
-        return
-    with contextlib.ExitStack() as settled:
-        yield from _evaluate(session, feed, stop, settled)
-    session.laps.restart()
-
-
-def _evaluate(
-    session: Session, feed: ImageLoader, stop: Callable[[], str | None], settled: contextlib.ExitStack
-) -> Iterator[Event]:
-    """Evaluate and keep the best weights; ``settled``: until when all ranks have the weights that count."""
-    state, engine = session.state, session.state.engine
-    session.settled_loss()
-    engine.rest()
-    began = time.perf_counter()
-    was_stopped = False
-
-    def until_stopped(feed: ImageLoader) -> Iterator[Batch]:
-        nonlocal was_stopped
-        for batch in feed:
-            session.clock.to(session.clock.bucket)  # the watchdog sees that it moves
-            if stop():
-                was_stopped = True
-                return
-            yield batch
-
-    try:
-        with session.clock.within("evaluation"):
-            module, num_classes = session.evaluated_module, len(session.data.classes)
-            is_last = session.is_done
-            settled.enter_context(engine.settled(module))
-            evaluation = evaluate_module(
-                module,
-                until_stopped(feed),
-                state.policy,
-                session.input,
-                num_classes,
-                sum_ranks=engine.sum,
-                num_outputs=session.data.num_val,
-                is_multi_label=session.data.num_labels is not None,
-                limit=session.val_limit,
-            )
-            stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
-    except Exception:
-        # The updates are sound whatever became of the validation data; other ranks are not asked for their part.
-        with contextlib.suppress(SteadyError):
-            session.require_finite_weights()
-            if engine.world.size == 1:
-                session.write_checkpoint(time.perf_counter())
-                yield from session.finish_writing()
-        raise
-    if not stopped:
-        state.evaluated, session.evaluate_seconds = session.epoch, time.perf_counter() - began
-        yield Evaluated(
-            step=state.cursor.step,
-            epoch=session.epoch,
-            n=evaluation.n,
-            loss=evaluation.loss,
-            top1=evaluation.top1,
-            top5=evaluation.top5,
-            mean_ap=evaluation.mean_ap,
-            seconds=session.evaluate_seconds,
-            weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
-        )
-        if (span := session.plateau) is not None and session.batches.progress(state.cursor.step) > span.begin:
-            state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
-        is_finite = math.isfinite(evaluation.loss)
-        state.misses += 1
-        if evaluation.score > state.best and is_finite:
-            session.require_finite_weights(module)  # padding hides those that see nothing else from the loss
-            state.best, state.misses = evaluation.score, 0
-            session.export("best.safetensors")
-            if session.is_first:
-                with session.clock.within("evaluation"):
-                    write_per_image(session.run.predictions, *session.data.validated, evaluation)
-        if is_last and not is_finite:
-            raise session.diverged(f"the loss on the validation images is {evaluation.loss}")

@@ -17,8 +17,8 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
 from steadytrain.format import few
 from steadytrain.training.checkpoints import join, split
-from steadytrain.training.compute.precision import Policy, products, restore_products
 from steadytrain.training.ema import Ema
+from steadytrain.training.precision import Policy, products, restore_products
 
 
 @dataclass

@@ -17,10 +17,10 @@ from steadytrain.data.transforms import Augmentation
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.optim import Loss, set_lr, set_momentum
-from steadytrain.training.compute.precision import Policy
+from steadytrain.training.clock import Clock
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.profile.clock import Clock
+from steadytrain.training.precision import Policy
 from steadytrain.training.state import State
 
 Forward: TypeAlias = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -42,7 +42,7 @@ class Objective:
 
     Args:
         policy: numbers, device and memory format.
-        mean, std: of the images, as :meth:`steadytrain.training.compute.precision.Policy.images` takes them.
+        mean, std: of the images, as :meth:`steadytrain.training.precision.Policy.images` takes them.
         loss: of logits and labels, from :func:`steadytrain.optim.make_loss`.
         num_labels: of which an image may have several; None: it has one class.
     """

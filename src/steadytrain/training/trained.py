@@ -31,8 +31,8 @@ from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.models.registry import HUB, licence_note, pretrained_licence
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
-from steadytrain.training.compute.precision import Policy, set_products
 from steadytrain.training.device import require_usable
+from steadytrain.training.precision import Policy, set_products
 from steadytrain.training.state import describe_nonfinite
 
 Which = Literal["best", "last"]

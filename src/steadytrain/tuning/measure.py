@@ -31,13 +31,13 @@ from steadytrain.models import Built, Input
 from steadytrain.optim.optimizers import OPTIMIZERS
 from steadytrain.training import build
 from steadytrain.training.build import ALONE
+from steadytrain.training.clock import Clock
 from steadytrain.training.compute.compile import compile_update
 from steadytrain.training.compute.recompute import recompute_parts
+from steadytrain.training.compute.timing import images_per_second, use_fastest_threads, wait_for
 from steadytrain.training.data import DataSets, load, open_data, random_batch
-from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.probe import settle
 from steadytrain.training.profile.rate_finder import find_rate
-from steadytrain.training.profile.timing import images_per_second, use_fastest_threads, wait_for
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 

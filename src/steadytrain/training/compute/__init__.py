@@ -1,1 +1,1 @@
-"""How a pass is computed: number formats, compiled code and graphs, recomputed activations."""
+"""Choices of how an update is computed: timed passes, compiled code and graphs, recomputed activations."""

@@ -33,8 +33,8 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
 from steadytrain.machine.facts import cache_folder
-from steadytrain.training.profile.clock import Clock
-from steadytrain.training.profile.timing import pass_of
+from steadytrain.training.clock import Clock
+from steadytrain.training.compute.timing import pass_of
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Forward, Update, run_operations
 

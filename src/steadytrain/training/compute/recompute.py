@@ -25,10 +25,10 @@ from torch.utils.checkpoint import checkpoint
 
 from steadytrain.config import Recipe
 from steadytrain.errors import ModelError
-from steadytrain.training.compute.usage import other_generators
 from steadytrain.training.data import random_batch
 from steadytrain.training.state import State, buffers_of, preserve_buffers, preserve_process
 from steadytrain.training.step import Update
+from steadytrain.training.usage import other_generators
 
 TRIED = 2
 """Images of the pass that is looked at."""

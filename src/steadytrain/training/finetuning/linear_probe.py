@@ -23,7 +23,7 @@ from steadytrain.errors import ModelError
 from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
-from steadytrain.training.session import Session
+from steadytrain.training.session.session import Session
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Candidates for the weight of half the squared norm, of features whose mean square is 1; the strongest first."""

@@ -16,9 +16,9 @@ from steadytrain.config.phases import parse_train
 from steadytrain.errors import RecipeError
 from steadytrain.format import count, duration, rate
 from steadytrain.training import build
+from steadytrain.training.compute.timing import timed, use_fastest_threads
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
 from steadytrain.training.finetuning.linear_probe import FEATURE_BATCH, find_linear
-from steadytrain.training.profile.timing import timed, use_fastest_threads
 from steadytrain.training.state import preserve_process
 
 PLANNED = (

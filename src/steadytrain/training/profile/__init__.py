@@ -1,1 +1,1 @@
-"""Where the seconds of training go, and how fast its parts are: clock, timed passes, bench, probe."""
+"""How fast the parts of training are: bench, probe, the cost of a step, the learning rate found by a sweep."""

@@ -25,12 +25,13 @@ from steadytrain.distributed.world import World
 from steadytrain.machine import facts
 from steadytrain.models.build import Built
 from steadytrain.training import build
+from steadytrain.training.clock import COMPUTE
 from steadytrain.training.compute.compile import compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
+from steadytrain.training.compute.timing import peak_flops, timed, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.profile.clock import COMPUTE
+from steadytrain.training.device import seconds_between, tick
 from steadytrain.training.profile.step_cost import Operations
-from steadytrain.training.profile.timing import peak_flops, seconds_between, tick, timed, wait_for
 from steadytrain.training.state import State, preserve_process
 from steadytrain.training.step import Update, share_of
 

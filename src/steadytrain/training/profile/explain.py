@@ -16,9 +16,9 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World
 from steadytrain.events import Started
 from steadytrain.training import build
-from steadytrain.training.compute.precision import DTYPES
 from steadytrain.training.compute.recompute import Recomputed, recompute_parts
 from steadytrain.training.data import open_data, random_batch
+from steadytrain.training.precision import DTYPES
 from steadytrain.training.state import preserve_process
 from steadytrain.training.step import images_per_rank, share_of
 

@@ -23,7 +23,7 @@ from steadytrain.models import first_epochs
 from steadytrain.training import build
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.data import load, open_data
-from steadytrain.training.session import set_phase
+from steadytrain.training.session.session import set_phase
 from steadytrain.training.state import preserve_process
 
 LOWEST, HIGHEST = 1e-6, 10.0

@@ -22,9 +22,10 @@ from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
 from steadytrain.training import build
+from steadytrain.training.compute.timing import Pass, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
+from steadytrain.training.device import seconds_between, tick
 from steadytrain.training.profile.bench import Trained, set_up, time_updates
-from steadytrain.training.profile.timing import Pass, seconds_between, tick, wait_for
 
 SMALLER = 4
 """The other batch is a quarter of the first: two sizes tell which seconds do not shrink with the batch."""

@@ -25,13 +25,14 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.errors import first_line
 from steadytrain.events import StepMeasured
 from steadytrain.machine import facts
-from steadytrain.training.compute.precision import Policy
-from steadytrain.training.compute.usage import network_line
+from steadytrain.training.clock import WARM_UP
+from steadytrain.training.compute.timing import Pass, Seconds, peak_flops, wait_for
 from steadytrain.training.data import DeviceBatch
-from steadytrain.training.profile.clock import WARM_UP
-from steadytrain.training.profile.timing import Pass, Seconds, peak_flops, seconds_between, tick, wait_for
-from steadytrain.training.session import Session
+from steadytrain.training.device import seconds_between, tick
+from steadytrain.training.precision import Policy
+from steadytrain.training.session.session import Session
 from steadytrain.training.state import preserve_process
+from steadytrain.training.usage import network_line
 
 SECONDS = 0.3
 """For the machine's peak, once in a process."""

@@ -27,7 +27,7 @@ from steadytrain.format import count
 from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models.weights import NETWORK_ERRORS
-from steadytrain.training.compute.precision import Policy, compute_in_fp32
+from steadytrain.training.precision import Policy, compute_in_fp32
 from steadytrain.training.state import preserve_buffers, preserve_process
 
 TOLERANCE = 0.03

@@ -34,13 +34,13 @@ from steadytrain.models import Built, Input, first_epochs, set_train_mode
 from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
+from steadytrain.training.clock import Clock
 from steadytrain.training.compute.compile import RecordedWork, compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
+from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, ByServers, Together
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.profile.clock import Clock
-from steadytrain.training.profile.timing import pass_of, use_fastest_threads
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
 from steadytrain.training.step import Share, Update, images_per_rank, share_of
 from steadytrain.training.writer import Writer

@@ -24,8 +24,8 @@ import steadytrain
 from steadytrain.errors import first_line
 from steadytrain.format import count, few
 from steadytrain.models.weights import NETWORK_ERRORS
-from steadytrain.training.compute.precision import Policy
 from steadytrain.training.data import random_batch
+from steadytrain.training.precision import Policy
 from steadytrain.training.state import preserve_buffers, preserve_process
 
 IMAGES, PASSES = 2, 2

@@ -22,9 +22,9 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
 from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
-from steadytrain.training.compute.precision import DTYPES
 from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.memory import is_out_of_memory
+from steadytrain.training.precision import DTYPES
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Forward, Update
 
@@ -55,20 +55,6 @@ def wait_for(device: torch.device) -> None:
     """Return when the device has done all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def tick(device: torch.device) -> Any:
-    """Mark a moment of the device: a time, or of a GPU an event in its current stream, which nothing waits for."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def seconds_between(began: Any, ended: Any) -> float:
-    """Return the seconds between two ticks, once the device has reached the second."""
-    return float(ended - began) if isinstance(began, float) else float(began.elapsed_time(ended)) / 1000
 
 
 def timed(device: torch.device, work: Callable[[], object], clock: Seconds = time.perf_counter) -> float:

@@ -37,7 +37,7 @@ from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import Facts, look
-from steadytrain.training.loop import Outcome, train
+from steadytrain.training.loop.attempt import Outcome, train
 from steadytrain.training.progress import wants_progress
 
 

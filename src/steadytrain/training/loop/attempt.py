@@ -45,16 +45,16 @@ from steadytrain.monitor.threads import looking
 from steadytrain.monitor.watchdog import StallLimits, Watchdog
 from steadytrain.run import Run, RunProgress
 from steadytrain.training import checkpoints
+from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import join_batches, load
-from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
 from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
+from steadytrain.training.loop.evaluating import is_due, maybe_evaluate, settle_average
 from steadytrain.training.memory import is_out_of_memory
-from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
 from steadytrain.training.progress import show_progress, wants_progress
-from steadytrain.training.session import Session, open_session
+from steadytrain.training.session.session import Session, open_session
 
 Events = Generator[Event, None, str | None]
 
