@@ -32,7 +32,7 @@ class ModelFacts(TypedDict):
     size: NotRequired[int]
 
 
-class MachineFacts(TypedDict):
+class StartMachine(TypedDict):
     """Keys of ``Started.machine`` that readers compute with."""
 
     device: NotRequired[str]
@@ -189,7 +189,7 @@ class Started(Event):
     growth: Sequence[Sequence[int]] = field(default_factory=list, metadata={SHAPE: Sequence[tuple[int, int, int]]})
     data: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: DataFacts})
     model: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: ModelFacts})
-    machine: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: MachineFacts})
+    machine: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: StartMachine})
     startup: Mapping[str, float] = field(default_factory=dict)
     startup_waits: Mapping[str, float] = field(default_factory=dict)
     startup_disk_bytes: int | None = None
