@@ -22,7 +22,7 @@ from steadytrain.events import Compiled, Step
 from steadytrain.reports.schedule import forecast
 from steadytrain.run import Run
 from steadytrain.training import steps, train
-from steadytrain.training.session.session import open_session
+from steadytrain.training.session.opening import open_session
 from steadytrain.training.trained import restore
 from steadytrain.training.views import with_size
 
