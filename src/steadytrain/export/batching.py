@@ -9,7 +9,7 @@ received or decoded, or when its first image has been ready for ``max_wait`` sec
 that is not on its way. While the network is busy the next batch gathers by itself. An image whose request was given up
 is dropped before it is decoded, and again before it is computed.
 
-The squares and the outputs are those of :func:`steadytrain.training.inference.predict`; in a batch of several the last
+The squares and the outputs are those of :func:`steadytrain.training.predict`; in a batch of several the last
 bits of an output may differ, as another kernel may compute them.
 """
 
