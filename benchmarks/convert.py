@@ -44,7 +44,7 @@ from steadytrain.config import Model
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.training import restore
-from steadytrain.training.convert import convert_from_mxnet, convert_to_mxnet
+from steadytrain.training.inference.convert import convert_from_mxnet, convert_to_mxnet
 
 PEERS = Path(__file__).resolve().parent / "peers"
 STEADY = (sys.executable, "-m", "steadytrain")

@@ -27,7 +27,8 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.machine import facts
 from steadytrain.run import Run
 from steadytrain.training.data import DeviceBatch, load
-from steadytrain.training.session.session import Session, open_session
+from steadytrain.training.session.opening import open_session
+from steadytrain.training.session.session import Session
 
 CASES = {"resnet50": ("timm/resnet50", 16), "resnet18": ("timm/resnet18", 16)}
 

@@ -105,7 +105,7 @@ def _run(tensors: int, steps: int, records: str, folder: str, ranks: int, group:
 def _rest_the_feed(steps: int) -> None:
     """Let each update have the first batch again, and the run leave its step unmeasured."""
     from steadytrain.training.data import DeviceBatch
-    from steadytrain.training.loop import attempt as module
+    from steadytrain.training.loop import updates as module
     from steadytrain.training.profile.step_cost import StepMeasuring
 
     loop: Any = module

@@ -39,7 +39,7 @@ from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.models.exported import require_library
 from steadytrain.training import Trained, restore
 from steadytrain.training.checkpoints import stage, write_weights
-from steadytrain.training.inference import Files, image_files
+from steadytrain.training.inference.inference import Files, image_files
 
 HERE = Path(__file__).resolve().parent
 NETWORKS = ("resnet20", "mobilenetv2_100", "resnet18", "mobilenetv3_large_100", "resnet50", "squeezenet1_1")

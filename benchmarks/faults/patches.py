@@ -270,15 +270,15 @@ def uneven_shares(first: int) -> None:
     """The first of two ranks makes so many of the micro-batches, and the other one all the others."""
     from dataclasses import replace
 
-    from steadytrain.training.session import session
+    from steadytrain.training.session import opening
 
-    real = session.own_share
+    real = opening.own_share
 
     def own_share(*arguments: Any) -> Any:
         result = real(*arguments)
         return replace(result, end=first) if result.first == 0 else replace(result, first=first)
 
-    session.own_share = own_share  # type: ignore[assignment]
+    opening.own_share = own_share  # type: ignore[assignment]
 
 
 def of_last_rank(patches: Mapping[str, Any]) -> None:

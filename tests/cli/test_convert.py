@@ -20,7 +20,7 @@ from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.params import read_params
 from steadytrain.interop.mxnet.symbol import write_symbol
 from steadytrain.training import restore
-from steadytrain.training.convert import convert_to_mxnet
+from steadytrain.training.inference.convert import convert_to_mxnet
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ FLOORS = {
         {"transforms"},
     ),
     "monitor": ({""}, {"rules"}, {"process_watch"}),
-    "training": ({""}, {"compute"}, {"session"}, {"profile", "finetuning"}, {"loop"}),
+    "training": ({""}, {"compute", "inference"}, {"session"}, {"profile", "finetuning"}, {"loop"}),
 }
 # Public names of types that have several homes, none of them but one in data or monitor. The list may only shrink.
 SEVERAL_HOMES = {"Array", "Host", "Measured", "Place", "Plan", "Speed", "State", "Trained"}

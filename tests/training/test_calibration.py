@@ -20,8 +20,8 @@ from steadytrain.config import Recipe
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.run import Run
 from steadytrain.training import evaluate, predict, restore, train
-from steadytrain.training.calibration import fit_temperature, require_own_weights
 from steadytrain.training.checkpoints import read_weights
+from steadytrain.training.inference.calibration import fit_temperature, require_own_weights
 from steadytrain.training.metrics import calibration
 
 

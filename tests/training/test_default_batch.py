@@ -16,7 +16,7 @@ from steadytrain.config.defaults import apply_changes, fit_to_data, usual_recipe
 from steadytrain.distributed.world import World
 from steadytrain.events import Started
 from steadytrain.format import per_rank
-from steadytrain.training.session.session import _begun_with, own_share
+from steadytrain.training.session.opening import _begun_with, own_share
 from steadytrain.training.step import images_per_rank, share_of
 
 QUICK = TrainingOptions(model="mlp", epochs=4, device="cpu")

@@ -27,7 +27,7 @@ from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, predict, restore, steps, train
 from steadytrain.training.evaluation import Evaluation, evaluate_module
-from steadytrain.training.inference import Files
+from steadytrain.training.inference.inference import Files
 from steadytrain.training.precision import Policy
 
 

@@ -22,9 +22,9 @@ from steadytrain.events import Compiled, Step
 from steadytrain.reports.schedule import forecast
 from steadytrain.run import Run
 from steadytrain.training import steps, train
-from steadytrain.training.session.session import open_session
-from steadytrain.training.trained import restore
-from steadytrain.training.views import with_size
+from steadytrain.training.inference.trained import restore
+from steadytrain.training.inference.views import with_size
+from steadytrain.training.session.opening import open_session
 
 Weights = Callable[[Path], bytes]
 SIZES = [(0, 16), (24, 40), (48, 24)]

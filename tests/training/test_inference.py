@@ -23,8 +23,8 @@ from steadytrain.data.results.predictions import read_predictions
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.events import Evaluated
 from steadytrain.models.class_names import imagenet_synsets
-from steadytrain.training.inference import open_evaluation_data
-from steadytrain.training.trained import Trained, find_pretrained
+from steadytrain.training.inference.inference import open_evaluation_data
+from steadytrain.training.inference.trained import Trained, find_pretrained
 
 NAME, REPOSITORY = "timm/test_resnet.r160_in1k", "models--timm--test_resnet.r160_in1k"
 CAT, LYNX, TENCH = 285, 287, 0

@@ -21,8 +21,8 @@ from steadytrain.events import Evaluated, Event, Noticed, Started
 from steadytrain.run import Run
 from steadytrain.training import build, evaluate, predict, restore, steps, train
 from steadytrain.training.data import open_data
+from steadytrain.training.inference.views import Views
 from steadytrain.training.profile.explain import explain
-from steadytrain.training.views import Views
 
 LABELS = ("even", "large", "round")
 REST = {"model": {"name": "digits"}, "budget": {"epochs": 1}, "batch_size": 8}

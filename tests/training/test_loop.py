@@ -33,7 +33,7 @@ from steadytrain.events import (
 from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
-from steadytrain.training.loop import attempt
+from steadytrain.training.loop import updates as loop
 from steadytrain.training.state import Meters
 
 Weights = Callable[[Path], bytes]
@@ -64,7 +64,7 @@ def test_a_run_tells_its_whole_story_in_order(recipe: Recipe, tmp_path: Path) ->
 def test_all_old_objects_are_searched_for_garbage_at_log_lines_alone(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "LEAST_UNCOLLECTED", 5)
+    monkeypatch.setattr(loop, "LEAST_UNCOLLECTED", 5)
     before, updates, searched, kept = gc.get_threshold(), [0], list[int](), list[object]()
 
     def look(phase: str, about: dict[str, int]) -> None:

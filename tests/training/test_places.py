@@ -22,7 +22,7 @@ from steadytrain.events import Evaluated
 from steadytrain.run import Run
 from steadytrain.training import evaluate, restore, train
 from steadytrain.training.data import DataSets, open_data
-from steadytrain.training.inference import open_evaluation_data
+from steadytrain.training.inference.inference import open_evaluation_data
 
 NUMBERS = [str(number) for number in range(12)]
 SORTED = sorted(NUMBERS)

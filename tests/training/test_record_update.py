@@ -29,7 +29,8 @@ from steadytrain.training import build, train
 from steadytrain.training.compute import compile
 from steadytrain.training.compute.compile import WARM_UP, RecordedWork
 from steadytrain.training.data import load
-from steadytrain.training.session.session import Session, open_session
+from steadytrain.training.session.opening import open_session
+from steadytrain.training.session.session import Session
 from steadytrain.training.state import State
 
 UPDATES = 9

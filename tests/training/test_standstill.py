@@ -19,7 +19,7 @@ from steadytrain.monitor.watchdog import StallLimits
 from steadytrain.run import Run
 from steadytrain.training.data import open_data
 from steadytrain.training.loop import attempt
-from steadytrain.training.session import session
+from steadytrain.training.session import opening
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes with names")
 
@@ -47,7 +47,7 @@ def _steady(where: str, pipe: Path, words: list[str]) -> int:
 
     patch = pytest.MonkeyPatch()  # of a process of its own
     patch.setattr(Records, "image", image_of_a_disk_that_hangs)
-    patch.setattr(session, "open_data", open_on_a_disk_that_hangs)
+    patch.setattr(opening, "open_data", open_on_a_disk_that_hangs)
     patch.setattr(attempt, "StallLimits", patience)
     patch.setattr(attempt, "START_SECONDS", 3 if where == "start" else 60)
     return main(words)

@@ -18,7 +18,8 @@ from steadytrain.machine import facts
 from steadytrain.run import Run
 from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.profile.step_cost import measure_step
-from steadytrain.training.session.session import Session, open_session
+from steadytrain.training.session.opening import open_session
+from steadytrain.training.session.session import Session
 
 Write = Callable[[str], ModuleType]
 

@@ -14,7 +14,7 @@ from steadytrain.config import Recipe
 from steadytrain.errors import InputError, ModelError
 from steadytrain.run import Run
 from steadytrain.training import evaluate, restore, train
-from steadytrain.training.views import Views, fixres_size, with_size, with_views
+from steadytrain.training.inference.views import Views, fixres_size, with_size, with_views
 
 
 class Corner(nn.Module):

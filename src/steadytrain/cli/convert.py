@@ -64,8 +64,8 @@ def convert(
     mean, std = read_colours("--rgb-mean", rgb_mean), read_colours("--rgb-std", rgb_std, above=0.0)
     if symbol is not None and place.endswith(".json"):
         place, symbol = str(symbol), Path(place)
-    from steadytrain.training import convert as conversion
-    from steadytrain.training.trained import is_mxnet, restore
+    from steadytrain.training.inference import convert as conversion
+    from steadytrain.training.inference.trained import is_mxnet, restore
 
     if place.endswith(".states"):
         if symbol is None:

@@ -131,8 +131,8 @@ def evaluate(
     """
     from steadytrain.data.results.predictions import require_writable
     from steadytrain.training import evaluate as evaluate_on
-    from steadytrain.training.inference import open_evaluation_data
-    from steadytrain.training.trained import read_class_file
+    from steadytrain.training.inference.inference import open_evaluation_data
+    from steadytrain.training.inference.trained import read_class_file
 
     altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
     altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std}
@@ -309,7 +309,7 @@ def predict(
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
     from steadytrain.training import predict as predict_each
-    from steadytrain.training.inference import Files
+    from steadytrain.training.inference.inference import Files
 
     if csv is not None and str(csv) != "-" and (csv.suffix.lower() != ".csv" or not csv.parent.is_dir()):
         raise InputError(f"--csv is {csv}; it must be a name that ends in .csv, in a folder that is there, or -")
@@ -394,7 +394,7 @@ def with_input(trained: Trained, size: str | None, tta: str | None) -> tuple[Tra
     """Return weights that see images at another size, or in several views; and what was chosen, for the document."""
     if size is None and tta is None:
         return trained, {}
-    from steadytrain.training.views import with_size, with_views
+    from steadytrain.training.inference.views import with_size, with_views
 
     chosen: dict[str, object] = {}
     if size is not None:
@@ -441,7 +441,7 @@ def restore_weights(
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
     from steadytrain.training import restore
-    from steadytrain.training.trained import find_pretrained
+    from steadytrain.training.inference.trained import find_pretrained
 
     if (name := find_pretrained(place)) is not None:
         require_licence(Model(name, pretrained=True), accepted=accepted)

@@ -73,7 +73,7 @@ def export(
         raise InputError(f"--max-loss is {max_loss:g}; it must be from 0 to 100 points")
     require_range("--images", images, 100_000_000)
     from steadytrain.export.export import export_model, kind_of
-    from steadytrain.training.trained import find_pretrained
+    from steadytrain.training.inference.trained import find_pretrained
 
     kind_of(output)
     if (name := find_pretrained(place)) is not None:

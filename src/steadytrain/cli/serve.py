@@ -96,7 +96,7 @@ def serve(
     from steadytrain.export.http_server import listen
     from steadytrain.export.http_server import serve as serve_model
     from steadytrain.export.serve import ServeSettings
-    from steadytrain.training.trained import find_pretrained
+    from steadytrain.training.inference.trained import find_pretrained
 
     settings = ServeSettings(
         threads=default_threads(pin=True) if threads is None else threads,

@@ -11,7 +11,7 @@ that is not on its way. While the network is busy the next batch gathers by itse
 is dropped before it is decoded, and again before it is computed. Large images have threads of their own: however many
 of them wait, small ones are decoded meanwhile.
 
-The squares and the outputs are those of :func:`steadytrain.training.inference.predict`; in a batch of several the last
+The squares and the outputs are those of :func:`steadytrain.training.predict`; in a batch of several the last
 bits of an output may differ, as another kernel may compute them.
 """
 

@@ -40,8 +40,8 @@ from steadytrain.models.registry import find
 from steadytrain.models.weights import load_weights, read_weights
 from steadytrain.training import build
 from steadytrain.training.data import open_records
+from steadytrain.training.inference.trained import restore
 from steadytrain.training.precision import to_channels_last
-from steadytrain.training.trained import restore
 
 RunEngine = Callable[[Tensor], Any]
 

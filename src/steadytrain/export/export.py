@@ -40,9 +40,9 @@ from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
-from steadytrain.training.inference import EvaluationData, Files, open_evaluation_data
+from steadytrain.training.inference.inference import EvaluationData, Files, open_evaluation_data
+from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.state import describe_nonfinite
-from steadytrain.training.trained import Trained, Which, restore
 
 FileKind = Literal["onnx", "xml", "pt2", "engine", "safetensors", "folder"]
 

@@ -2,17 +2,17 @@
 
 from steadytrain.distributed.process_group import Group as Group
 from steadytrain.distributed.process_group import init_group as init_group
-from steadytrain.training.calibration import calibrate as calibrate
 from steadytrain.training.evaluation import Evaluation as Evaluation
-from steadytrain.training.feature_vectors import features as features
-from steadytrain.training.inference import Prediction as Prediction
-from steadytrain.training.inference import evaluate as evaluate
-from steadytrain.training.inference import predict as predict
+from steadytrain.training.inference.calibration import calibrate as calibrate
+from steadytrain.training.inference.feature_vectors import features as features
+from steadytrain.training.inference.inference import Prediction as Prediction
+from steadytrain.training.inference.inference import evaluate as evaluate
+from steadytrain.training.inference.inference import predict as predict
+from steadytrain.training.inference.trained import Trained as Trained
+from steadytrain.training.inference.trained import restore as restore
 from steadytrain.training.loop.attempt import Outcome as Outcome
 from steadytrain.training.loop.attempt import repeat as repeat
 from steadytrain.training.loop.attempt import steps as steps
 from steadytrain.training.loop.attempt import train as train
 from steadytrain.training.loop.defaults import default_recipe as default_recipe
 from steadytrain.training.loop.defaults import finetune as finetune
-from steadytrain.training.trained import Trained as Trained
-from steadytrain.training.trained import restore as restore

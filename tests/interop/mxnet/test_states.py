@@ -17,7 +17,7 @@ from steadytrain.interop.mxnet.params import write_params
 from steadytrain.interop.mxnet.states import read_states
 from steadytrain.interop.mxnet.symbol import parse_symbol, write_symbol
 from steadytrain.training.checkpoints import read_weights
-from steadytrain.training.convert import convert_states
+from steadytrain.training.inference.convert import convert_states
 
 FORMS = [pickle.dumps({0: None}), pickle.dumps({0: None, 1: bytearray(b"abc")}, protocol=2)]
 

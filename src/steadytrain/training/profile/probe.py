@@ -30,7 +30,8 @@ from steadytrain.training.compute.compile import record_update
 from steadytrain.training.compute.timing import images_per_second
 from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.profile.step_cost import measure_step
-from steadytrain.training.session.session import Session, open_session
+from steadytrain.training.session.opening import open_session
+from steadytrain.training.session.session import Session
 from steadytrain.training.state import preserve_process
 
 SECONDS = 15.0

@@ -23,9 +23,9 @@ from steadytrain.format import count
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.evaluation import Evaluation
-from steadytrain.training.inference import EvaluationData, evaluate, open_evaluation_data
+from steadytrain.training.inference.inference import EvaluationData, evaluate, open_evaluation_data
+from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.metrics import calibration_of
-from steadytrain.training.trained import Trained, Which, restore
 
 LEAST, MOST = 0.05, 20.0
 """Temperatures between which the best one must lie: beyond, nearly every image is right, or the model is no better than

@@ -17,9 +17,9 @@ from steadytrain.errors import DataError, ModelError
 from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.data import load
-from steadytrain.training.inference import PREDICTED_AT_ONCE, PREDICTED_PIXELS, Files, Images
+from steadytrain.training.inference.inference import PREDICTED_AT_ONCE, PREDICTED_PIXELS, Files, Images
+from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.trained import Trained, restore
 
 
 def features(

@@ -33,7 +33,7 @@ from steadytrain.interop.mxnet.trace import export_symbol
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.training.checkpoints import stage, write_weights
-from steadytrain.training.trained import Trained
+from steadytrain.training.inference.trained import Trained
 
 _EPOCH = re.compile(r"(.+)-\d{4,}$")
 

@@ -20,7 +20,7 @@ from steadytrain.config.batches import parse_sizes
 from steadytrain.errors import InputError, ModelError, RunError, did_you_mean, first_line
 from steadytrain.models.exported import SUFFIXES
 from steadytrain.run import Run
-from steadytrain.training.trained import Trained
+from steadytrain.training.inference.trained import Trained
 
 Tta = Literal["flip", "five-crop", "ten-crop"]
 STEP = 32

@@ -30,8 +30,8 @@ from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.data import are_values, load, match_places, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module, logits_of, write_per_image
+from steadytrain.training.inference.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 
 
 @dataclass(frozen=True)

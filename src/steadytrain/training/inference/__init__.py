@@ -1,0 +1,1 @@
+"""Trained weights in use: restored, evaluated, asked for predictions and features, calibrated, converted."""

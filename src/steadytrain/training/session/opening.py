@@ -1,0 +1,476 @@
+"""The start of an attempt, stage by stage: device, images, network, state, work; together they are a session."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from steadytrain.config import Data, Recipe, schedules
+from steadytrain.config.plain import build as build_part
+from steadytrain.cost.bill import BillPart, merge_parts, part_of, parts_from
+from steadytrain.cost.prices import known_price
+from steadytrain.data.loader import ImageLoader, Placement
+from steadytrain.distributed.async_engine import AsyncEngine
+from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.ray_cluster import Cluster
+from steadytrain.distributed.world import World
+from steadytrain.errors import RunError
+from steadytrain.events import Compiled, EventLog, Halved, Saved
+from steadytrain.models import Built, Input, first_epochs
+from steadytrain.run import Run
+from steadytrain.training import build, checkpoints
+from steadytrain.training.clock import Clock
+from steadytrain.training.compute.compile import RecordedWork, compile_update, record_update
+from steadytrain.training.compute.recompute import recompute_parts
+from steadytrain.training.compute.timing import pass_of, use_fastest_threads
+from steadytrain.training.consensus import Alone, ByServers, Together
+from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.memory import PassLimit
+from steadytrain.training.session.session import Laps, Session, StartLedger, set_phase
+from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
+from steadytrain.training.step import Share, Update, images_per_rank, share_of
+from steadytrain.training.writer import Writer
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What every stage is given: the run, who trains it, and where seconds, notices and things to close go.
+
+    ``allow_import``, ``group`` and ``cluster`` as of :func:`.loop.attempt.steps`.
+    """
+
+    run: Run
+    log: EventLog
+    allow_import: bool | None
+    group: Group | None
+    cluster: Cluster | None
+    start: StartLedger
+    stack: ExitStack
+    notices: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    halved: queue.SimpleQueue[Halved] = field(default_factory=queue.SimpleQueue)
+    choices: queue.SimpleQueue[Placement] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe
+
+    @property
+    def world(self) -> World:
+        if self.cluster is not None:
+            return self.cluster.world
+        return build.ALONE if self.group is None else self.group.world
+
+    def notice(self, line: str) -> None:
+        """Keep a line for the user."""
+        self.notices.put(line)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stage 1: the device and the process, set up; ``machine``: facts, to which later stages add theirs.
+
+    ``saved``: the newest checkpoint, None at the beginning of a run; ``before``: facts of the machine in it;
+    ``sharing``: ranks on the same cores.
+    """
+
+    device: torch.device
+    saved: dict[str, Any] | None
+    before: dict[str, Any] | None
+    machine: dict[str, Any]
+    gpus: list[dict[str, Any]]
+    sharing: int
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Stage 2: the data, open, and this rank's share of each batch."""
+
+    data: DataSets
+    share: Share
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Stage 3: the network and its input."""
+
+    built: Built
+    input: Input
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Stage 4: the state, begun or resumed; ``waiting``: first epochs of parameters that are trained later, by name."""
+
+    state: State
+    waiting: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Stage 5: what gives batches, makes updates of them, times them and writes what they come to."""
+
+    feed: ImageLoader
+    val_feed: ImageLoader | None
+    update: Update
+    compiled: Compiled | None
+    clock: Clock
+    writer: Writer[Saved | None]
+
+
+@contextmanager
+def open_session(
+    run: Run,
+    log: EventLog,
+    *,
+    allow_import: bool | None,
+    began: float | None = None,
+    group: Group | None = None,
+    cluster: Cluster | None = None,
+) -> Iterator[Session]:
+    """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
+
+    The caller has locked the run. ``allow_import``, ``began``, ``group`` and ``cluster`` as of
+    :func:`.loop.attempt.steps`.
+    """
+    recipe = run.recipe
+    began = time.perf_counter() if began is None else began
+    process_began = time.time() - (time.perf_counter() - began)
+    price = known_price(recipe.parallel.price)
+    with ExitStack() as stack:
+        attempt = _Attempt(run, log, allow_import, group, cluster, StartLedger(began), stack)
+        attempt.start.passed("process")
+        place = _set_up_device(attempt)
+        images = _open_images(attempt, place)
+        network = _build_network(attempt, place, images)
+        progress = _begin_or_resume(attempt, place, images, network)
+        work = _prepare_update(attempt, place, images, network, progress)
+        state = progress.state
+        session = Session(
+            run=run,
+            log=log,
+            data=images.data,
+            built=network.built,
+            input=network.input,
+            state=state,
+            consensus=_consensus(group, state.engine),
+            update=work.update,
+            compiled=work.compiled,
+            feed=work.feed,
+            val_feed=work.val_feed,
+            val_limit=PassLimit("evaluation", attempt.halved.put),
+            notices=attempt.notices,
+            halved=attempt.halved,
+            choices=attempt.choices,
+            machine=place.machine,
+            gpus=build.sampled_gpus(group, place.gpus),
+            clock=work.clock,
+            start=attempt.start,
+            laps=Laps(),
+            first_epochs=progress.waiting,
+            began=process_began,
+            price=price,
+            earlier=_earlier_parts(run, log, place.saved),
+            deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
+            writer=work.writer,
+            saved=time.monotonic(),
+        )
+        if isinstance(state.engine, AsyncEngine):
+            state.engine.on_numbered = session.set_rates
+        yield session
+
+
+def _set_up_device(attempt: _Attempt) -> _Place:
+    """Read the newest checkpoint, and set up device and process as it was made with."""
+    recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
+    # Workers beside the first take their weights from the servers.
+    saved = None if cluster is not None and world.rank else _newest_checkpoint(attempt.run, group, attempt.notice)
+    before = None if saved is None else saved["about"]["machine"]
+    device = build.prepare_device(recipe, world)
+    if device.type == "cuda":
+        attempt.start.passed("device")
+    attempt.stack.enter_context(preserve_process(device))
+    gpus = build.gpus_of_ranks(group, device)
+    sharing = attempt.stack.enter_context(build.near_gpu(group, device, attempt.notice))
+    if cluster is not None:
+        sharing = world.local_size
+    machine = build.set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
+    return _Place(device, saved, before, machine, gpus, sharing)
+
+
+def _open_images(attempt: _Attempt, place: _Place) -> _Images:
+    """Open the data, and find this rank's share of each batch."""
+    recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
+    data = _open_data(attempt.run.data, recipe.seed, group, attempt.notice)
+    attempt.stack.callback(data.close)
+    if cluster is not None:
+        cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
+    is_together = cluster is None or recipe.parallel.staleness == 0
+    sharers = world if is_together else build.ALONE
+    begun_with = place.before or _begun_with(attempt.run, recipe, sharers, group)
+    share = own_share(recipe, sharers, begun_with, attempt.notice)
+    place.machine["micro_batches"] = share.micro_batches
+    if place.gpus:
+        place.machine["gpus"] = place.gpus
+    if group is not None:
+        place.machine.update(ranks=world.size, hosts=group.hosts, launcher=world.launcher)
+    if cluster is not None:
+        place.machine.update(ranks=world.size, engine="async", servers=cluster.where())
+    if world.size > 1 and is_together:
+        place.machine["images_per_rank"] = images_per_rank(share, world.size)
+    build.require_schedule(recipe, data.num_train)
+    for records in filter(None, (data.train, data.val)):
+        records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
+    attempt.start.passed_data()
+    return _Images(data, share)
+
+
+def _build_network(attempt: _Attempt, place: _Place, images: _Images) -> _Network:
+    """Build the network, with the preprocessing that its run was begun with."""
+    recipe, data, rank = attempt.recipe, images.data, attempt.world.rank
+    torch.manual_seed(recipe.seed)
+    allow_import = not recipe.model.from_file if attempt.allow_import is None else attempt.allow_import
+    built, input = build.model(recipe, data, allow_import=allow_import)
+    begun = None if place.saved is None else _begun_input(attempt.run, attempt.log, attempt.group)
+    if begun is not None and begun != input:  # as under a name of timm's that meant another preprocessing
+        attempt.notice(_kept_input_words(begun, input, built.name))
+        if begun.size != input.size:
+            sized = recipe.with_({"data.size": begun.size})
+            built, _ = build.model(sized, data, allow_import=allow_import)
+        input = begun
+    if rank:
+        torch.manual_seed(recipe.seed + rank)  # the same weights as the others, but dropout of its own
+    attempt.start.passed("model")
+    return _Network(built, input)
+
+
+def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network: _Network) -> _Progress:
+    """Make the state of a run that begins, or that of the checkpoint."""
+    recipe, cluster, allow_import = attempt.recipe, attempt.cluster, attempt.allow_import
+    data, built, input, num_train = images.data, network.built, network.input, images.data.num_train
+    engine = build.engine(recipe, place.device, attempt.group, cluster, num_train=num_train)
+    state = build.state(recipe, built, engine, num_train=num_train, allow_import=allow_import, input=input)
+    if place.saved is None:
+        remarks = build.remarks(recipe, built, input, data, parts=images.share.micro_batches)
+        for note in (*built.notes, *state.policy.notes, *remarks):
+            attempt.notice(note)
+    else:
+        _resume(state, place.saved, recipe, data, attempt.notice)
+    if cluster is not None and cluster.progress is not None:  # the others have trained on
+        step = cluster.progress["step"]
+        state.cursor = Cursor(step, step * recipe.batch_size)
+        if step < recipe.batches(num_train).steps:  # its own running statistics are to settle first
+            state.evaluated = max(state.evaluated, state.cursor.position / num_train)
+    waiting = first_epochs(built, recipe.model.train, epochs=recipe.batches(num_train).images / num_train)
+    if waiting:
+        set_phase(recipe, built, waiting, state.cursor.position / num_train)
+    return _Progress(state, waiting)
+
+
+def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: _Network, progress: _Progress) -> _Work:
+    """Open the loaders, make the update, and choose how it is computed: recomputing, threads, compiling, a graph."""
+    recipe, group, notice, start = attempt.recipe, attempt.group, attempt.notice, attempt.start
+    data, state, share, input = images.data, progress.state, images.share, network.input
+    feed, val_feed = build.feeds(recipe, data, input, state, share, notice, attempt.choices.put, sharing=place.sharing)
+    attempt.stack.callback(feed.close)
+    if val_feed is not None:
+        attempt.stack.callback(val_feed.close)
+    place.machine["feed_threads"] = feed.threads
+    writer: Writer[Saved | None] = Writer(place.device)
+    attempt.stack.callback(writer.close)
+    clock = build.clock(place.device, start.began)
+    loss = build.loss(recipe, data, place.device, allow_import=attempt.allow_import)
+    update = build.update(
+        recipe,
+        network.built,
+        build.training_input(recipe, input, data.num_train, state.cursor.position),
+        state,
+        clock,
+        share,
+        num_classes=len(data.classes),
+        num_labels=data.num_labels,
+        loss=loss,
+        allow_import=attempt.allow_import,
+        limit=PassLimit(
+            "update",
+            attempt.halved.put,
+            _images_at_once(attempt.run, group),
+            mode="halve" if group is None else "restart",
+        ),
+    )
+    start.passed("state")
+    if recompute_parts(recipe, update, state, notice) is not None:
+        start.passed("recompute")
+    with clock.within("warmup"):
+        if group is not None:
+            _agree_on_passes(update, state, group)
+        if place.saved is None and group is None and attempt.cluster is None:
+            place.machine.update(use_fastest_threads(recipe, update, state, notice))
+            start.passed("threads")
+        update, compiled = compile_update(recipe, update, state, group, notice)
+        if recipe.precision.compile != "none":
+            place.machine.update({} if compiled is None else {"compile": compiled.mode})
+            start.passed("compile")
+    update = record_update(recipe, update, state, group, notice)
+    if isinstance(update.work, RecordedWork):
+        attempt.stack.callback(update.work.close)
+    build.notice_change(place.before, place.machine, "compile", notice)
+    return _Work(feed, val_feed, update, compiled, clock, writer)
+
+
+def _consensus(group: Group | None, engine: Engine) -> Alone:
+    if isinstance(engine, AsyncEngine) and engine.is_synchronous:
+        return ByServers(engine)
+    return Alone() if group is None else Together(group)
+
+
+def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[BillPart]:
+    """Return what the attempts before this one used, as the checkpoint and the events tell."""
+    saved_parts = json.loads(saved["about"].get("spent", "[]")) if saved else []
+    spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]
+    logged = [part_of(started, seconds=last - (started.began or started.time)) for started, last in spans]
+    return merge_parts(parts_from(saved_parts), logged)
+
+
+def _begun_input(run: Run, log: EventLog, group: Group | None) -> Input | None:
+    """Return the preprocessing of the attempt before, which the weights have learned; None where it is not known."""
+    earlier = [started for attempt, (started, _) in sorted(run.progress().spans.items()) if attempt < log.attempt]
+    values = earlier[-1].model.get("input") if earlier else None
+    if group is not None:
+        values = group.all_gather_json(values)[0]
+    return build_part(Input, values) if values else None
+
+
+def _kept_input_words(begun: Input, now: Input, name: str) -> str:
+    """Say in what the preprocessing that a run began with differs from the one that a new run would have."""
+    words = []
+    for key, value in vars(begun).items():
+        if value != (other := getattr(now, key)):
+            old, new = (" ".join(f"{v:g}" for v in x) if isinstance(x, tuple) else f"{x}" for x in (value, other))
+            words.append(f"{key} {old}, not {new}")
+    return (
+        f"images are prepared as when this run began ({'; '.join(words)}), though {name} has others by now: a new run"
+        " takes these"
+    )
+
+
+def _images_at_once(run: Run, group: Group | None) -> int | None:
+    """Return how many images the memory had room for in updates before, on the rank with the least; None: for all."""
+    if group is None:
+        return run.progress().images_at_once
+    halved = [event.images for event in run.events(group.world.rank, condensed=True) if isinstance(event, Halved)]
+    return min(filter(None, group.all_gather_json(min(halved, default=None))), default=None)
+
+
+def _agree_on_passes(update: Update, state: State, group: Group) -> None:
+    """Find by a pass over drawn images, before the first update, how many of them each rank has memory for.
+
+    Nothing is exchanged in such a pass, so no rank waits for one whose memory runs out. It leaves no trace, and has
+    room beside it for what most optimizers keep: two numbers for each parameter. Batch norms that wait for those of
+    other ranks cannot be tried.
+
+    Raises:
+        RankLostError: another rank has no memory for one image; FailedError: this one has not.
+    """
+    limit, size = update.limit, update.share.size
+    assert limit is not None
+    device, limit_here = state.engine.device, replace(limit, mode="halve")
+    is_synchronous = any(type(part).__name__.startswith("Synchronous") for part in state.module.modules())
+    has_own_pass = not (is_synchronous or state.engine.is_sharded)
+    with group.all_or_none(), preserve_process(device), preserve_buffers(state.module):
+        if has_own_pass:
+            num_moments = 0 if state.optimizer.state else 2
+            spare = [torch.empty_like(parameter) for parameter in update.parameters for _ in range(num_moments)]
+            alone = replace(update, call=state.module)
+            limit_here.fit(lambda at_once: pass_of(alone, state, at_once).seconds(), size)
+            del spare
+    limit.images = limit_here.images
+    least = min(group.all_gather_json(limit_here.at_once(size)))
+    if least < limit.at_once(size):
+        limit.agree(least)
+
+
+def _seconds_before(run: Run, recipe: Recipe) -> float:
+    """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
+    times: dict[int, list[float]] = {}
+    for event in run.events(condensed=True) if recipe.budget.minutes else ():
+        times.setdefault(event.attempt, []).append(event.time)
+    return sum(seen[-1] - seen[0] for attempt, seen in times.items() if attempt)
+
+
+def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
+    """The part of each batch that is this rank's; ``before``: facts of the machine in the checkpoint, if any."""
+    count = (before or {}).get("micro_batches")
+    waiting = {"model.batch_norm=synchronous": recipe.model.batch_norm == "synchronous"}
+    waiting["parallel.shard"] = recipe.parallel.shard
+    even_for = next((key for key, waits in waiting.items() if waits), "")
+    share = share_of(world, recipe.batch_size, recipe.optim.accumulate, count, even_for=even_for)
+    if count not in (None, share.micro_batches):
+        notice(
+            f"an update had {count} micro-batches, fewer than there are ranks, and has {share.micro_batches}:"
+            " batch norms see smaller ones from here on"
+        )
+    return share
+
+
+def _begun_with(run: Run, recipe: Recipe, world: World, group: Group | None) -> dict[str, Any] | None:
+    """Return the micro-batches that a run without a checkpoint was begun with, if its batch does not suit these ranks.
+
+    The batch is that of the ranks that began it, and those of now share its micro-batches as after a checkpoint.
+    """
+    if recipe.batch_size % (recipe.optim.accumulate * world.size) == 0:
+        return None
+    started = run.progress().started if world.is_first else None
+    count = None if started is None else started.machine.get("micro_batches")
+    return {"micro_batches": count if group is None else group.all_gather_json(count)[0]}
+
+
+def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    """Load the newest intact checkpoint; of several ranks the first reads it, and sends it to the others."""
+    saved = None
+    with nullcontext() if group is None else group.all_or_none():
+        if (group is None or group.world.is_first) and (place := checkpoints.newest(run.checkpoints, notice)):
+            saved = checkpoints.load(place)
+    if group is None:
+        return saved
+    plain, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
+    return None if plain is None else checkpoints.join(plain, tensors)
+
+
+def _open_data(named: Data, seed: int, group: Group | None, notice: Callable[[str], None]) -> DataSets:
+    """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
+    open_here = partial(open_data, named, seed=seed, say=notice)
+    if group is None:
+        return open_here()
+    data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)
+    about = data.about()
+    group.require_same("other images", [about["train_digest"], about["val_digest"]])
+    return data
+
+
+def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets, notice: Callable[[str], None]) -> None:
+    """Load what was saved by the same recipe on the same data. Raises RunError where it was by others."""
+    about = saved["about"]
+    if about["digest"] != recipe.digest:
+        raise RunError(
+            f"the checkpoint belongs to a run of another recipe (model {about['model']}, digest {about['digest']};"
+            f" this run: {recipe.model.name}, {recipe.digest}): remove it, or use the run folder that it came from"
+        )
+    if about["train_digest"] != data.train.digest:
+        raise RunError(
+            f"{data.train.path} has changed since this run was started (digest {data.train.digest}, was"
+            f" {about['train_digest']}): choose another --run folder, or put the old data back"
+        )
+    state.load_state_dict(saved)
+    if about["val_digest"] != data.about()["val_digest"]:
+        notice("the validation data have changed since this run began: the best weights are chosen again")
+        state.best, state.plateau, state.probe = -1.0, schedules.Plateau(drops=state.plateau.drops), None
