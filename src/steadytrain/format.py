@@ -159,18 +159,27 @@ def epoch(value: float) -> str:
     return compact(round(value, 1 if value >= 1 else 2))
 
 
+NO_DATE = "at no date"
+
+
 def when(time: float) -> str:
     """Format a moment in UTC, so that reports made in different places agree.
 
-    >>> when(0)
-    '1970-01-01 00:00:00 UTC'
+    >>> when(0), when(-1e17)
+    ('1970-01-01 00:00:00 UTC', 'at no date')
     """
-    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    try:
+        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OSError, OverflowError, ValueError):  # computed from durations that nobody can have waited
+        return NO_DATE
 
 
 def time_of_day(time: float) -> str:
     """Format a moment as the time of day here, with the date where that is not today's."""
-    moment = datetime.fromtimestamp(time)
+    try:
+        moment = datetime.fromtimestamp(time)
+    except (OSError, OverflowError, ValueError):
+        return NO_DATE
     return f"{moment:%H:%M:%S}" if moment.date() == datetime.now().date() else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 

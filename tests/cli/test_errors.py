@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -483,3 +486,40 @@ def test_too_little_address_space_to_load_torch_is_one_line_with_the_limit(digit
     assert done.returncode == 1 and "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("steady: ")]
     assert "1.5 GB of address space (ulimit -v)" in line and "raise the limit" in line
+
+
+def test_a_working_folder_that_is_gone_is_told(steady: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    output = steady("train", "a.rec")
+    _refused(output, 2, "the folder that this command was started in is gone: change to one that is there")
+
+
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            r"no further file can be opened: [\d,]+ files may be open at once",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file", "/proc/meminfo"),
+            r"cannot read /proc/meminfo \(No such file\)",
+        ),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            "torch is not installed here: pip install torch",
+        ),
+    ],
+)
+def test_what_the_system_lacks_is_one_line(
+    steady: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, fault: Exception, part: str
+) -> None:
+    def fail(words: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("steadytrain.cli._run", fail)
+    output = steady("doctor")
+    assert output.code == 1
+    assert len(output.lines) == 1 and re.match(f"steady: {part}", output.lines[0])

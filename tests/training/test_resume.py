@@ -199,8 +199,11 @@ def test_data_that_changed_since_the_run_began_are_refused(recipe: Recipe, tmp_p
     card = copy.with_suffix(".json")
     digest = next(e for e in run.events() if isinstance(e, Started)).data["train_digest"]
     card.write_text(card.read_text().replace(digest, "0" * len(digest)))
-    with pytest.raises(RunError, match="has changed since this run was started"):
+    images = next(e for e in run.events() if isinstance(e, Started)).data["num_train"]
+    with pytest.raises(RunError) as caught:
         train(run)
+    counts = f"({images} training images, were {images}; digest 000000000000, was {digest[:12]})"
+    assert str(caught.value).startswith(f"{copy} has changed since this run was started {counts}: choose another --run")
 
 
 def test_validation_data_may_change_since_no_weight_depends_on_them(

@@ -197,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
         result = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except SteadyError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(f"{error} ({gone})" if (gone := _gone_words()) else str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail(INTERRUPTED, 130)
     except RuntimeError as error:
@@ -208,10 +208,14 @@ def main(argv: list[str] | None = None) -> int:
         _silence_output()
         return 0
     except (ImportError, MemoryError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return _fail("torch is not installed here: pip install torch, then the same command", 1)
         if isinstance(error, ImportError) and not any(words in str(error) for words in _NO_ROOM):
             raise
         return _fail(_no_memory(error), 1)
     except OSError as error:
+        if problem := _system_words(error):
+            return _fail(problem, 1)
         if error.errno != errno.ENOSPC:
             raise
         _silence_output()
@@ -344,6 +348,32 @@ def _no_memory(error: ImportError | MemoryError) -> str:
             "raise the limit (ulimit -v unlimited)",
         )
     return f"{problem}: {limit}; {remedy}"
+
+
+def _system_words(error: OSError) -> str:
+    """Say what this process may not have, or what is gone from under it; empty where that is not the fault."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        try:
+            import resource
+
+            limit = f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files may be open at once (ulimit -n)"
+        except ImportError:  # Windows
+            limit = str(error.strerror)
+        return (
+            f"no further file can be opened: {limit}; raise the limit (ulimit -n 1024) and run the same command again"
+        )
+    if error.filename is not None and str(error.filename).startswith("/proc/"):
+        return f"cannot read {error.filename} ({error.strerror}): mount /proc here (mount -t proc proc /proc)"
+    return _gone_words()
+
+
+def _gone_words() -> str:
+    """Say that the working folder was deleted, from where no name leads anywhere; empty where it was not."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        return "the folder that this command was started in is gone: change to one that is there"
+    return ""
 
 
 def _silence_output() -> None:

@@ -48,7 +48,8 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
             if event.mean_ap is not None:
                 text += f" mean_ap={event.mean_ap:.4f} exact_match={event.top1:.4f} seconds={event.seconds:.2f}"
             else:
-                text += f" top1={event.top1:.4f} top5={event.top5:.4f} seconds={event.seconds:.2f}"
+                top5 = "" if event.top5 is None else f" top5={event.top5:.4f}"
+                text += f" top1={event.top1:.4f}{top5} seconds={event.seconds:.2f}"
             return f"{text} {pairs({'weights': event.weights} | ({'best': 'yes'} if best else {}))}"
         case Started():
             data, machine = event.data, event.machine

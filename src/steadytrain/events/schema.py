@@ -13,17 +13,17 @@ SHAPE = "shape"
 """Metadata of a field: the type that its values must have in a file, where the annotation says less."""
 
 
-class DataFacts(TypedDict):
+class DataKeys(TypedDict):
     """Keys of ``Started.data`` that readers compute with."""
 
     train: NotRequired[str]
     val: NotRequired[str | None]
     num_train: NotRequired[int]
     num_val: NotRequired[int | None]
-    classes: NotRequired[Sequence[str] | None]
+    classes: NotRequired[Sequence[str]]
 
 
-class ModelFacts(TypedDict):
+class ModelKeys(TypedDict):
     """Keys of ``Started.model`` that readers compute with."""
 
     name: NotRequired[str]
@@ -32,7 +32,7 @@ class ModelFacts(TypedDict):
     size: NotRequired[int]
 
 
-class StartMachine(TypedDict):
+class MachineKeys(TypedDict):
     """Keys of ``Started.machine`` that readers compute with."""
 
     device: NotRequired[str]
@@ -48,7 +48,7 @@ class StartMachine(TypedDict):
     out_of_memory_kills: NotRequired[int | None]
 
 
-class PriceFacts(TypedDict):
+class PriceKeys(TypedDict):
     """Keys of ``Started.price``."""
 
     per_hour: float
@@ -58,14 +58,14 @@ class PriceFacts(TypedDict):
     spent: NotRequired[float | None]
 
 
-class Ran(TypedDict):
+class RanKeys(TypedDict):
     """Seconds of threads on a processor, and ready to run without one."""
 
     ran: float
     queued: float
 
 
-class InBucket(TypedDict):
+class BucketKeys(TypedDict):
     """A value of ``ThreadStats.loop``."""
 
     seconds: float
@@ -73,7 +73,7 @@ class InBucket(TypedDict):
     queued: NotRequired[float]
 
 
-class Place(TypedDict):
+class ThreadPlaceKeys(TypedDict):
     """An entry of ``ThreadStats.places``."""
 
     bucket: str
@@ -82,7 +82,7 @@ class Place(TypedDict):
     place: str
 
 
-class OtherThread(TypedDict):
+class OtherThreadKeys(TypedDict):
     """An entry of ``ThreadStats.others``."""
 
     name: str
@@ -90,7 +90,7 @@ class OtherThread(TypedDict):
     place: str
 
 
-class OtherProcess(TypedDict):
+class OtherProcessKeys(TypedDict):
     """An entry of ``other_processes``."""
 
     pid: NotRequired[int]
@@ -101,7 +101,7 @@ class OtherProcess(TypedDict):
     memory_bytes: NotRequired[float | None]
 
 
-class ServerCalls(TypedDict):
+class ServerCallKeys(TypedDict):
     """An entry of ``ServerStats.servers``."""
 
     seconds: float
@@ -187,14 +187,14 @@ class Started(Event):
     steps_per_epoch: float
     batch_size: int
     growth: Sequence[Sequence[int]] = field(default_factory=list, metadata={SHAPE: Sequence[tuple[int, int, int]]})
-    data: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: DataFacts})
-    model: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: ModelFacts})
-    machine: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: StartMachine})
+    data: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: DataKeys})
+    model: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: ModelKeys})
+    machine: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: MachineKeys})
     startup: Mapping[str, float] = field(default_factory=dict)
     startup_waits: Mapping[str, float] = field(default_factory=dict)
     startup_disk_bytes: int | None = None
     began: float = 0.0
-    price: Mapping[str, Any] | None = field(default=None, metadata={SHAPE: PriceFacts | None})
+    price: Mapping[str, Any] | None = field(default=None, metadata={SHAPE: PriceKeys | None})
 
     @property
     def batches(self) -> Batches:
@@ -462,7 +462,7 @@ class ServerStats(Event):
     pushes: int
     staleness: float
     staleness_max: int
-    servers: Sequence[Mapping[str, float]] = field(default=(), metadata={SHAPE: Sequence[ServerCalls]})
+    servers: Sequence[Mapping[str, float]] = field(default=(), metadata={SHAPE: Sequence[ServerCallKeys]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -515,7 +515,7 @@ class MachineStats(Event):
     disk_busy: float | None = None
     network_bytes: float | None = None
     energy_joules: float | None = None
-    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcess]})
+    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcessKeys]})
     missing: Sequence[str] = ()
 
 
@@ -541,11 +541,11 @@ class ThreadStats(Event):
     looks: int
     cost_seconds: float
     lock_seconds: float
-    loop: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata={SHAPE: Mapping[str, InBucket]})
-    places: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[Place]})
-    compute: Mapping[str, float] | None = field(default=None, metadata={SHAPE: Ran | None})
-    feed: Mapping[str, float] | None = field(default=None, metadata={SHAPE: Ran | None})
-    others: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherThread]})
+    loop: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata={SHAPE: Mapping[str, BucketKeys]})
+    places: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[ThreadPlaceKeys]})
+    compute: Mapping[str, float] | None = field(default=None, metadata={SHAPE: RanKeys | None})
+    feed: Mapping[str, float] | None = field(default=None, metadata={SHAPE: RanKeys | None})
+    others: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherThreadKeys]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -575,7 +575,7 @@ class DeviceStats(Event):
     temperature: float | None = None
     throttled: Sequence[str] = ()
     processes: int | None = None
-    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcess]})
+    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcessKeys]})
     missing: Sequence[str] = ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,18 @@ def test_damaged_states_are_errors(
         read_states(path)
     except ModelError as error:
         assert "\n" not in str(error)
+
+
+def test_a_length_beyond_the_file_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.states"
+    path.write_bytes(pickle.BYTEARRAY8 + (1 << 32).to_bytes(8, "little"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=r"it names 4,294,967,296 bytes and has 0\): name the \.states file$"):
+            read_states(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    path.write_bytes(pickle.dumps({0: bytearray(b"x" * 300)}, protocol=5))
+    with pytest.raises(ModelError, match="state 0"):
+        read_states(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from steadytrain.errors import ModelError, first_line
 from steadytrain.interop.mxnet.params import Array, read_array
@@ -39,6 +39,15 @@ class _Unpickler(pickle._Unpickler):
         if (module, name) == ("_codecs", "encode"):
             return _encode
         raise _RefusedError(f"{module}.{name}")
+
+    def load_bytearray8(self) -> None:
+        """Read a bytearray; Python's own takes the memory that a damaged file asks for, and only then its bytes."""
+        size = int.from_bytes(self.read(8), "little")
+        if len(data := self.read(size)) < size:
+            raise pickle.UnpicklingError(f"it names {size:,} bytes and has {len(data):,}")
+        self.append(bytearray(data))
+
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
 
 
 class _RefusedError(Exception):

@@ -264,7 +264,7 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
         for note in (*built.notes, *state.policy.notes, *remarks):
             attempt.notice(note)
     else:
-        _resume(state, place.saved, recipe, data, attempt.notice)
+        _resume(state, place.saved, attempt.run, recipe, data, attempt.notice)
     if cluster is not None and cluster.progress is not None:  # the others have trained on
         step = cluster.progress["step"]
         state.cursor = Cursor(step, step * recipe.batch_size)
@@ -457,7 +457,9 @@ def _open_data(named: Data, seed: int, group: Group | None, notice: Callable[[st
     return data
 
 
-def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets, notice: Callable[[str], None]) -> None:
+def _resume(
+    state: State, saved: dict[str, Any], run: Run, recipe: Recipe, data: DataSets, notice: Callable[[str], None]
+) -> None:
     """Load what was saved by the same recipe on the same data. Raises RunError where it was by others."""
     about = saved["about"]
     if about["digest"] != recipe.digest:
@@ -466,9 +468,12 @@ def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets,
             f" this run: {recipe.model.name}, {recipe.digest}): remove it, or use the run folder that it came from"
         )
     if about["train_digest"] != data.train.digest:
+        started = run.progress().started
+        before = started.data.get("num_train") if started is not None else None
+        counts = f"{data.num_train:,} training images" + (f", were {before:,}" if before is not None else "")
         raise RunError(
-            f"{data.train.path} has changed since this run was started (digest {data.train.digest}, was"
-            f" {about['train_digest']}): choose another --run folder, or put the old data back"
+            f"{recipe.data.train} has changed since this run was started ({counts}; digest {data.train.digest[:12]},"
+            f" was {str(about['train_digest'])[:12]}): choose another --run folder, or put the old data back"
         )
     state.load_state_dict(saved)
     if about["val_digest"] != data.about()["val_digest"]:
