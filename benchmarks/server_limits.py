@@ -234,7 +234,7 @@ def framing(port: int, args: argparse.Namespace) -> dict[str, Any]:
     """Two lengths for one request."""
     twice = HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
     status, answer, _ = asked(port, twice + get("/health"))
-    return {"status": status, "answers": answer.count(b"HTTP/1.1 ")}
+    return {"status": status, "replies": answer.count(b"HTTP/1.1 ")}
 
 
 def streams(port: int, args: argparse.Namespace) -> dict[str, Any]:

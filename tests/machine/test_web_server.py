@@ -113,6 +113,14 @@ def test_slow_bodies_keep_nobody_out(port: int, monkeypatch: pytest.MonkeyPatch)
         assert all(map(is_open, slow[1:]))
 
 
+def test_clients_that_were_refused_and_go_on_sending_keep_nobody_out(port: int) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(LIMITS.connections):
+            stack.enter_context(connect(port, BODY))
+            time.sleep(0.02)
+        assert asked(port, "/health").endswith(b"alive")
+
+
 def test_a_body_that_comes_fast_is_not_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "SLOW_AFTER", 0.05)
     with contextlib.ExitStack() as stack:

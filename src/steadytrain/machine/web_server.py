@@ -77,7 +77,7 @@ class Limiter:
     """The connections of one server that wait for their clients, those that have waited longest first.
 
     Attributes:
-        idle: without a request.
+        idle: without a request, or with the rest of one that is answered already.
         receiving: with a request whose body is still to come, or whose answer is to be taken.
         num_requests: at hand, but for free paths.
     """
@@ -109,10 +109,11 @@ class LimitedProtocol(H11Protocol):
     def __init__(self, *args: Any, limiter: Limiter, **more: Any) -> None:
         super().__init__(*args, **more)
         self._limiter, self._application = limiter, self.app
-        self.app = self._admit  # type: ignore[assignment]
+        self.app = self._admit
         self._untaken: asyncio.TimerHandle | None = None
         self._queue: OrderedDict[LimitedProtocol, None] | None = None
         self._request: object = None
+        self._refused: object = None
         self._since, self._received = 0.0, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -179,7 +180,8 @@ class LimitedProtocol(H11Protocol):
         limiter, cycle = self._limiter, self.cycle
         queue: OrderedDict[LimitedProtocol, None] | None = None
         if not (is_over or self.transport.is_closing()):
-            if cycle is None or cycle.response_complete:
+            is_answered = cycle is not None and (cycle.response_started or cycle is self._refused)
+            if cycle is None or cycle.response_complete or (is_answered and cycle.more_body):
                 queue = limiter.idle
             elif cycle.more_body or self.flow.write_paused:
                 queue = limiter.receiving
@@ -198,14 +200,16 @@ class LimitedProtocol(H11Protocol):
             error = "the request has both Content-Length and Transfer-Encoding: send one of them"
             await Early({"error": error}, 400)(scope, receive, send)
         elif scope["path"] in limiter.limits.free_paths:
-            await self._application(scope, receive, send)  # type: ignore[arg-type]
+            await self._application(scope, receive, send)
         elif not limiter.has_room(self):
+            self._refused = self.cycle
+            self._note()
             error = f"the server has {limiter.limits.requests} requests at hand, as many as it may: try again"
             await Early({"error": error}, 503, {"retry-after": "1"})(scope, receive, send)
         else:
             limiter.num_requests += 1
             try:
-                await self._application(scope, receive, send)  # type: ignore[arg-type]
+                await self._application(scope, receive, send)
             finally:
                 limiter.num_requests -= 1
 
