@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from steadytrain.config import Budget, Data, Model, Recipe
-from steadytrain.config.strangers import GATES, Gate, is_inner
+from steadytrain.config.strangers import GATES, Gate
 from steadytrain.errors import RecipeError
+from steadytrain.machine.web import is_inner
 from steadytrain.training.data import open_data
 
 RECIPE = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))

@@ -78,6 +78,29 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and ip not in _PROTOCOLS
 
 
+def is_inner(url: str) -> bool:
+    """Return whether an address leads to this machine, its network or a cloud's metadata, as far as its text says.
+
+    >>> is_inner("http://169.254.169.254/a.rec"), is_inner("http://localhost/a"), is_inner("https://example.com/a.rec")
+    (True, True, False)
+    >>> is_inner("http://2852039166/a"), is_inner("http://[::ffff:10.0.0.1]/a"), is_inner("s3://bucket/a.rec")
+    (True, True, False)
+    """
+    parts = split_url(url)
+    if parts is None:
+        return True  # nobody means such an address
+    if parts.scheme.lower() not in ("http", "https"):
+        return False
+    host = (parts.hostname or "").rstrip(".")
+    try:
+        return not is_public(host)
+    except ValueError:
+        # No address: a name. One without a dot, or of digits alone, is the network's or an address in disguise.
+        labels = host.lower().split(".")
+        is_number = all(label.isdigit() or label.startswith("0x") for label in labels)
+        return is_number or len(labels) == 1 or labels[-1] in ("internal", "local", "localhost", "lan", "home", "arpa")
+
+
 def proxies() -> frozenset[Origin]:
     """Return the proxies that this machine is set up with: they may be in its own network."""
     origins = (origin_of(url) for url in urllib.request.getproxies().values() if "://" in url)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.batches import Batches
-from steadytrain.config.strangers import refuse_inner_addresses
 from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
@@ -30,9 +29,10 @@ from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.transforms.operations import to_device
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, RecipeError
 from steadytrain.format import count, few
 from steadytrain.machine.process import opening_data
+from steadytrain.machine.web import is_inner
 from steadytrain.training.clock import Clock
 
 _DIGITS = 10
@@ -160,11 +160,11 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     Raises:
         DataError: nothing there, class lists that differ, fewer than two classes, labels that nothing can learn.
     """
-    refuse_inner_addresses(
+    _refuse_inner_addresses(
         {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}, data.from_file
     )
     named = {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}
-    refuse_inner_addresses(named, data.from_file)
+    _refuse_inner_addresses(named, data.from_file)
     # That an earlier copy is used is no news to a run, whose first event names it.
     prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = _prepare_train(data, prepare)
@@ -513,3 +513,26 @@ def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, cloc
             copying.popleft()
         coming = start()
         yield loaded
+
+
+def _refuse_inner_addresses(values: dict[str, str | Path | None], from_file: frozenset[str]) -> None:
+    """Refuse an address within this machine or its network that only a file names: what answers there trusts us.
+
+    Args:
+        values: keys of ``data`` -> their values.
+        from_file: the keys whose values are a file's.
+
+    Raises:
+        RecipeError: names the key and how to allow it.
+    """
+    for key in sorted(from_file & values.keys()):
+        for address in _addresses(values[key]):
+            if is_inner(address):
+                raise RecipeError(
+                    f"data.{key} of the recipe file leads to {address}, within this machine or its network, and this"
+                    f" command does not name it; to read it, add --set data.{key}={values[key]}"
+                )
+
+
+def _addresses(value: str | Path | None) -> Iterator[str]:
+    yield from (word for word in str(value or "").split(",") if "://" in word)

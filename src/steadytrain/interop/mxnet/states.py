@@ -42,10 +42,11 @@ class _Unpickler(pickle._Unpickler):
 
     def load_bytearray8(self) -> None:
         """Read a bytearray; Python's own takes the memory that a damaged file asks for, and only then its bytes."""
-        size = int.from_bytes(self.read(8), "little")
-        if len(data := self.read(size)) < size:
+        me: Any = self  # what typeshed does not know of Python's own
+        size = int.from_bytes(me.read(8), "little")
+        if len(data := me.read(size)) < size:
             raise pickle.UnpicklingError(f"it names {size:,} bytes and has {len(data):,}")
-        self.append(bytearray(data))
+        me.append(bytearray(data))
 
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
 
