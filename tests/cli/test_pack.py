@@ -149,6 +149,22 @@ def test_nothing_is_overwritten_unless_forced(photos: Path, capsys: pytest.Captu
     assert Path("out.rec").read_bytes() != before
 
 
+def test_the_same_command_again_finds_its_files(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["pack", "photos", "out", "--val-fraction", "0.3"]
+    assert main(command) == 0
+    before = [path.stat().st_mtime_ns for path in sorted(Path().glob("out*"))]
+    first = capsys.readouterr().out
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == first
+    assert "out-train.rec is packed already, from these images with these settings: it stays" in again.err
+    assert [path.stat().st_mtime_ns for path in sorted(Path().glob("out*"))] == before
+    assert main([*command, "--seed", "7"]) == 2, "other images on each side"
+    image = next(iter(Path("photos").glob("*/*")))
+    os.utime(image, (time.time() + 5, time.time() + 5))
+    assert main(command) == 2, "an image has changed since"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

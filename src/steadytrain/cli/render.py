@@ -134,7 +134,7 @@ def event_words(
                 parts += [f"val mAP {event.mean_ap:.4f}", f"exact match {event.top1:.4f}"]
             else:
                 parts.append(f"val top1 {event.top1:.4f}")
-                parts += [f"top5 {event.top5:.4f}"] if tells_top5(num_classes) else []
+                parts += [f"top5 {event.top5:.4f}"] if event.top5 is not None and tells_top5(num_classes) else []
             parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
             return [*parts, "best"] if best else parts
         case Ceilings():

@@ -21,6 +21,10 @@ class DataKeys(TypedDict):
     num_train: NotRequired[int]
     num_val: NotRequired[int | None]
     classes: NotRequired[Sequence[str]]
+    channels: NotRequired[int]
+    largest_side: NotRequired[int]
+    num_rejected: NotRequired[int]
+    rejected: NotRequired[Sequence[tuple[str, str]]]
 
 
 class ModelKeys(TypedDict):
@@ -55,7 +59,7 @@ class PriceKeys(TypedDict):
     currency: str
     name: NotRequired[str]
     date: NotRequired[str]
-    spent: NotRequired[float | None]
+    spent: float
 
 
 class RanKeys(TypedDict):

@@ -26,6 +26,12 @@ MOST_BYTES = 10_000_000
 R = TypeVar("R", "Epoch", "Summary")
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
+MOST_EPOCHS = 100_000
+"""Epochs that a report has rows of."""
+
+MOST_EPOCHS_A_LINE = 1_000
+"""A log line of more is damaged: it would take longer to split than to train."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -510,13 +516,15 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
     def updates(epochs: int) -> int:
         return math.ceil(batches.updates(epochs * length))
 
-    rows: dict[int, dict[str, Any]] = {index: {} for index in range(1, epoch_of(history.step) + 1)}
+    last_epoch = min(epoch_of(history.step), MOST_EPOCHS)  # a damaged number of updates must not fill the memory
+    rows: dict[int, dict[str, Any]] = {index: {} for index in range(1, last_epoch + 1)}
     sums: dict[int, list[float]] = {}
     is_averaged = bool(history.trained)
     for span in log_spans(history):
         if is_averaged and epoch_of(span.first + 1) != epoch_of(span.line.step):
             continue
-        for index in range(epoch_of(span.first + 1), epoch_of(span.line.step) + 1):
+        begin, end = epoch_of(span.first + 1), epoch_of(span.line.step) + 1
+        for index in range(begin, end if end - begin <= MOST_EPOCHS_A_LINE else begin):
             last = min(span.line.step, updates(index))
             weight = last - max(span.first, updates(index - 1))
             if weight > 0:
@@ -525,7 +533,7 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
                 so_far = sums.get(index, [0.0] * len(means_of))
                 sums[index] = [total + weight * value for total, value in zip(so_far, means_of, strict=True)]
     for index, (steps, loss, top1, images, seconds) in sums.items():
-        rate = images / seconds
+        rate = images / seconds if seconds > 0 else math.nan
         row = {"train_loss": loss / steps, "train_top1": top1 / steps, "seconds": seconds, "images_per_second": rate}
         rows.setdefault(index, {}).update(row)
     for means in history.trained.values():

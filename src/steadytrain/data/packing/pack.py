@@ -16,7 +16,7 @@ import time
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -217,9 +217,34 @@ def pack(
             say=say or mute,
         )
         if outgoing is None:
+            if not force and (packed := _packed_before(files, settings, request.source)):
+                for file in packed:
+                    (say or mute)(f"{file.path} is packed already, from these images with these settings: it stays")
+                return packed
             return pack_files(force=force)
         work = digest(settings, [request.source.encode(), *identity([part for _, part in files], scratch=scratch)])
         return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say or mute)
+
+
+def _packed_before(
+    files: Sequence[tuple[Path, Listing]], settings: PackSettings, source: str
+) -> list[PackedFile] | None:
+    """Return what an earlier call, perhaps killed at its very end, made of the same images; None where it did not."""
+    packed = []
+    for path, listing in files:
+        try:
+            card = card_of(path) if path.exists() and path.with_suffix(".idx").exists() else None
+            made = path.stat().st_mtime_ns if card is not None else 0
+            is_same = card is not None and (card.source, card.settings) == (source, settings.to_dict())
+            is_same = is_same and not bool((listing.times > made).any())
+            if card is None or not is_same:
+                return None
+            if not _lists_same(list_path(path), listing, {file.name for file in card.rejected}):
+                return None
+        except (OSError, DataError):
+            return None
+        packed.append(PackedFile(path, card))
+    return packed
 
 
 def _pack_and_send(
@@ -359,14 +384,26 @@ def keeps_list(records: Path, listing: Listing, say: Callable[[str], None] = mut
     path = list_path(records)
     if not path.exists() or _was_packed(path, records):
         return False
-    existing = RecordList.read(path)
-    ids = np.arange(len(listing)) if listing.ids is None else listing.ids
-    rows = existing.lines_of(ids, listing.labels.reshape(len(listing), -1).astype(np.float32))
-    names = zip(existing.names.take(rows), listing.names, strict=True) if (rows >= 0).all() else None
-    if names is not None and all(_spelled(name) == _spelled(listed) for name, listed in names):
+    if _lists_same(path, listing):
         say(f"{path} lists these images already: it stays as it is")
         return True
     raise DataError(f"{path} is in the way, and packing did not write it: rename it, or choose another name than OUT")
+
+
+def _lists_same(path: Path, listing: Listing, rejected: Collection[str] = ()) -> bool:
+    """Return whether a list names these images but those left out, with these labels.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    existing = RecordList.read(path)
+    listed = [name for name in listing.names if not rejected or printable(name) not in rejected]
+    kept = np.array([not rejected or printable(name) not in rejected for name in listing.names], np.bool_)
+    ids = np.arange(len(listed)) if listing.ids is None else listing.ids[kept]
+    rows = existing.lines_of(ids, listing.labels[kept].reshape(len(listed), -1).astype(np.float32))
+    if not (rows >= 0).all():
+        return False
+    return all(_spelled(a) == _spelled(b) for a, b in zip(existing.names.take(rows), listed, strict=True))
 
 
 def _was_packed(path: Path, records: Path) -> bool:
