@@ -306,8 +306,9 @@ def a_run(folder: Path) -> Path:
     run = Run.create(folder / "run", recipe)
     with EventLog(run.log_path(), 1) as log:
         for step in range(0, 20_000, 5):
-            figures = {"loss": 2.3 / (1 + step / 1000), "top1": 0.5, "lr": 0.1, "images_per_second": 500.0}
-            log.append(Logged(step=step, epoch=step / 350, wait_share=0.01, **figures))
+            loss, epoch = 2.3 / (1 + step / 1000), step / 350
+            row = Logged(step=step, epoch=epoch, loss=loss, top1=0.5, lr=0.1, images_per_second=500.0, wait_share=0.01)
+            log.append(row)
     return run.directory
 
 

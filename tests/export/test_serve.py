@@ -628,8 +628,13 @@ def test_small_images_do_not_wait_for_large_ones_and_those_given_up_are_not_deco
     small, large = images["small.jpg"].read_bytes(), images["large.jpg"].read_bytes()
     decoded = list[str]()
     monkeypatch.setattr(batching, "LARGE_PIXELS", 100_000)
-    monkeypatch.setattr(batching, "upright", lambda data, **more: decoded.append(names[data]) or data)
     names = {small: "small", large: "large"}
+
+    def upright(data: bytes, **more: int) -> bytes:
+        decoded.append(names[data])
+        return data
+
+    monkeypatch.setattr(batching, "upright", upright)
 
     async def answers() -> None:
         measured = list[str]()
@@ -641,14 +646,14 @@ def test_small_images_do_not_wait_for_large_ones_and_those_given_up_are_not_deco
                 await asyncio.sleep(0.01)
             with batcher._large_room.take(MAX_PIXELS):
                 waiting = batcher.submit([large] * 3)
-                await asyncio.wait_for(*batcher.submit([small]), 20)
+                await asyncio.wait_for(batcher.submit([small])[0], 20)
                 assert decoded == ["small"]
                 for answer in waiting:
                     answer.cancel()
             while batcher.queued:
                 await asyncio.sleep(0.01)
             assert decoded == ["small"] and measured.count("network") == 1
-            await asyncio.wait_for(*batcher.submit([large]), 20)
+            await asyncio.wait_for(batcher.submit([large])[0], 20)
             assert decoded == ["small", "large"]
         finally:
             batcher.close()

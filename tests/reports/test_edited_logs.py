@@ -67,7 +67,7 @@ RARE: tuple[Event, ...] = (
     EpochTrained(step=50, epoch=1, n=6400, loss=1.0, top1=0.5, images_per_second=500.0),
     Failed(error="X", message="m"),
 )
-WRONG = ("x", None, True, -1, 0, 0.5, 10**400, float("nan"), {}, [[0, 0, 0]])
+WRONG: tuple[Any, ...] = ("x", None, True, -1, 0, 0.5, 10**400, float("nan"), {}, [[0, 0, 0]])
 
 
 def logged(folder: Path) -> tuple[Run, list[dict[str, Any]]]:
