@@ -671,7 +671,7 @@ def test_shards_of_unequal_length_are_refused_in_training() -> None:
     [
         ("process", {}),
         ("process", {"stop": 4 * 1_000}),
-        ("threads", {"stop": 4 * 9_999}),
+        ("threads", {"stop": 4 * 999}),
         ("threads", {"train": False}),
         ("threads", {"pin": False}),
         ("process", {"crop": Crop(kind="resized-crop", size=224)}),
