@@ -126,7 +126,6 @@ def faults_of(recipe: Recipe, run: Path, index: int = 0) -> list[Fault]:
 
 REPEATED = {
     *("nadam bf16 cuda:3", "sgld bf16 cuda:3", "nag fp16", "adam fp16", "sgd tf32", "sgd bf16", "sgd pure-fp16"),
-    *("ema", "swa", "clip", "accumulate", "recompute", "class weights", "several labels"),
     *(name for name in TRANSFORMS if name in ALL_TRANSFORMS or name in EVERYTHING["data.transforms"]),
 }
 """Cases whose operations others have as well, together with more: with the slow tests."""
