@@ -130,8 +130,9 @@ def _pairs(low: float, high: float) -> st.SearchStrategy[tuple[float, ...]]:
     return st.tuples(_shares(low, high), _shares(low, high)).map(lambda pair: tuple(sorted(pair)))
 
 
-names = st.text(min_size=1, max_size=20)
-scalars = st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
+words = st.characters(codec="utf-8", exclude_characters="\0")
+names = st.text(words, min_size=1, max_size=20)
+scalars = st.text(words) | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
 channels = st.none() | st.lists(_shares(0.01), min_size=3, max_size=3).map(tuple)
 data = st.builds(
     Data,

@@ -38,6 +38,7 @@ from steadytrain.events import (
     StepMeasured,
     Unreadable,
 )
+from steadytrain.format import count
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, empty, merge_slices, slices
 from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
@@ -349,6 +350,9 @@ def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -
         return history
     if isinstance(history.ended, Failed):
         raise RunError(f"{run.directory} never started: {history.ended.error}: {history.ended.message}")
+    if history.unreadable:
+        damaged = count(history.unreadable, "line")
+        raise RunError(f"{run.directory}: no start of the run can be read in its event log ({damaged} damaged)")
     raise RunError(f"{run.directory} has no events yet: start the run, then try again")
 
 

@@ -182,7 +182,7 @@ def test_a_list_of_the_users_is_never_overwritten(photos: Path, tmp_path: Path, 
 def test_a_list_that_packing_wrote_is_replaced_with_the_rest(photos: Path, tmp_path: Path) -> None:
     pack(photos, tmp_path / "a")
     with pytest.raises(DataError, match="--force to replace"):
-        pack(photos, tmp_path / "a", only=["cat", "dog"], train_per_class=None)
+        pack(photos, tmp_path / "a", shorter_side=16)
     (photos / "cat" / "0000.jpg").unlink()
     [(path, card)] = pack(photos, tmp_path / "a", force=True)
     assert len(path.with_suffix(".lst").read_text().splitlines()) == card.num_images
@@ -267,7 +267,7 @@ def test_replacing_is_asked_for_and_leaves_nothing_old(photos: Path, tmp_path: P
     pack(photos, tmp_path / "a")
     before = _files(tmp_path / "photos" / "cat")
     with pytest.raises(DataError, match=r"a\.rec, a\.idx, a\.json exist in .*--force"):
-        pack(photos, tmp_path / "a")
+        pack(photos, tmp_path / "a", shorter_side=16)
     shutil.rmtree(photos / "cat")
     write_folder(photos, {"elk": 4})
     assert pack(photos, tmp_path / "a", force=True)[0].card.classes == ("dog", "elk")

@@ -120,6 +120,10 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Waiting:
 
 def test_the_period_and_the_duty_of_work_and_sleep_are_measured(waiting: Waiting) -> None:
     summary = summarise(waiting.alternating)
+    for _ in range(3):  # neighbours may have had its core
+        if summary.rhythm is None:
+            with running(ALTERNATE) as pid:
+                summary = summarise(watched(pid, 9.0))
     assert summary.rhythm is not None
     assert summary.rhythm.period_seconds == pytest.approx(1.0, rel=0.1)
     assert summary.rhythm.duty == pytest.approx(0.5, abs=0.15)
