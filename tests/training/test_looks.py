@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,8 @@ def judged(recipe: Recipe, folder: Path, network: str, updates: int) -> Cause:
     """Train that network, and return the first cause that is not another process."""
     short = recipe.with_({"data.size": 8, "budget.epochs": None, "budget.steps": updates, "every.save_minutes": 60.0})
     run = Run.create(folder, short.with_({"model.name": network}))
+    gc.collect()
+    gc.freeze()  # what other tests have left in this process: a run searches it for garbage at its log lines
     train(run, allow_import=True)
     return next(cause for cause in diagnose(run).causes if cause.name not in ("noisy_neighbour", "nothing"))
 
