@@ -126,6 +126,10 @@ def test_whoever_launches_operations_on_a_gpu_keeps_the_lock_and_is_no_code_of_o
     held = replace(looks, loop={"forward": {"seconds": 10.0, "ran": 4.0, "queued": 0.0}})
     first_cause = diagnose(on_gpu(ledger=ledger(forward=2.0, backward=4.0, host=40.0), threads=held)).causes[0]
     assert any("waits 60 % of a forward pass for the interpreter's lock" in fact for fact in first_cause.evidence)
+    assert any(fact.endswith("(other threads)") for fact in first_cause.evidence), "no loader's thread was seen here"
+    fed = replace(held, feed={"ran": 5.0, "queued": 0.0})
+    first_cause = diagnose(on_gpu(ledger=ledger(forward=2.0, backward=4.0, host=40.0), threads=fed)).causes[0]
+    assert any(fact.endswith("(the loader's threads)") for fact in first_cause.evidence)
 
 
 def test_lines_that_call_torch_are_no_code_of_others() -> None:

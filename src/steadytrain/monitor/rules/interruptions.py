@@ -28,12 +28,7 @@ STORAGE = ("storage", "storage_first_epoch", "storage_start")
 OF_STORAGE = ("input", "startup")  # the parts of a run whose waits these have
 UPDATE = ("forward", "backward", "optimizer", "update", "host")
 SAVE_SECONDS = 1.0  # that a checkpoint takes beyond that only where something is wrong
-STARTING = {
-    "device": "Starting CUDA",
-    "data": "Opening the data",
-    "model": "Building the model",
-    "state": "Preparing the optimizer state",
-}
+STARTING = {"data": "Opening the data", "model": "Building the model", "state": "Preparing the optimizer state"}
 
 
 def evaluations(evidence: Evidence) -> Iterator[Cause]:

@@ -124,10 +124,13 @@ def _launching(evidence: Evidence, share: float, pace: Pace) -> Iterator[Cause]:
 
 def _held_up(evidence: Evidence) -> Iterator[str]:
     """Describe for how much of a forward pass the thread that launches it waits for the interpreter's lock."""
-    forward = {} if evidence.threads is None else evidence.threads.loop.get("forward", {})
+    threads, measured = evidence.threads, evidence.measured
+    if threads is None or (measured is not None and measured.syncs):  # then it waits for the GPU as well
+        return
+    forward = threads.loop.get("forward", {})
     away = 1 - (forward.get("ran", 0.0) + forward.get("queued", 0.0)) / max(forward.get("seconds", 0.0), 1e-9)
     if "ran" in forward and away >= HELD_UP:
-        others = "the loader's threads" if evidence.feed is not None and evidence.feed.threads > 1 else "other threads"
+        others = "the loader's threads" if threads.feed else "other threads"  # those of this process alone
         yield f"the training thread waits {percent(away)} of a forward pass for the interpreter's lock ({others})"
 
 
