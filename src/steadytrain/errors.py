@@ -37,7 +37,7 @@ class SteadyError(Exception):
 
 
 class InputError(SteadyError, ValueError):
-    """What was given cannot be used."""
+    """An argument or an input file cannot be used."""
 
     exit_code = 2
 

@@ -109,7 +109,7 @@ def money(amount: float) -> str:
 
 
 def score_name(is_multi_label: bool) -> str:
-    """What evaluations are ranked by, in a word."""
+    """Return the name of the score that ranks evaluations."""
     return "mAP" if is_multi_label else "top-1"
 
 

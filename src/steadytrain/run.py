@@ -98,7 +98,7 @@ def _is_only_begun(path: Path) -> bool:
 
 @dataclass
 class RunProgress:
-    """How far a run has come, as its log tells: what a process needs to know before it trains on.
+    """The progress of a run by its log: what a process needs to know before it trains on.
 
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
     and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
@@ -255,7 +255,7 @@ class Run:
 
     @property
     def data(self) -> Data:
-        """What the recipe says of the data, with paths that lead there from here (see :meth:`locate`)."""
+        """The recipe's part on data, with paths that lead there from the working folder (see :meth:`locate`)."""
         data = self.recipe.data
         named = {name: getattr(data, name) for name in ("train", "val", "root", "labels", "classes")}
         values: dict[str, Any] = {
@@ -267,7 +267,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints lie."""
+        """The folder of the checkpoints."""
         return self.directory / "checkpoints"
 
     @property
@@ -277,12 +277,12 @@ class Run:
 
     @property
     def tuning(self) -> Path:
-        """How the recipe was chosen, where it comes from ``steady tune``."""
+        """The file that says how the recipe was chosen, where it comes from ``steady tune``."""
         return self.directory / "tuning.json"
 
     @property
     def predictions(self) -> Path:
-        """What the trained weights predict for each validation image, once the run has finished."""
+        """The file of the trained weights' predictions for each validation image, once the run has finished."""
         return self.directory / "predictions.csv"
 
     def events(self, rank: int = 0, *, condensed: bool = False) -> Iterator[Event]:
@@ -354,7 +354,7 @@ class Run:
             yield
 
     def is_held(self) -> bool:
-        """Whether a process holds the run right now, on a file system whose locks this machine sees; writes nothing."""
+        """Return whether a process holds the run now, on a file system whose locks this machine sees; write nothing."""
         try:
             with (self.directory / "lock").open("rb") as file:
                 return not lock_at_once(file, shared=True)

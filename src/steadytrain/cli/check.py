@@ -200,10 +200,10 @@ def report_text(report: Report, *, width: int = 80) -> str:
     subject = report.what
     if images:
         subject = f"{subject}, {count(images, 'image')}" if report.of_files else f"{images:,} {subject}"
-    found = report.findings
-    errors, warnings = found.num_kinds("error"), found.num_kinds("warning")
+    tally = report.findings
+    errors, warnings = tally.num_kinds("error"), tally.num_kinds("warning")
     kinds = ", ".join(count(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n)
-    num_places = found.num("error") + found.num("warning")
+    num_places = tally.num("error") + tally.num("warning")
     places = f" in {num_places:,} places" if num_places > errors + warnings else ""
     verdict = f"{count(errors + warnings, 'finding')}{places} ({kinds})" if kinds else "fine"
     lines = [f"{verdict}: {clean(report.path)}: {subject}", *_facts(report, width)]

@@ -185,7 +185,7 @@ def status(text: str) -> Iterator[None]:
 
 
 class ReportProgress(Protocol):
-    """How work reports its progress: ``done`` so far, and ``total`` where it is only now known."""
+    """A callback for progress: ``done`` so far, and ``total`` where it is only now known."""
 
     def __call__(self, done: int, total: int | None = None) -> None: ...
 
@@ -257,7 +257,7 @@ def progress_once_known(what: str, *, unit: str = "images", resumes: bool = Fals
 
 
 class _Count:
-    """How much of ``total`` is done, and since when."""
+    """A count of what is ``done`` of ``total``, with the time since it began."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         self.what, self.total, self.unit = clean(what), total, unit

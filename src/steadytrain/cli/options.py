@@ -248,7 +248,7 @@ class TrainingOptions:
 
     @property
     def _has_workers(self) -> bool:
-        """Whether ``--workers`` are processes that train."""
+        """Return whether ``--workers`` are processes that train."""
         table = self.file_values().get("parallel")
         in_file = table.get("engine") if isinstance(table, Mapping) else None
         named = dict(parse_setting(text) for text in self.set).get("parallel.engine")
@@ -284,7 +284,7 @@ class TrainingOptions:
 
     @property
     def names_model(self) -> bool:
-        """Whether the command line itself names the model, and so allows importing it."""
+        """Return whether the command line itself names the model, and so allows importing it."""
         return self.model is not None or any(parse_setting(text)[0] == "model.name" for text in self.set)
 
 

@@ -98,8 +98,8 @@ def scale(
         steady scale one-gpu.log eight-gpus.log
     """
     if len(sources) > 1:
-        given = {"--model": model, "--link": link, "--procs": procs, "--measured": measured, "--output": output}
-        if extra := [name for name, value in given.items() if value is not None]:
+        flags = {"--model": model, "--link": link, "--procs": procs, "--measured": measured, "--output": output}
+        if extra := [name for name, value in flags.items() if value is not None]:
             raise InputError(f"{extra[0]} belongs to a prediction, and {len(sources)} runs are compared: leave it out")
         _compare(sources, json=json)
         return 0

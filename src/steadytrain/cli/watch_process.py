@@ -50,7 +50,7 @@ class ProcessHistory:
 
     @property
     def seconds(self) -> float:
-        """How long it was watched."""
+        """Seconds that the process was watched."""
         return self.moments[-1].at if self.moments else 0.0
 
     def look(self, sampler: Sampler) -> None:

@@ -1,4 +1,4 @@
-"""What the parser finds wrong with a command line, in the words of a user, with what to type instead."""
+"""Errors of the command-line parser in a user's words, each with what to type instead."""
 
 from __future__ import annotations
 

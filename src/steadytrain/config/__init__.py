@@ -1,4 +1,4 @@
-"""What to train, as frozen data.
+"""The recipe of a run, as frozen data.
 
 A :class:`Recipe` is validated where it is made: an invalid one cannot exist. It goes to JSON and
 back without loss, its ``digest`` names it, and it changes only by :meth:`Recipe.with_`.

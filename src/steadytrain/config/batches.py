@@ -1,4 +1,4 @@
-"""Which images an update takes, and at which size: the one table from its number to batch, place and pixels.
+"""The one table from an update's number to its batch, its place in the stream, and the size of its images.
 
 Training images are one endless stream of positions. Update k takes those from ``position(k)`` to
 ``position(k + 1) - 1``. A batch that grows (Smith et al. 2018, "Don't decay the learning rate, increase the batch
@@ -56,7 +56,7 @@ class Batches:
 
     @property
     def is_growing(self) -> bool:
-        """Whether updates differ in size."""
+        """Return whether updates differ in size."""
         return len(self.stages) > 1
 
     @property

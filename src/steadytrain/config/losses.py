@@ -47,7 +47,7 @@ def parse_loss(text: str) -> LossSpec:
     steadytrain.errors.RecipeError: optim.loss is 'crossentropy'; it must be one of auto, cross-entropy, focal, binary,\
  binary-focal, hinge, l1, l2, or pkg.mod:factory. Did you mean cross-entropy?
     """
-    name, colon, given = text.partition(":")
+    name, colon, value_text = text.partition(":")
     if name not in PARAMETERS:
         if FACTORY.fullmatch(text):
             return LossSpec(text, is_factory=True)
@@ -60,7 +60,7 @@ def parse_loss(text: str) -> LossSpec:
             raise refused("optim.loss", text, f"{name} takes no number: write optim.loss={name}")
         return LossSpec(name)
     parameter, default = takes
-    value = number(given) if colon else default
+    value = number(value_text) if colon else default
     if not 0 <= value < float("inf") or (parameter == "margin" and value == 0):
         least = "above 0" if parameter == "margin" else "0 or more"
         raise refused("optim.loss", text, f"its {parameter} must be {least}, such as {name}:{default:g}")

@@ -342,7 +342,7 @@ class Optim:
 
     @property
     def waits_for_evaluations(self) -> bool:
-        """Whether the learning rate depends on evaluations."""
+        """Return whether the learning rate depends on evaluations."""
         return parse_schedule(self.schedule)[-1].law == "plateau"
 
     def scaled_lr(self, batch_size: int) -> float:
@@ -372,12 +372,12 @@ class Precision:
 
     @property
     def records_graphs(self) -> bool:
-        """Whether compiled code is recorded as CUDA graphs."""
+        """Return whether compiled code is recorded as CUDA graphs."""
         return self.compile in ("reduce-overhead", "max-autotune")
 
     @property
     def is_pure(self) -> bool:
-        """Whether parameters and gradients have 16 bits as well."""
+        """Return whether parameters and gradients have 16 bits as well."""
         return self.name.startswith("pure-")
 
     @property
@@ -387,13 +387,13 @@ class Precision:
 
     @property
     def layout(self) -> Layout:
-        """How images lie in memory while a network is trained."""
+        """The memory format of images while a network is trained."""
         return "channels-last" if self.channels_last else "channels-first"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train: set exactly one of epochs and steps.
+    """The length of training: set exactly one of epochs and steps.
 
     Args:
         epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for ``model.train=probe``.
@@ -527,7 +527,7 @@ def listed_gpus(device: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """How often to log, evaluate and save. Not part of the digest: no weight depends on it.
+    """Intervals of logging, evaluating and saving. Not part of the digest: no weight depends on them.
 
     Args:
         log_steps: updates between two log lines, 1 or more.

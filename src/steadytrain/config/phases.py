@@ -36,12 +36,12 @@ class TrainPlan:
 
     @property
     def trains_body(self) -> bool:
-        """Whether anything but the classifier is trained."""
+        """Return whether anything but the classifier is trained."""
         return self.main not in ("head", "probe")
 
     @property
     def has_phases(self) -> bool:
-        """Whether some parameters are trained only from a later update on."""
+        """Return whether some parameters are trained only from a later update on."""
         return self.head_epochs > 0 or self.main == "gradual"
 
     @property
@@ -75,34 +75,34 @@ def parse_train(text: str) -> TrainPlan:
     """
     first, plus, main = text.partition("+")
     if not plus:
-        name, colon, given = first.partition(":")
+        name, colon, value = first.partition(":")
         if name == "probe":
-            return TrainPlan("probe", probe_passes=_passes(text, given) if colon else 1)
+            return TrainPlan("probe", probe_passes=_passes(text, value) if colon else 1)
         return _main(text, first)
-    name, colon, given = first.partition(":")
+    name, colon, value = first.partition(":")
     plan = _main(text, main)
     if name == "probe":
-        return TrainPlan(plan.main, _passes(text, given) if colon else 1, gradual_epochs=plan.gradual_epochs)
+        return TrainPlan(plan.main, _passes(text, value) if colon else 1, gradual_epochs=plan.gradual_epochs)
     if name == "head" and plan.trains_body:
-        return TrainPlan(plan.main, head_epochs=_epochs(text, given), gradual_epochs=plan.gradual_epochs)
+        return TrainPlan(plan.main, head_epochs=_epochs(text, value), gradual_epochs=plan.gradual_epochs)
     raise _refused(text)
 
 
 def _main(text: str, main: str) -> TrainPlan:
-    name, colon, given = main.partition(":")
+    name, colon, value = main.partition(":")
     if name not in MAIN or (colon and name != "gradual"):
         raise _refused(text)
-    return TrainPlan(name, gradual_epochs=_epochs(text, given) if colon else None)
+    return TrainPlan(name, gradual_epochs=_epochs(text, value) if colon else None)
 
 
-def _passes(text: str, given: str) -> int:
-    if not given.isdecimal() or not 1 <= int(given) <= 100:
+def _passes(text: str, count: str) -> int:
+    if not count.isdecimal() or not 1 <= int(count) <= 100:
         raise refused("model.train", text, "probe:PASSES takes 1 to 100 passes, such as probe:3")
-    return int(given)
+    return int(count)
 
 
-def _epochs(text: str, given: str) -> float:
-    epochs = number(given)
+def _epochs(text: str, value: str) -> float:
+    epochs = number(value)
     if not 0 < epochs < math.inf:
         raise refused("model.train", text, "it takes epochs above 0, such as head:1+full or gradual:0.5")
     return epochs

@@ -62,7 +62,7 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that says what to train.
+    """The settings of a run that decide what is trained.
 
     Args:
         data: the images.
@@ -130,12 +130,12 @@ class Recipe:
 
     @property
     def waits_for_evaluations(self) -> bool:
-        """Whether the learning rate depends on evaluations, and so on how often there is one."""
+        """Return whether the learning rate depends on evaluations, and so on how often there is one."""
         return self.optim.waits_for_evaluations
 
     @property
     def records_graphs(self) -> bool:
-        """Whether updates, or compiled code, are recorded as CUDA graphs."""
+        """Return whether updates, or compiled code, are recorded as CUDA graphs."""
         return self.parallel.graph or self.precision.records_graphs
 
     @property
@@ -181,9 +181,9 @@ class Recipe:
 
     def _from_file(self, recipe: Recipe, part: str, changes: Mapping[str, object]) -> frozenset[str]:
         """Return the gated keys of a part of ``recipe``, made by ``changes``, whose values are a file's."""
-        before, after, given = getattr(self, part), getattr(recipe, part), changes.get(part)
-        if isinstance(given, type(after)):
-            keys: frozenset[str] = given.from_file
+        before, after, change = getattr(self, part), getattr(recipe, part), changes.get(part)
+        if isinstance(change, type(after)):
+            keys: frozenset[str] = change.from_file
             return keys
         return frozenset(
             key

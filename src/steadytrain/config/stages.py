@@ -90,7 +90,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Warmup:
-    """How the rate begins: ``kind`` linear, constant or power; the ``share`` of the peak it starts from; ``power``."""
+    """The warm-up of the rate: ``kind`` linear, constant or power; ``share`` of the peak it starts from; ``power``."""
 
     kind: str = "linear"
     share: float = 0.0

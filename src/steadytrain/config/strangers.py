@@ -1,4 +1,4 @@
-"""What a recipe that was read from a file may not do by itself: the one table of gates.
+"""The one table of gates: recipe keys that have no effect when only a file sets them.
 
 A recipe file, a run's ``recipe.json`` or a launcher's job may come from anybody. What they say is read below their
 folder, computed and trained with; a value of the keys below counts only where the command, or code, names it.

@@ -157,7 +157,7 @@ class Transform:
 
     @property
     def is_own(self) -> bool:
-        """Whether the name is the path of a factory of the user's own."""
+        """Return whether the name is the path of a factory of the user's own."""
         return ":" in self.name
 
     @property
@@ -265,5 +265,5 @@ def split_transforms(text: str) -> tuple[str, ...]:
 
 
 def is_mixing(transforms: Iterable[Transform]) -> bool:
-    """Whether labels are mixed."""
+    """Return whether any of the transforms mixes labels."""
     return any(transform.name in MIXING for transform in transforms)

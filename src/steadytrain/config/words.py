@@ -1,4 +1,4 @@
-"""How the small grammars of a recipe are read: numbers, ``VALUE@EPOCH``, and the one way to refuse a word."""
+"""Parsers of a recipe's small grammars: numbers, ``VALUE@EPOCH``, and the one way to refuse a word."""
 
 from __future__ import annotations
 

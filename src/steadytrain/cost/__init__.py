@@ -1,1 +1,1 @@
-"""What runs cost: dated prices of machines, the bill of a run, spot against on demand, other machines."""
+"""The cost of runs: dated prices of machines, the bill of a run, spot against on demand, other machines."""

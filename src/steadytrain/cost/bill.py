@@ -54,12 +54,12 @@ class BillPart:
 
     @property
     def money(self) -> float:
-        """What it costs; 0 where no price is known."""
+        """The cost of this attempt; 0 where no price is known."""
         return 0.0 if self.price is None else self.machines * self.price.money(self.seconds)
 
     @property
     def per_hour(self) -> float:
-        """What an hour of all its machines costs."""
+        """The cost of an hour of all its machines."""
         return 0.0 if self.price is None else self.machines * self.price.per_hour
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _parts_in(path: Path, changed: int) -> tuple[BillPart, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What a run costs; ``at_end``: when it ends, None where that is not known or it is over.
+    """The cost of a run; ``at_end``: the cost when it ends, None where that is not known or it is over.
 
     ``parts``, and what was spent before them, add up to ``so_far``; ``unpriced_seconds``: of attempts of which no price
     is known, which are not in it.
@@ -170,12 +170,12 @@ class Bill:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of all devices."""
+        """Return the seconds of all devices."""
         return sum(part.device_seconds for part in self.parts)
 
     @property
     def per_hour(self) -> float:
-        """What an hour costs at the newest attempt's price, all machines together."""
+        """The cost of an hour at the newest attempt's price, all machines together."""
         return self.parts[-1].per_hour
 
     def to_dict(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def bill_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Where the money went, at the run's mean rate: ``setup`` (starts and warm-up), ``lost`` (done again), an epoch.
+    """Shares of the cost, at the run's mean rate: ``setup`` (starts and warm-up), ``lost`` (done again), an epoch.
 
     ``evaluations`` and ``checkpoints`` are in ``per_epoch``, which is None before an epoch's worth of updates.
     """
@@ -294,7 +294,7 @@ class Energy:
 
     @property
     def kwh(self) -> float:
-        """All of it in kWh."""
+        """The energy of processors and GPUs together, in kWh."""
         return ((self.cpu_joules or 0.0) + (self.gpu_joules or 0.0)) / 3.6e6
 
     @property
@@ -320,7 +320,7 @@ def energy(history: RunHistory) -> Energy | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How a run saves and starts, as its own events measured: what an interruption costs it.
+    """Measured times of saving and starting, from a run's own events: they say what an interruption costs.
 
     ``interval``: seconds between two checkpoints; ``restart``: from the start of its process to the first update;
     ``interruptions``: attempts that ended before the run did, in ``hours``; ``away``: mean seconds until the next.
@@ -360,7 +360,7 @@ def habits(history: RunHistory) -> Habits:
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """What is to be expected of a machine that is taken away now and then.
+    """The expected time of a run, and what is paid of it, on a machine that is taken away now and then.
 
     ``paid_seconds``: of the machine, lost work and restarts included; ``seconds``: with the waits for capacity, which
     are not paid; both are infinite where more is lost than done.

@@ -69,7 +69,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What an hour of one machine costs: of which machine, of when (``YYYY-MM-DD``), and who says so.
+    """The price of one machine for an hour: which machine, of which date (``YYYY-MM-DD``), and the source.
 
     ``per_kwh``: of a machine of one's own that is paid by what it draws; ``per_hour`` is then at the watts given.
     """

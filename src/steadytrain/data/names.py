@@ -66,7 +66,7 @@ class Names(Sequence[str]):
         return names
 
     def parts(self) -> Iterator[bytes | bytearray]:
-        """All its content as bytes, to be hashed."""
+        """Yield the whole content as bytes, to be hashed."""
         yield self._ends.tobytes()
         yield self._bytes
 

@@ -1,1 +1,1 @@
-"""How the work of one update is spread over ranks: who they are, how they meet, and what they exchange."""
+"""One update spread over ranks: who they are, how they meet, and what they exchange."""

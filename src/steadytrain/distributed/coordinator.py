@@ -265,7 +265,7 @@ class Coordinator:
         return self._is_closed or self._ended >= self._steps
 
     def _has_batch(self, rank: int) -> bool:
-        """Whether there is a batch for this worker now."""
+        """Return whether there is a batch for this worker now."""
         if self._returned and self._returned[0] < self._steps - 1:
             return True
         is_last = self._ended == self._steps - 1  # all others are done
@@ -274,7 +274,7 @@ class Coordinator:
         return self._next < self._steps
 
     def _leaves_room(self, rank: int, bound: int) -> bool:
-        """Whether all workers in flight can still keep the bound after an update of this one."""
+        """Return whether all workers in flight can still keep the bound after an update of this one."""
         begun = self._begun + 1
         pulled = {**self._pulled, rank: begun - len(self._pushing)}
         return all(begun + k <= version + bound for k, version in enumerate(sorted(pulled.values())))

@@ -217,17 +217,17 @@ class Engine:
 
     @property
     def is_recordable(self) -> bool:
-        """Whether a CUDA graph may hold an update of a prepared module, with the exchange of its gradients."""
+        """Return whether a CUDA graph may hold an update of a prepared module, with the exchange of its gradients."""
         return self._parallel is None
 
     @property
     def waits_for_gradients(self) -> bool:
-        """Whether ranks wait in each update for each other's gradients of all parameters."""
+        """Return whether ranks wait in each update for each other's gradients of all parameters."""
         return self._group is not None
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank has a part of each parameter, so that a pass waits for the other ranks."""
+        """Return whether each rank has a part of each parameter, so that a pass waits for the other ranks."""
         return False
 
     def shard(self, module: nn.Module) -> None:
@@ -258,12 +258,12 @@ class Engine:
 
     @property
     def keeps_ranks_equal(self) -> bool:
-        """Whether all ranks have the same weights and the same state of the optimizer after every update."""
+        """Return whether all ranks have the same weights and the same state of the optimizer after every update."""
         return True
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank takes part in evaluations and checkpoints."""
+        """Return whether this rank takes part in evaluations and checkpoints."""
         return self.world.is_first or self.world.size > 1
 
     def end_run(self) -> None:
@@ -367,7 +367,7 @@ def _synchronized_class(kind: type[Any], group: dist.ProcessGroup | None) -> Any
 
 
 def _has_kernels(norm: Any, images: Tensor) -> bool:
-    """Whether torch's kernels do it: those for GPUs, which keep running statistics by a momentum only."""
+    """Return whether torch has kernels for this norm: on GPUs, with running statistics, if any, by a momentum."""
     return images.device.type == "cuda" and not (norm.momentum is None and norm.running_mean is not None)
 
 
@@ -382,7 +382,7 @@ def _normalize_by_kernels(norm: Any, images: Tensor, group: dist.ProcessGroup | 
 
 
 class _SynchronousNorm(torch.autograd.Function):
-    """What ``torch.nn.SyncBatchNorm`` computes, by its kernels; the host does not wait for counts of images.
+    """The function of ``torch.nn.SyncBatchNorm``, by its kernels; the host does not wait for counts of images.
 
     The activation is read twice in each pass and kept once, in its own numbers. A row of what is exchanged is each
     rank's: its mean, its inverse standard deviation, its count.

@@ -126,7 +126,7 @@ class Heartbeat:
                     return
 
     def _place(self) -> str:
-        """Where the store is, in words."""
+        """The host of the store, in words for a message."""
         host = f" on {self._hosts[0]}" if self._hosts[0] else ""
         return f"rank 0{host}, or the launcher's rendezvous,"
 

@@ -238,7 +238,7 @@ class ParameterServer:
         return total.numpy()
 
     def has_applied(self, batch: int) -> bool:
-        """Whether the update of a batch was made here."""
+        """Return whether this server has applied the update of a batch."""
         return batch in self._batches
 
     def save(self) -> tuple[Array, int, dict[int, State]]:

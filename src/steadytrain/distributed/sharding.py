@@ -29,7 +29,7 @@ LEAST_BLOCK, BLOCK = 400_000, 4_000_000
 
 @final
 class ShardedEngine(Engine):
-    """Has a part of each parameter on each rank.
+    """The engine that keeps a part of each parameter on each rank.
 
     Args:
         device: of this rank.

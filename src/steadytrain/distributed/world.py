@@ -43,12 +43,12 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the rank that writes the run's files and prints."""
+        """Return whether this rank writes the run's files and prints."""
         return self.rank == 0
 
     @property
     def is_local_first(self) -> bool:
-        """Whether it is the first rank of its machine."""
+        """Return whether this is the first rank of its machine."""
         return self.local_rank == 0
 
 

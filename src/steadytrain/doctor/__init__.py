@@ -1,4 +1,4 @@
-"""What this machine is, what is wrong with it for training, and how it differs from another one.
+"""Facts of this machine, its faults for training, and its differences from another machine.
 
 MachineFacts are collected (:func:`examine`), rules are pure functions of them (:func:`findings`), and both go into one
 document that another machine's can be compared with (:func:`compare`). torch is asked in a process of its own, so all

@@ -117,7 +117,7 @@ class FolderFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the kernel grants this process (``ulimit``); None also where there is no limit."""
+    """Limits that the kernel sets this process (``ulimit``); None also where there is no limit."""
 
     open_files: int | None = None
     open_files_most: int | None = None
@@ -201,7 +201,7 @@ class Accelerators:
 
     @property
     def visible(self) -> tuple[tuple[int, Gpu], ...]:
-        """Those that CUDA shows to this process."""
+        """The GPUs that CUDA shows to this process, with their numbers."""
         return tuple((index, gpu) for index, gpu in self.numbered if gpu.visible)
 
     @property
@@ -249,7 +249,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """All facts. ``places`` by their purpose; ``variables`` of the environment that change speed or results."""
+    """Facts of a machine: ``places`` by purpose; ``variables`` of the environment that change speed or results."""
 
     system: System = System()
     processor: Processor = Processor()

@@ -61,7 +61,7 @@ def torch_loads(facts: MachineFacts) -> Iterator[MachineFinding]:
 
 
 def gpu_unused(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """There is an NVIDIA GPU, and torch does not see it: why, by the first cause that fits."""
+    """Find why torch does not see an NVIDIA GPU that is there, by the first cause that fits."""
     torch, machine = facts.torch, facts.accelerators
     if torch.state != "works" or torch.sees_gpu or not has_nvidia(facts):
         return
@@ -210,7 +210,7 @@ def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
 
 
 def has_nvidia(facts: MachineFacts) -> bool:
-    """Whether there is an NVIDIA GPU, by its driver or on the bus."""
+    """Return whether there is an NVIDIA GPU, by its driver or on the bus."""
     machine = facts.accelerators
     return bool(machine.gpus) or "NVIDIA" in (machine.on_bus or ()) or bool(machine.device_files)
 

@@ -362,7 +362,7 @@ class Ended(Event):
 
     @property
     def words(self) -> str:
-        """How it ended, for people: whoever sends a signal, or gives --until, need not have preempted it."""
+        """The status for people: whoever sends a signal, or gives --until, need not have preempted the run."""
         return "saved and stopped" if self.status == "preempted" else self.status
 
 
@@ -471,7 +471,7 @@ class ServerStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedPlaced(Event):
-    """Where the loader's threads run: ``threads`` of the training process, or a ``process`` of their own; and why."""
+    """The place of the loader's threads: ``threads`` of the training process or a ``process`` of their own; and why."""
 
     step: int
     place: str

@@ -1,4 +1,4 @@
-"""Whether the values of an event are of the types that its kind says: a log may be damaged, edited or a stranger's.
+"""Checks that an event's values have the types of its kind: a log may be damaged, edited or a stranger's.
 
 What reads events relies on it: a number is a number that can be computed and printed with, a table has its keys, and
 nothing is nested deeper than any kind needs.

@@ -509,7 +509,7 @@ def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
 
 
 def _is_unlabelled(data: str | Path) -> bool:
-    """Whether data are plainly images without labels: one file, or a folder without folders."""
+    """Return whether data are plainly images without labels: one file, or a folder without folders."""
     path = Path(data)
     is_list = path.suffix in (".rec", ".lst", ".csv", ".tsv", ".txt", ".tar", ".zip")
     return (path.is_file() and not is_list) or (path.is_dir() and not any(each.is_dir() for each in path.iterdir()))

@@ -84,7 +84,7 @@ def write_onnx(
 
 
 class _FourDimensions(TorchFunctionMode):
-    """While it is entered, attention is computed on four dimensions: torch's exporter to ONNX takes no other number.
+    """A mode in which attention is computed on four dimensions: torch's exporter to ONNX takes no other number.
 
     Hiera, for example, has one more, of windows.
     """

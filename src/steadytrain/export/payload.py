@@ -1,4 +1,4 @@
-"""What clients send to ``POST /predict``: from a body, in whatever form, to images and options.
+"""Bodies of ``POST /predict``: read in any form that clients send, into images and options.
 
 The bytes say what a body is, whatever its content type: curl calls a JPEG a form, and clients of other servers send
 base64 under other keys, over several lines, in the alphabet of addresses, or compressed.
@@ -183,12 +183,12 @@ def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, 
         raise refusal(400, f"the body is not JSON: {error}", is_early=False) from None
     if not isinstance(document, dict):
         raise refusal(400, 'the body must be a JSON object: {"image": BASE64}', is_early=False)
-    given = [(key, document.pop(key)) for key in (*IMAGE_KEYS, *URL_KEYS) if key in document]
-    found = [pair for key, value in given for pair in _texts(key, value)]
-    if len(found) > max_images:
-        raise too_many_images(len(found), max_images)
+    entries = [(key, document.pop(key)) for key in (*IMAGE_KEYS, *URL_KEYS) if key in document]
+    texts = [pair for key, value in entries for pair in _texts(key, value)]
+    if len(texts) > max_images:
+        raise too_many_images(len(texts), max_images)
     posted = []
-    for name, text in found:
+    for name, text in texts:
         if text in long_texts:
             try:
                 posted.append(Posted(name, decode_base64(body, *long_texts.pop(text))))

@@ -291,7 +291,7 @@ class Service:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it was asked to stop, and may: all requests are answered, or their time is over."""
+        """Return whether the server was asked to stop, and may: all requests are answered, or their time is over."""
         if self.draining_since is None:
             return False
         return not self.in_flight or time.monotonic() - self.draining_since > self.settings.grace_seconds

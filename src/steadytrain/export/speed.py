@@ -1,4 +1,4 @@
-"""How fast networks infer on this machine, engine by engine: the field's inference table.
+"""Inference speed of networks on this machine, engine by engine: the field's inference table.
 
 speeds = bench_inference(["resnet50"], engines=["eager", "openvino"], seconds=1)
 speeds[0].engines[0].batches[-1].per_second
@@ -85,7 +85,7 @@ class EngineSpeed:
 
     @property
     def is_same(self) -> bool:
-        """Whether its outputs are those of torch in fp32, as far as they can be compared."""
+        """Return whether its outputs are those of torch in fp32, as far as they can be compared."""
         return self.parity is None or self.parity.cosine >= SAME
 
 

@@ -376,7 +376,7 @@ class Job:
 
     @property
     def is_independent(self) -> bool:
-        """Whether the other ranks go on without a rank that is lost, and do its work."""
+        """Return whether the other ranks go on without a rank that is lost, and do its work."""
         return self.words[0] == "pack"
 
     @property

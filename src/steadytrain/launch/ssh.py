@@ -177,7 +177,7 @@ _CHECK = dedent("""
 
 @dataclass(frozen=True, kw_only=True)
 class HostAnswer:
-    """What a machine answered to the check."""
+    """The answer of one machine to the check."""
 
     host: str
     code: int

@@ -1,1 +1,1 @@
-"""What this machine is and does. The only package that reads /proc, cgroups and NVML."""
+"""Facts and measurements of this machine. The only package that reads /proc, cgroups and NVML."""

@@ -41,12 +41,12 @@ def allowed(pid: int = 0) -> frozenset[int]:
 
 def nodes(root: Path = ROOT) -> dict[int, frozenset[int]]:
     """Return the processors of each NUMA node that has any: those that are as near as can be to its memory and GPUs."""
-    found = {}
+    processors_of = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         processors = _processors(read(folder / "cpulist") or "")
         if processors:
-            found[int(folder.name.removeprefix("node"))] = processors
-    return found
+            processors_of[int(folder.name.removeprefix("node"))] = processors
+    return processors_of
 
 
 def node_of(pci: str, root: Path = ROOT) -> int:
@@ -69,7 +69,7 @@ def _processors(text: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def near_processors(devices: Sequence[str], own: int, root: Path = ROOT) -> tuple[int, frozenset[int]] | None:
+def near_processors(devices: Sequence[str], index: int, root: Path = ROOT) -> tuple[int, frozenset[int]] | None:
     """Return the NUMA node of a rank's GPU and its processors, if the rank had better stay on them.
 
     It had not where the machine has one node, or one of the GPUs' nodes is not known; where affinity or a quota
@@ -78,7 +78,7 @@ def near_processors(devices: Sequence[str], own: int, root: Path = ROOT) -> tupl
 
     Args:
         devices: the GPUs of the ranks on this machine, by their places on the PCI bus.
-        own: which of them is this rank's.
+        index: which of them is this rank's.
     """
     processors, places = nodes(root), [node_of(device, root) for device in devices]
     everything = frozenset().union(*processors.values())
@@ -87,7 +87,7 @@ def near_processors(devices: Sequence[str], own: int, root: Path = ROOT) -> tupl
         return None
     if any(len(processors[node]) * len(known) < len(everything) * known.count(node) for node in known):
         return None
-    return known[own], processors[known[own]]
+    return known[index], processors[known[index]]
 
 
 def quota(root: Path = ROOT, *, pid: int | None = None) -> float | None:

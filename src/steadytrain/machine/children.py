@@ -90,7 +90,7 @@ def start(
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """How a program ended: its return ``code``, negative for a signal, and what it wrote.
+    """The result of a program: its return ``code``, negative for a signal, and what it wrote.
 
     ``is_late``: it was killed, as it was not done in time.
     """
@@ -116,8 +116,8 @@ def finish(process: subprocess.Popen[bytes], feed: str | None = None, seconds: f
         is_late = True
         kill_group(process)
         output, errors = process.communicate()
-    written, said = ((text or b"").decode(errors="replace") for text in (output, errors))
-    return FinishedProgram(process.returncode, written, said, is_late)
+    stdout, stderr = ((text or b"").decode(errors="replace") for text in (output, errors))
+    return FinishedProgram(process.returncode, stdout, stderr, is_late)
 
 
 def run_program(

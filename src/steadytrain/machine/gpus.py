@@ -1,4 +1,4 @@
-"""Which GPUs this process may use, whose the processes on them are, and why torch cannot use one.
+"""The GPUs that this process may use, the owners of the processes on them, and why torch cannot use one.
 
 Functions of what NVML, ``/proc`` and the environment tell; none of them asks a GPU.
 """
@@ -100,7 +100,7 @@ def other_processes(users: Set[int], ours: Set[int], *, root: Path = ROOT) -> se
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why torch sees no GPU on a machine that has one. ``kind``: a stable word, such as ``driver-too-old``."""
+    """Reason why torch sees no GPU on a machine that has one. ``kind``: a stable word, such as ``driver-too-old``."""
 
     kind: str
     what: str
@@ -181,7 +181,7 @@ def architecture(capability: str) -> str:
 
 
 def covers(built_for: Sequence[str], capability: str) -> bool:
-    """Whether a build has code for a GPU: for its generation up to its step, or portable code that can be translated.
+    """Return whether a build has code for a GPU: of its generation up to its step, or portable code to translate.
 
     By NVIDIA's rules of binary and PTX compatibility; code for ``sm_90a`` and its like runs on that one only.
 

@@ -89,12 +89,12 @@ class Gpu:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What CUDA_VISIBLE_DEVICES may call it."""
+        """Names of the GPU in CUDA_VISIBLE_DEVICES."""
         return (self.uuid,) if self.uuid else ()
 
     @property
     def slices(self) -> None:
-        """Its parts are not known here."""
+        """Parts of the GPU, not known here: None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +292,8 @@ def read_kernel_module(root: Path = ROOT) -> tuple[str | None, tuple[Gpu, ...]]:
     """Return the driver's version, and the GPUs by name, as its kernel module tells them without NVML."""
     module = root / "proc/driver/nvidia"
     version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", read(module / "version") or "")
-    told = [parse_table(read(file)) for file in sorted(module.glob("gpus/*/information"))]
-    gpus = [Gpu(name=of["Model"], uuid=of.get("GPU UUID")) for of in told if "Model" in of]
+    tables = [parse_table(read(file)) for file in sorted(module.glob("gpus/*/information"))]
+    gpus = [Gpu(name=of["Model"], uuid=of.get("GPU UUID")) for of in tables if "Model" in of]
     return version and version[1], tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus))
 
 

@@ -326,7 +326,7 @@ def _prepare_heap(available_bytes: int) -> int:
 
 
 class StopRequest:
-    """Whether this process was asked to end.
+    """The request to end this process, true once a signal asked for it.
 
     Attributes:
         signal: the name of the signal, or None.

@@ -244,7 +244,7 @@ class ProcessTree:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Of the process and of the descendants that were there at the last reading."""
+        """Ids of the process and of the descendants that were there at the last reading."""
         return frozenset(self._started)
 
     def stats(self) -> dict[int, ProcessStat]:

@@ -165,7 +165,7 @@ class LinuxCounters:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Of the process, the run's ranks on this machine, and their descendants."""
+        """Ids of the process, the run's ranks on this machine, and their descendants."""
         return self._tree.pids.union(*(rank.pids for rank in self._ranks))
 
     def read(self) -> Counters:
@@ -228,7 +228,7 @@ class LinuxCounters:
 
 
 class PsutilCounters:
-    """The same for this process where there is no ``/proc``: what psutil gives without looking at every process."""
+    """Counters of this process where there is no ``/proc``: what psutil gives without looking at every process."""
 
     pids: frozenset[int] = frozenset({os.getpid()})
 

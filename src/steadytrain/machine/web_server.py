@@ -55,7 +55,7 @@ class Early(JSONResponse):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """What a server grants its clients.
+    """Limits of a server for its clients.
 
     Args:
         connections: at the same time. Beyond them, the one that has waited longest for a request is closed.
@@ -161,7 +161,7 @@ class LimitedProtocol(H11Protocol):
         self._note(is_over=True)
 
     def is_slow(self) -> bool:
-        """Whether the request at hand waits for a client that sends, or takes, too little."""
+        """Return whether the request at hand waits for a client that sends, or takes, too little."""
         seconds = self.loop.time() - self._since
         return seconds > SLOW_AFTER and self._received < SLOW_RATE * seconds
 

@@ -312,8 +312,8 @@ def _nearest_sizes(source: ModelSource, model: Model, size: int) -> str:
     spec = Model(model.name, options=model.options)
     below = sorted({(size - 1) // step * step for step in _SIDES} - {0}, reverse=True)
     above = sorted({(size // step + 1) * step for step in _SIDES})
-    found = [next((side for side in sides if not _refuses(source, spec, side)), None) for sides in (below, above)]
-    sides = [str(side) for side in found if side is not None]
+    nearest = [next((side for side in sides if not _refuses(source, spec, side)), None) for sides in (below, above)]
+    sides = [str(side) for side in nearest if side is not None]
     return f"; the nearest sizes that it takes: {' and '.join(sides)}" if sides else ""
 
 
@@ -471,7 +471,7 @@ def _make(
 def _call_factory(
     name: str, factory: Callable[..., Any], options: Mapping[str, Scalar], arguments: Mapping[str, object]
 ) -> Any:
-    """Raises ModelError: an option that the factory does not know, or a value that it refuses."""
+    """Call a factory. Raises ModelError for an option that it does not know, or a value that it refuses."""
     for option in options:
         if option in RESERVED:
             raise ModelError(f"model.options.{option} cannot be set: it follows from the data and the recipe; drop it")
@@ -507,12 +507,12 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
 
 def _make_object(source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
     """Copy the module that Python code gave, with its weights, or call its function."""
-    given = find_given(source.name)
-    if not isinstance(given, nn.Module):
-        return _call_own(source.name, given, model, num_classes=num_classes, channels=channels, size=size)
+    model_object = find_given(source.name)
+    if not isinstance(model_object, nn.Module):
+        return _call_own(source.name, model_object, model, num_classes=num_classes, channels=channels, size=size)
     if model.options:
         raise ModelError(f"model.options are arguments of a function, and {source.name} is a module: leave them out")
-    module = deepcopy(given).to("cpu", torch.float32).requires_grad_(True)
+    module = deepcopy(model_object).to("cpu", torch.float32).requires_grad_(True)
     return Built(module, source.name, Input(channels=channels), find_head(module, num_classes))
 
 

@@ -44,7 +44,7 @@ def names_of_synsets(synsets: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class OutputNames:
-    """What the outputs of a classifier are called, in their order.
+    """Names of a classifier's outputs, in their order.
 
     Args:
         names: of the classes; empty where nothing says them.
@@ -102,10 +102,10 @@ def match_classes(names: Sequence[str], classes: Sequence[str], *, synsets: Sequ
     is_numbers = all(name.isascii() and name.isdigit() for name in names) and not set(names) & places.keys()
     if is_numbers and all(name.isascii() and name.isdigit() for name in classes):
         values = _group((str(int(name)),) for name in classes)
-        found = {name: tuple(sorted(values.get(str(int(name)), ()))) for name in names}
+        outputs_of = {name: tuple(sorted(values.get(str(int(name)), ()))) for name in names}
         return tuple(
             Match(name, outputs[0], "name") if len(outputs) == 1 else Match(name, candidates=outputs)
-            for name, outputs in found.items()
+            for name, outputs in outputs_of.items()
         )
     if is_numbers:
         numbers = [int(name) for name in names]

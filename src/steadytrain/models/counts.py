@@ -123,7 +123,7 @@ def _write_cache(cache: Path | None, counts: Mapping[str, tuple[int, int]]) -> N
 
 
 def _cache_file(cache: Path | None) -> Path:
-    """Raises FileNotFoundError where the user has no home."""
+    """Return the file of these versions' counts. Raises FileNotFoundError where the user has no home."""
     cache = cache or cache_folder()
     if cache is None:
         raise FileNotFoundError("no folder for a cache")

@@ -179,7 +179,7 @@ class OpenedModule:
 
     @property
     def provider(self) -> str:
-        """What computes: ``CPU``, or ``CUDA``."""
+        """The device that computes: ``CPU``, or ``CUDA``."""
         return self.device.type.upper()
 
 

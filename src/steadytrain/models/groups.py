@@ -1,4 +1,4 @@
-"""Which parameters are trained, at which share of the learning rate, and which of them are decayed."""
+"""Groups of parameters: those that are trained, at which share of the learning rate, and those that are decayed."""
 
 from __future__ import annotations
 

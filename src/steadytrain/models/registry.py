@@ -30,7 +30,7 @@ HUB = re.compile(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from, and its name there."""
+    """The source of a model, and its name there."""
 
     kind: Literal["built-in", "timm", "torchvision", "mxnet", "import", "object"]
     inner: str
@@ -292,7 +292,7 @@ def _near(pattern: str, names: Sequence[str]) -> str:
 
 
 def _letters(name: str) -> str:
-    """Letters and digits alone: resnet-50 and ResNet50 are one."""
+    """Reduce a name to its letters and digits: resnet-50 and ResNet50 are the same."""
     return re.sub(r"[^0-9a-z]", "", name.casefold())
 
 

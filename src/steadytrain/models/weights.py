@@ -297,8 +297,8 @@ def _is_average(name: str) -> bool:
 
 def _unwrapped(state: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
     """Take the names of wrappers out of the names of tensors, unless the network itself has parts of such names."""
-    own = {part for name in wanted for part in name.split(".")}
-    wrappers = [wrapper for wrapper in _WRAPPERS if wrapper not in own]
+    parts = {part for name in wanted for part in name.split(".")}
+    wrappers = [wrapper for wrapper in _WRAPPERS if wrapper not in parts]
     return {".".join(part for part in name.split(".") if part not in wrappers): value for name, value in state.items()}
 
 
@@ -319,7 +319,7 @@ def _prefix_note(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> l
 
 @dataclass(frozen=True)
 class ClassifierRows:
-    """What a classifier begins with: the row of the weights for each class of the data, and a line for the user.
+    """First weights of a classifier: the row of the loaded weights for each class of the data, and a line for the user.
 
     ``sources`` has None for a class that begins with a fresh row; it is empty where all rows stay as they are.
     """
@@ -329,7 +329,7 @@ class ClassifierRows:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no class has a row."""
+        """Return whether no class has a row of the loaded weights."""
         return bool(self.sources) and all(source is None for source in self.sources)
 
 
@@ -603,9 +603,9 @@ def _load_tensors(path: Path) -> tuple[object, list[str]]:
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         kinds = {name: _Placeholder for name in unknown if _is_value(name)}
     while True:
-        made = {name: type(name, (kind,), {"__module__": "placeholder"}) for name, kind in kinds.items()}
+        types = {name: type(name, (kind,), {"__module__": "placeholder"}) for name, kind in kinds.items()}
         pairs: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
-            (kind, full) for name, kind in made.items() for full in {name, name if "." in name else f"builtins.{name}"}
+            (kind, full) for name, kind in types.items() for full in {name, name if "." in name else f"builtins.{name}"}
         ]
         try:
             with torch.serialization.safe_globals(pairs):

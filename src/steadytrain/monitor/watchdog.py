@@ -61,7 +61,7 @@ class LoopProgress(Protocol):
 
     @property
     def since(self) -> float:
-        """When that began, by ``time.perf_counter()``."""
+        """The time when the activity began, by ``time.perf_counter()``."""
 
     @property
     def step(self) -> int:

@@ -26,7 +26,7 @@ _BEYOND = 96  # pixels around a part that are decoded with it, at most, and what
 
 
 class _Scratch(threading.local):
-    """Each thread's buffers; those that hold files and pixels grow with them."""
+    """Buffers of each thread; those that hold files and pixels grow with them."""
 
     def __init__(self) -> None:
         self.work = ctypes.create_string_buffer(_library.steadytrain_workspace())

@@ -1,4 +1,4 @@
-"""What a run costs, in words and as plain data: its bill, spot offers, other machines; and the table of prices."""
+"""The cost of a run, in words and as plain data: its bill, spot offers, other machines; and the table of prices."""
 
 from __future__ import annotations
 

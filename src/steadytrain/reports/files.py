@@ -80,15 +80,15 @@ def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> S
     errors: list[DataError | RunError] = []
     for path in map(Path, paths):
         try:
-            found = _find_in(path)
+            inside = _find_in(path)
         except (DataError, RunError) as error:
             if not skip_unreadable:
                 raise
             errors.append(error)
             notes.append(f"left out: {error}")
             continue
-        notes += found.notes
-        for run in found.runs:
+        notes += inside.notes
+        for run in inside.runs:
             sources.setdefault(run.directory.resolve(), run)
     if errors and not sources:
         raise errors[0] if len(errors) == 1 else RunError("; ".join(map(str, errors)))
@@ -110,7 +110,7 @@ def _find_in(path: Path) -> Sources:
 
 
 def _holds_files_alone(folder: Path) -> bool:
-    """Whether a folder is no run, holds none, and has files that may be logs."""
+    """Return whether a folder is no run, holds none, and has files that may be logs."""
     if not folder.is_dir() or (folder / "recipe.json").exists():
         return False
     inside = list(folder.iterdir())

@@ -1,4 +1,4 @@
-"""How well several devices worked together in runs that were measured: speed-up and efficiency."""
+"""Speed-up and efficiency of several devices, from runs that were measured."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def compare_runs(places: Sequence[str]) -> ScalingComparison:
         InputError: a run has no rate, or does not say how many devices it had; all have as many.
         RunError, DataError: one cannot be read.
     """
-    found: list[tuple[Account, int]] = []
+    accounts: list[tuple[Account, int]] = []
     for place in places:
         path, devices = place, None
         if not Path(place).exists() and (match := re.fullmatch(r"(.+)@(\d{1,6})", place)):
@@ -66,12 +66,12 @@ def compare_runs(places: Sequence[str]) -> ScalingComparison:
         runs = find_all([path]).runs
         for run, name in zip(runs, names(runs), strict=True):
             account = Account.of_log(run, name) if isinstance(run, LogRun) else Account.of(run, name)
-            found.append((account, _devices(run, account, devices, path)))
-    found.sort(key=lambda each: each[1])
-    if found[0][1] == found[-1][1]:
-        raise InputError(f"all runs have {count(found[0][1], 'device')}: name runs with different numbers of them")
+            accounts.append((account, _devices(run, account, devices, path)))
+    accounts.sort(key=lambda each: each[1])
+    if accounts[0][1] == accounts[-1][1]:
+        raise InputError(f"all runs have {count(accounts[0][1], 'device')}: name runs with different numbers of them")
     rows: list[MeasuredRun] = []
-    for account, devices in found:
+    for account, devices in accounts:
         summary = account.summary
         if summary.images_per_second is None:
             raise InputError(f"{summary.directory} says nothing of images/s: there is nothing to compare")
@@ -91,11 +91,11 @@ def compare_runs(places: Sequence[str]) -> ScalingComparison:
     return ScalingComparison(tuple(rows), tuple(_remarks(rows)))
 
 
-def _devices(run: object, account: Account, given: int | None, path: str) -> int:
-    if given is not None:
-        if given < 1:
-            raise InputError(f"{path}@{given}: the devices must be 1 or more")
-        return given
+def _devices(run: object, account: Account, stated: int | None, path: str) -> int:
+    if stated is not None:
+        if stated < 1:
+            raise InputError(f"{path}@{stated}: the devices must be 1 or more")
+        return stated
     known = run.num_devices if isinstance(run, LogRun) else parts_of(account.history)[-1].devices
     if known is None:
         raise InputError(f"{path} does not say how many devices it is of: write it behind the name, such as {path}@8")

@@ -46,7 +46,7 @@ class Signs:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or no process is left that could go on."""
+        """Return whether the run has ended, or no process is left that could go on."""
         return self.status not in ("waiting", "running")
 
     def __str__(self) -> str:

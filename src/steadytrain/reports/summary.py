@@ -35,7 +35,7 @@ MOST_EPOCHS_A_LINE = 1_000
 
 @dataclass(frozen=True)
 class Interval:
-    """From ``low`` to ``high``, both fractions."""
+    """An interval from ``low`` to ``high``, both fractions."""
 
     low: float
     high: float

@@ -1,4 +1,4 @@
-"""Where the time of runs went: a name and a colour for each bucket of the ledger, in words, bars and stacked charts."""
+"""The time of runs by bucket, in words, bars and stacked charts: each bucket of the ledger has a name and a colour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LETTERED_SHARE = 0.055  # a share from here on has room for its figure
 
 @dataclass(frozen=True)
 class Bucket:
-    """How a bucket of ``ledger.BUCKETS`` is called and drawn, and what its name does not say; ``ink``: of its text."""
+    """The label and colour of a bucket of ``ledger.BUCKETS``, and what its name does not say; ``ink``: of its text."""
 
     label: str
     colour: str

@@ -84,7 +84,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningEvidence:
-    """What a tuning measured and chose.
+    """The measurements and choices of a tuning.
 
     Args:
         batch_size, threads: chosen: images that go through the network at a time, and the loader's threads.

@@ -109,7 +109,7 @@ class Watch:
 
     @property
     def images_per_second(self) -> float | None:
-        """Of the last seconds of updates, by the clock; None where there were none."""
+        """The speed over the last seconds of updates, by the clock; None where there were none."""
         recent = self.history.recent
         if len(recent) < 2:
             return None
@@ -139,7 +139,7 @@ class WatchRates:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedQueue:
-    """What the feed did lately: batches ready when one was asked for, of how many, and the share that found none."""
+    """The feed's recent state: batches ready when one was asked for, of how many, and the share that found none."""
 
     ready: float
     depth: float

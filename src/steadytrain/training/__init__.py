@@ -1,4 +1,4 @@
-"""From a recipe to trained weights: state, step, loop, evaluation, and the weights in use."""
+"""Training from a recipe to trained weights: state, step, loop, evaluation, and the weights in use."""
 
 from steadytrain.distributed.process_group import Group as Group
 from steadytrain.distributed.process_group import init_group as init_group

@@ -814,7 +814,7 @@ def training_feed(
 
 
 def evaluation_crop(input: Input) -> Crop:
-    """How an evaluated image is cropped: resized, then its centre."""
+    """Return the crop of an evaluated image: resized, then its centre."""
     return Crop(kind="none", **_crop_options(input))
 
 

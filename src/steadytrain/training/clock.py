@@ -1,4 +1,4 @@
-"""Where the seconds of an attempt go: at each moment one bucket is open, so they add up to the wall clock.
+"""Seconds of an attempt by bucket: at each moment one bucket is open, so they add up to the wall clock.
 
 A change of bucket costs a reading of the clock and an addition, some 150 ns; an update makes about eight. Other threads
 may look at ``bucket``, ``since`` and ``step`` at any time.
@@ -242,7 +242,7 @@ class _Mark(NamedTuple):
     """A mark of an update in the device's queue: the bucket that begins there (empty: none), and when it was made."""
 
     bucket: str
-    made: float
+    made_at: float
     event: Any
     update: _Update
 
@@ -367,7 +367,7 @@ class DeviceClock(Clock):
         self._read()
         known = self.since
         if self._marks:  # on their way: all is known until the oldest update that is not done
-            known = min(known, self._marks[0].made)
+            known = min(known, self._marks[0].made_at)
         if self._open is not None:
             mark, since = self._open
             known = min(known, mark.update.parts[0][0].began if mark.update.parts else since)
@@ -400,16 +400,16 @@ class DeviceClock(Clock):
             assert self._anchor is not None
             before, at = self._anchor
             # The two clocks drift apart by millionths; nothing is done before it is asked for, nor after it was seen.
-            now = min(max(mark.made, at + before.elapsed_time(mark.event) / 1000), time.perf_counter())
+            now = min(max(mark.made_at, at + before.elapsed_time(mark.event) / 1000), time.perf_counter())
             if self._open is not None:
                 opened, since = self._open
-                is_over = opened.bucket == "communication" and now - mark.made < LATENCY
+                is_over = opened.bucket == "communication" and now - mark.made_at < LATENCY
                 span = Span("host" if is_over else opened.bucket, since, now)
-                mark.update.parts.append((span, since > mark.made + LATENCY))
-            elif at <= mark.made and now - mark.made < LATENCY:  # on an idle device, it waited for nothing
-                now = mark.made
+                mark.update.parts.append((span, since > mark.made_at + LATENCY))
+            elif at <= mark.made_at and now - mark.made_at < LATENCY:  # on an idle device, it waited for nothing
+                now = mark.made_at
             elif not mark.update.is_warmup:  # all that an update waits for are its images
-                self._device.append(Span("transfer", max(mark.made, at), now))
+                self._device.append(Span("transfer", max(mark.made_at, at), now))
             self._anchor = mark.event, now
             self._open = (mark, now) if mark.bucket else None
             if not mark.bucket:

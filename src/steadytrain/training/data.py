@@ -75,7 +75,7 @@ class DataSets:
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether classes are called by numbers, their places in records that name none."""
+        """Return whether classes are called by numbers, their places in records that name none."""
         return self.num_labels is None and not self.train.named_classes and self.classes == self.train.classes
 
     @property
@@ -264,8 +264,8 @@ def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[
         options |= {"trained_column": "" if train.card is None else train.card.label_column}
     named = train.named_classes or None  # by the list beside records that have no card
     prepared = prepare(val, classes=card if card.exists() else named, **options)
-    own = None if named or card.exists() else card_for(prepared.only("val"))
-    if own is not None and Path(val).suffix != ".rec" and are_values(own.classes, len(train.classes), val):
+    val_card = None if named or card.exists() else card_for(prepared.only("val"))
+    if val_card is not None and Path(val).suffix != ".rec" and are_values(val_card.classes, len(train.classes), val):
         return prepare(val, classes=train.classes, **options)
     return prepared
 

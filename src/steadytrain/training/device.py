@@ -37,7 +37,7 @@ def what_there_is(num_gpus: int, world: World) -> str:
 
 
 def has_device_files() -> bool:
-    """Whether this system, or this container, has been given a GPU; always where GPUs are no files."""
+    """Return whether this system, or this container, has a GPU's device files; True where GPUs are no files."""
     return sys.platform != "linux" or any(Path("/dev").glob("nvidia[0-9]*"))
 
 

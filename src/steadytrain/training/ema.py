@@ -69,7 +69,7 @@ class Ema:
 
     @property
     def is_average(self) -> bool:
-        """Whether the next update makes it an average of weights, rather than the weights as they are."""
+        """Return whether the next update makes it an average of weights, rather than the weights as they are."""
         return self.decay is not None or self.updates > self.start
 
     def has_statistics(self, module: nn.Module) -> bool:

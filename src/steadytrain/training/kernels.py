@@ -85,7 +85,7 @@ class Product:
 
 
 def _is_narrow(product: Product) -> bool:
-    """Whether images are narrower than the stride of a kernel with taps that see only padding."""
+    """Return whether images are narrower than the stride of a kernel with taps that see only padding."""
     if product.name != "aten::convolution" or product.arguments[6]:
         return False
     image, weight, _, stride, padding = product.arguments[:5]
@@ -127,8 +127,8 @@ def mend_kernels(
     with preserve_process(policy.device), preserve_buffers(module):
         used = products_of(module, policy, shapes)
         wrong = _wrong_products([*used], images, dtype, policy.device)
-    found = {name for product in wrong for name in used[product]}
-    flags = torch.tensor([float(name in found) for name in parts], device=policy.device)
+    affected = {name for product in wrong for name in used[product]}
+    flags = torch.tensor([float(name in affected) for name in parts], device=policy.device)
     names = [name for name, flag in zip(parts, sum_ranks(flags).tolist(), strict=True) if flag]
     for name in names:
         compute_in_fp32(parts[name], policy)
@@ -169,7 +169,7 @@ def products_of(module: nn.Module, policy: Policy, shapes: Sequence[tuple[int, i
 
 
 class _Products(TorchDispatchMode):
-    """While it is entered, keeps each 16-bit product and which module computed it."""
+    """A mode that keeps each 16-bit product and which module computed it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -280,8 +280,8 @@ def _draw(tensor: _Drawn, generator: torch.Generator) -> Tensor:
 def _with_gradients(product: Product, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Compute a product, and the gradient of each of its tensors where that of the result is drawn, the same always."""
     inputs = [tensor.detach().requires_grad_() for tensor in tensors]
-    given = iter(inputs)
-    arguments = [next(given) if isinstance(value, _Drawn) else value for value in product.arguments]
+    drawn = iter(inputs)
+    arguments = [next(drawn) if isinstance(value, _Drawn) else value for value in product.arguments]
     operation = getattr(torch.ops.aten, product.name.removeprefix("aten::"))
     with torch.enable_grad():
         value: Tensor = operation(*arguments)

@@ -115,7 +115,7 @@ class Snapshot:
 
 @dataclass
 class PassLimit:
-    """How many images go through the network at a time: all of them until memory runs out, then half as many.
+    """The number of images in one pass of the network: all of them until memory runs out, then half as many.
 
     Args:
         during: what the passes are for.

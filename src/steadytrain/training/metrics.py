@@ -32,7 +32,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far top-1 probabilities are true; of several labels, those of each label for each image.
+    """The calibration of top-1 probabilities; of several labels, of those of each label for each image.
 
     ``ece``: the expected calibration error, the mean over images of the difference between probability and accuracy in
     their bin; of several labels, over images and labels, between probability and the share that has the label.

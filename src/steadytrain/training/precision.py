@@ -1,4 +1,4 @@
-"""In which number and memory formats a network runs: one :class:`Policy`, and the fp32 masters of 16-bit parameters.
+"""Number and memory formats of a network: one :class:`Policy`, and the fp32 masters of 16-bit parameters.
 
 ``fp32`` computes as the parameters are; so does ``tf32``, whose convolutions and matrix products a GPU rounds to ten
 bits behind the point. ``bf16`` and ``fp16`` keep fp32 parameters and let autocast run the convolutions and matrix

@@ -1,4 +1,4 @@
-"""What a call from Python shows while it trains: a line that is written over, and a row for each evaluation."""
+"""The display of a call from Python while it trains: a line that is written over, and a row for each evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that an update changes, saved and loaded bit for bit; and leaving it, and the process, as they were."""
+"""The state that an update changes, saved and loaded bit for bit; and leaving it, and the process, as they were."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steadytrain.training.precision import Policy, products, restore_products
 
 @dataclass
 class Cursor:
-    """How far the run is: ``step`` updates done, ``position`` samples of the continuous stream consumed."""
+    """The position of a run: ``step`` updates done, ``position`` samples of the continuous stream consumed."""
 
     step: int = 0
     position: int = 0

@@ -1,4 +1,4 @@
-"""Which parameters of a network take part: some are never used, and some networks leave parts out now and then.
+"""The parameters of a network that take part: some are never used, and some networks leave parts out now and then.
 
 A process that is alone lets them be. Ranks wait for each other's gradient of every parameter, so they have to know
 before the first update that some will not come.
@@ -36,7 +36,7 @@ _NOT_THE_NETWORKS = tuple(f"{Path(package.__file__).parent}/" for package in (to
 
 @dataclass(frozen=True)
 class Usage:
-    """What passes of a few images show.
+    """The use of a network's parameters, as passes of a few images show it.
 
     Args:
         unused: names of the parameters to which no pass brought a gradient.
@@ -48,7 +48,7 @@ class Usage:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some update may bring no gradient to some parameter."""
+        """Return whether some update may bring no gradient to some parameter."""
         return bool(self.unused or self.varies)
 
     def notes(self, module: nn.Module) -> Iterator[str]:
@@ -129,7 +129,7 @@ def other_generators() -> tuple[object, ...]:
 
 
 class _Reads(TorchDispatchMode):
-    """While it is entered, keeps the lines of the network that look at a tensor's value."""
+    """A mode that keeps the lines of the network that look at a tensor's value."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

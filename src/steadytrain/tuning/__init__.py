@@ -1,1 +1,1 @@
-"""What to change so that training is faster or better, found by measuring."""
+"""Better settings for training, in speed or accuracy, found by measuring."""

@@ -51,7 +51,7 @@ FEED_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a rank has to measure: images of this shape (``size`` None: the model's own), classes, and how long."""
+    """The measurement asked of a rank: images of this shape (``size`` None: the model's own), classes, and how long."""
 
     size: int | None
     channels: int

@@ -47,7 +47,7 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Whether only integers are drawn."""
+        """Return whether only integers are drawn."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 

@@ -253,7 +253,7 @@ class ProcessTrainer:
 
     @property
     def num_slots(self) -> int:
-        """How many runs are trained at the same time."""
+        """The number of runs that are trained at the same time."""
         return len(self._slots)
 
     def commands(self, runs: Sequence[Run]) -> list[list[str]]:

@@ -146,7 +146,7 @@ class Tuned:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as the recipe was before; None: not measured."""
+        """Speed over that of the recipe before; None: not measured."""
         if not self.default_rate or not self.tuned_rate:
             return None
         return self.tuned_rate / self.default_rate

@@ -231,7 +231,7 @@ class Findings:
                     findings[place] = replace(finding, name=name(finding.record) or None)
 
     def of(self, kind: str) -> list[Finding]:
-        """Those of one kind that were kept."""
+        """Return the findings of one kind that were kept."""
         return self._kept[kind]
 
     def has(self, *kinds: str) -> bool:
@@ -300,7 +300,7 @@ class Report:
         return self.is_usable and not self.findings.num("warning")
 
     def to_dict(self) -> dict[str, Any]:
-        """One JSON document."""
+        """Return the report as one JSON document."""
         values = {name: getattr(self, name) for name in ("path", "what", "bytes", "classes", "split", "formats")}
         return {
             **values,

@@ -68,7 +68,7 @@ class WebFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long to wait for a server: ``attempts`` in a row that bring nothing, seconds between them that double."""
+    """Limits of waiting for a server: ``attempts`` in a row that bring nothing, seconds between them that double."""
 
     timeout_seconds: float = 30.0
     attempts: int = 5

@@ -1,4 +1,4 @@
-"""From a data set's name to record files: its files are fetched, its split is read, and the images are packed.
+"""Record files from a data set's name: its files are fetched, its split is read, and the images are packed.
 
 Nothing is unpacked. Images are read where they lie in their archive, and what lists them is read into memory, within
 limits: a name in an archive never becomes a path. Arrays (STL-10, SVHN) become a tar of PNG files first.
@@ -43,7 +43,7 @@ ImageRow = tuple[str, str, str]
 
 
 class FetchProgress(NamedTuple):
-    """Takes how far something is: bytes of a file so far and of all, images packed so far and of all.
+    """Callbacks for progress: bytes of a file so far and of all, images packed so far and of all.
 
     The name of the file is empty once all are there.
     """

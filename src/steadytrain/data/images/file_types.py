@@ -131,8 +131,8 @@ def _begins_tfrecord(start: bytes, size: int) -> bool:
         return True
     if any(start[8:12]):
         return False
-    another = int.from_bytes(start[end : end + 8], "little") if end + 8 <= len(start) else 0
-    return end == size or (another > 0 and end + 16 + another <= size) or start[12:].startswith(_IN_TFRECORDS)
+    next_length = int.from_bytes(start[end : end + 8], "little") if end + 8 <= len(start) else 0
+    return end == size or (next_length > 0 and end + 16 + next_length <= size) or start[12:].startswith(_IN_TFRECORDS)
 
 
 _IN_TFRECORDS = (b"\xff\xd8\xff", b"\x89PNG", b"\x0a")  # the last: the field "features" of an Example

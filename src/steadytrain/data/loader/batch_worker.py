@@ -119,7 +119,7 @@ class LoaderTask:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the images of a batch."""
+        """The shape of a batch's images."""
         return (self.batch_size, self.crop.size, self.crop.size, self.crop.channels)
 
     @property

@@ -1,4 +1,4 @@
-"""From an image of any size to the square that a model sees: what to take, and where to put it.
+"""Crops of images of any size to the square that a model sees: what to take, and where to put it.
 
 Only geometry stands here, for many images at once in numpy; the pixels are moved in ``decode`` (any image) and in
 ``image_cache`` (images kept in memory), which both follow the same :class:`CropPlan` and so give the same bytes.

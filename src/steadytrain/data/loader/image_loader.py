@@ -90,7 +90,7 @@ class Placement:
 
 
 class BatchQueue(Protocol):
-    """Which batches a loader is to make, where that is only known as it runs."""
+    """The numbers of the batches to load, for a loader that learns them only as it runs."""
 
     def next_batches(self) -> list[int]:
         """Return the numbers that became known since the last call; waits for nothing."""
@@ -350,8 +350,8 @@ class ImageLoader:
             return Placement("threads", "a separate process needs Linux or macOS and two cores")
         share = self.threads * THREAD_RATE * (THREAD_SIZE / crop.size) ** 2 * LOCK_SECONDS
         if share <= MOST_LOST:
-            made = f"{self.threads} thread{'s' * (self.threads > 1)}"
-            return Placement("threads", f"{made} can slow down the launching of GPU work by {percent(share)} at most")
+            pool = f"{self.threads} thread{'s' * (self.threads > 1)}"
+            return Placement("threads", f"{pool} can slow down the launching of GPU work by {percent(share)} at most")
         return Placement("process", "threads would slow down the launching of GPU work")
 
     def _settle_place(self) -> None:
@@ -502,7 +502,7 @@ class ImageLoader:
 
 
 class _Batches(Iterator[Batch]):
-    """One iteration."""
+    """The iterator over one pass of a loader."""
 
     def __init__(self, loader: ImageLoader, loaded: Iterator[LoadedBatch]) -> None:
         self._loader = loader

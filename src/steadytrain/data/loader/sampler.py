@@ -1,4 +1,4 @@
-"""Which sample stands at which position, and what is drawn for it: pure functions of a seed and a position.
+"""The sample at each position, and what is drawn for it: pure functions of a seed and a position.
 
 The training stream has no end: ``epoch = position // n``, and within an epoch every sample stands exactly once. Nothing
 here has a state that a thread, a restart or another number of workers could change: whoever asks for a position

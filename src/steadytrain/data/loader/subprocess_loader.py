@@ -136,7 +136,7 @@ class SharedBatches:
 
 
 class _MapArray(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """All of a map, of a type of its own.
+    """An array over a whole memory map, of a type of its own.
 
     Of a view of a view, numpy remembers only the plain array at the bottom. A slot's arrays have to be remembered: so
     what is beneath them must not be plain.
@@ -236,7 +236,7 @@ class LoaderProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the loader's process."""
         return self._process.pid
 
     @property

@@ -234,9 +234,9 @@ def _packed_before(
     for path, listing in files:
         try:
             card = card_of(path) if path.exists() and path.with_suffix(".idx").exists() else None
-            made = path.stat().st_mtime_ns if card is not None else 0
+            packed_at = path.stat().st_mtime_ns if card is not None else 0
             is_same = card is not None and (card.source, card.settings) == (source, settings.to_dict())
-            is_same = is_same and not bool((listing.times > made).any())
+            is_same = is_same and not bool((listing.times > packed_at).any())
             if card is None or not is_same:
                 return None
             if not _lists_same(list_path(path), listing, {file.name for file in card.rejected}):
@@ -518,7 +518,7 @@ def remark_on_split(shards: Sequence[Listing], say: Callable[[str], None]) -> No
 
 
 class Tally:
-    """Goes through a listing file by file: :meth:`next_record`, then :meth:`keep` or :meth:`reject`.
+    """A walk through a listing file by file: :meth:`next_record`, then :meth:`keep` or :meth:`reject`.
 
     Its state can be noted, and restored in another process. ``counts`` are those of
     :class:`~steadytrain.data.images.statistics.PixelCount`.

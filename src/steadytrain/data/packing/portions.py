@@ -38,7 +38,7 @@ def pack_file(place: str | Piece, settings: PackSettings, count: PixelCount | No
 
 @dataclass(frozen=True, slots=True)
 class EncodedPortion:
-    """For each image of a portion what to store, or why not; and the counts of the pixels to be counted."""
+    """Encoded images of a portion: what to store of each, or why not; and the counts of the pixels to be counted."""
 
     results: tuple[PackedImage | str, ...]
     counts: Ints

@@ -184,7 +184,7 @@ class _Request:
 
     @cached_property
     def family(self) -> str:
-        """Names all copies of this source by these settings, whatever state it was in."""
+        """The name that all copies of this source by these settings share, whatever state it was in."""
         place = Path(self.source).resolve()
         options = [None if path is None else str(path.resolve()) for path in (self.root, self.labels)]
         kind = [

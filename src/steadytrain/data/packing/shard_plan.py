@@ -105,7 +105,7 @@ class ShardPlan:
 
     @property
     def name(self) -> str:
-        """Names what is planned, and leaves out what came of it."""
+        """A digest of what is planned, without what came of it."""
         planned = [(shard.file, shard.num_listed, shard.listing) for shard in self.shards]
         return hashlib.sha256(json.dumps([self.request, planned], sort_keys=True).encode()).hexdigest()[:12]
 

@@ -142,7 +142,7 @@ def pack_in_task(rank: int, size: int, *, folder: str, **arguments: Any) -> tupl
 
 @dataclass
 class _Worker:
-    """One process of them; arguments as for :func:`pack_shards`."""
+    """One of the processes that pack shards; arguments as for :func:`pack_shards`."""
 
     request: PackRequest
     shards: int | None

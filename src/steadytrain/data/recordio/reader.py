@@ -127,7 +127,7 @@ class _File:
     """One of the files: where its records begin, and the card beside it, if there is one.
 
     Of an object in a store (``remote``) not all bytes are in the file at first: until then its ``view`` fetches them.
-    ``found`` are the offsets of all records; ``numbers`` are those of them that hold a picture, and ``offsets`` theirs.
+    ``starts`` are the offsets of all records; ``numbers`` are those that hold a picture, and ``offsets`` theirs.
     ``is_of_faces``: it is laid out as InsightFace's, and of several labels the first is the class.
     """
 
@@ -135,7 +135,7 @@ class _File:
     local: LocalFile
     view: LocalFile | RemoteFile
     remote: RemoteFile | None
-    found: Offsets
+    starts: Offsets
     numbers: Ints | range
     offsets: Offsets
     is_of_faces: bool
@@ -149,12 +149,12 @@ class _File:
     @property
     def num_skipped(self) -> int:
         """Records that hold no picture."""
-        return len(self.found) - len(self.offsets)
+        return len(self.starts) - len(self.offsets)
 
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
         """Return the first byte of each record, and its bytes up to the next one: int64[N], int64[N]."""
-        sizes = np.diff(self.found, append=len(self.view))
+        sizes = np.diff(self.starts, append=len(self.view))
         return self.offsets, sizes if isinstance(self.numbers, range) else sizes[self.numbers]
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class _File:
             remedy = "" if self.remote is not None else f": steady check {shlex.quote(str(self.path))} names them"
             raise DataError(f"{self.shown}: {error}{remedy}") from None
         try:
-            require_complete(self.view, self.found)
+            require_complete(self.view, self.starts)
         except DataError as error:
             raise DataError(
                 f"{self.shown}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"

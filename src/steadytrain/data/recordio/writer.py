@@ -103,7 +103,7 @@ class RecordWriter:
         self._file.flush()
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes that were written. Raises StorageError."""
+        """Return bytes that were written. Raises StorageError."""
         with storage_errors(self.path), self._part_of(".rec").open("rb", buffering=0) as file:
             self._flush()
             file.seek(start)

@@ -1,4 +1,4 @@
-"""Which columns of a table hold paths, labels and splits: those that the user names, else by their names and contents.
+"""The columns of a table for paths, labels and splits: those that the user names, else by their names and contents.
 
 What can be read in two ways is asked about: the message names the columns there are, and the options that choose.
 """

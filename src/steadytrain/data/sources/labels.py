@@ -125,25 +125,25 @@ def _find_in_list(labels: Sequence[str], names: tuple[str, ...], where: str, say
     """
     number_of = {class_name(name): number for number, name in reversed(list(enumerate(names)))}
     number_of |= {name: number for number, name in enumerate(names)}
-    found = {label: number_of[label] for label in labels if label in number_of}
-    left = [label for label in labels if label not in found]
+    matched = {label: number_of[label] for label in labels if label in number_of}
+    left = [label for label in labels if label not in matched]
     by_value: dict[int | None, list[int]] = {}
     for number, name in enumerate(names):
         by_value.setdefault(whole_number(name), []).append(number)
     words = by_value.pop(None, [])
     alike = {label: by_value[value] for label in left if (value := whole_number(label)) in by_value}
     if alike and all(len(numbers) == 1 for numbers in alike.values()):
-        found |= {label: numbers[0] for label, numbers in alike.items()}
+        matched |= {label: numbers[0] for label, numbers in alike.items()}
         pairs = [f"{label} as {names[number]}" for label, [number] in alike.items()]
         say(f"{where}: labels are read as the classes of the same value: {few(pairs, _MOST_SHOWN)}")
-    unknown = [label for label in left if label not in found]
-    if unknown and not found and len(words) == len(names) and None not in map(whole_number, labels):
+    unknown = [label for label in left if label not in matched]
+    if unknown and not matched and len(words) == len(names) and None not in map(whole_number, labels):
         numbers = np.array([whole_number(label) for label in labels], np.int64)
         require_in_list(numbers, names, where)
         say_places(where, names, numbers, say)
         return dict(zip(labels, numbers.tolist(), strict=True))
     require_known(unknown, names, where)
-    return found
+    return matched
 
 
 def say_places(where: str, names: Sequence[str], numbers: NDArray[np.int64], say: Say) -> None:

@@ -1,4 +1,4 @@
-"""Which folders are classes and which are splits, and which tables hold labels: decided by names alone.
+"""Folders of classes, folders of splits and tables of labels, told apart by their names alone.
 
 Folders of splits are called ``train``, ``test1``, ``X_train``, ``seg_test`` or ``validation_set``; some hold one more
 folder of the same name, and test images often have no labels. Images of a split lie in folders of classes, or have
@@ -90,7 +90,7 @@ def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
     Returns:
         The folder of each class, by split and by the class's folder; none where not all classes are so divided.
     """
-    found: dict[str, dict[str, str]] = {}
+    folders_of: dict[str, dict[str, str]] = {}
     folders = look("").folders
     for name in folders:
         entries = look(name)
@@ -98,12 +98,12 @@ def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
         if entries.images or len(splits) < 2 or len(splits) < len(entries.folders) or "train" not in splits.values():
             return {}
         for inner, split in splits.items():
-            if name in found.setdefault(split, {}):
+            if name in folders_of.setdefault(split, {}):
                 return {}
-            found[split][name] = f"{name}/{inner}"
-    if len(folders) < 2 or any(len(classes) < len(folders) for classes in found.values()):
+            folders_of[split][name] = f"{name}/{inner}"
+    if len(folders) < 2 or any(len(classes) < len(folders) for classes in folders_of.values()):
         return {}
-    return {split: found[split] for split in ("train", "val", "test") if split in found}
+    return {split: folders_of[split] for split in ("train", "val", "test") if split in folders_of}
 
 
 def _unwrap(look: FolderLook, path: str) -> str:

@@ -145,7 +145,7 @@ class Pieces:
         )
 
     def take(self, rows: NDArray[np.int64] | slice) -> Pieces:
-        """Those of some images, in that order; of a slice without a copy."""
+        """Return the pieces of some images, in that order; of a slice without a copy."""
         deflated = None if self.deflated is None else self.deflated[rows]
         crc = None if self.crc is None else self.crc[rows]
         is_any_deflated = deflated is not None and deflated.any()

@@ -125,18 +125,18 @@ class ImagesInFolder:
         Raises:
             DataError: a name without a suffix leads to several files.
         """
-        found = self._locate(names)
-        if np.all(found[1] < 0) and (lead := _foreign_lead(names, self.find, self._folder)):
+        located = self._locate(names)
+        if np.all(located[1] < 0) and (lead := _foreign_lead(names, self.find, self._folder)):
             self._several.clear()
             self._say(f"{self._table}: paths are read from {self._folder} on, without {lead!r}")
-            found = self._locate([_without(lead, name) for name in names])
+            located = self._locate([_without(lead, name) for name in names])
         if self._several:
             listed = [f"{name}: {' and '.join(files)}" for name, files in self._several.items()]
             raise DataError(
                 f"{self._table} names {count(len(listed), 'image')} without a suffix, which may be one of several files"
                 f" in {self._folder} ({few(listed, 3)}): write the suffixes into the table, or remove the copies"
             )
-        return found
+        return located
 
     def _locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
         located = Names()

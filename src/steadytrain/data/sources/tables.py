@@ -179,7 +179,7 @@ def _name_by_set(path: Path, numbers: NDArray[np.int64], names: Names, say: Say)
     A list that lacks a class, as a small validation list may, does not say what its number means; the others do. Where
     they contradict it, they are of another set.
     """
-    own = name_by_folders(numbers, names)
+    named = name_by_folders(numbers, names)
     folders = {(label, _folder(name)): name for label, name in zip(numbers.tolist(), names, strict=True)}
     others = [file for file in sorted(path.parent.glob("*.lst")) if file != path and _set_of(file) == _set_of(path)]
     used: list[str] = []
@@ -190,7 +190,7 @@ def _name_by_set(path: Path, numbers: NDArray[np.int64], names: Names, say: Say)
                 folders, used = folders | pairs, [*used, other.name]
     together = name_by_folders(np.array([label for label, _ in folders], np.int64), list(folders.values()))
     if not used or not together:
-        return own
+        return named
     verb = "names" if len(used) == 1 else "name"
     say(f"{path}: {', '.join(used)} beside it {verb} the {len(together):,} classes too")
     return together

@@ -284,10 +284,10 @@ def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:
         raise RunError(f"the recipe of the run at {uri} cannot be used: {error}") from error
     if changes := [change for change in differences if not change.startswith(("parallel.", "every."))]:
         raise RunError(f"at {uri} is a run of another recipe ({'; '.join(changes)}): choose another URI")
-    there, here = newest_step(manifest.files), newest_step(_names(folder))
-    if there > here:
+    there, local = newest_step(manifest.files), newest_step(_names(folder))
+    if there > local:
         raise RunError(
-            f"the run at {uri} has come to step {there:,}, and {folder} to step {here:,}: rename {folder}, and run"
+            f"the run at {uri} has come to step {there:,}, and {folder} to step {local:,}: rename {folder}, and run"
             f" steady resume {uri}"
         )
 

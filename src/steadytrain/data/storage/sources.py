@@ -132,12 +132,12 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     """Fetch all objects below a prefix. Raises DataError where there are none."""
     place = ObjectPlace.folder(uri)
     store = Store(place, patience_seconds=OPENING_SECONDS)
-    found, digest = store.list_all(place, sorted), hashlib.sha256(str(place).encode())
-    for name, facts in found:
+    listed, digest = store.list_all(place, sorted), hashlib.sha256(str(place).encode())
+    for name, facts in listed:
         digest.update(f"\n{name}\n{facts}".encode())
-    if not found:
+    if not listed:
         raise NoObjectError(f"there is no object {place}, and nothing below it")
-    objects, total = objects_folder(), sum(facts.size for _, facts in found)
+    objects, total = objects_folder(), sum(facts.size for _, facts in listed)
     title = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name or place.base.rpartition("/")[2])[-60:]
     folder = objects / f"{title}-{digest.hexdigest()[:16]}"
     path, done = folder / title, folder / FETCHED
@@ -152,11 +152,11 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
         stack.enter_context(locked(folder / ".hold", shared=True))
         with locked(folder / ".lock"):
             if not done.exists():
-                say(f"fetching {count(len(found), 'object')} ({size_words(total)}) from {place} into {folder}")
+                say(f"fetching {count(len(listed), 'object')} ({size_words(total)}) from {place} into {folder}")
                 faults: Counter[Fault] = Counter()
                 patient = Store(place, lambda fault: faults.update([fault]))
                 make_room(objects, limit)
-                _fetch_files(patient, place, path, found)
+                _fetch_files(patient, place, path, listed)
                 done.write_text(str(total), encoding="ascii")
                 if faults:
                     say(f"{place}: {faults_words(faults)}")
@@ -165,7 +165,7 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     return path
 
 
-def _fetch_files(store: Store, place: ObjectPlace, folder: Path, found: Sequence[tuple[str, ObjectFacts]]) -> None:
+def _fetch_files(store: Store, place: ObjectPlace, folder: Path, objects: Sequence[tuple[str, ObjectFacts]]) -> None:
     """Fetch objects that are not here yet, many at a time; a file appears when it is whole."""
 
     def fetch(name: str, facts: ObjectFacts) -> None:
@@ -179,12 +179,12 @@ def _fetch_files(store: Store, place: ObjectPlace, folder: Path, found: Sequence
             file.write(data)
         part.replace(path)
 
-    total = sum(facts.size for _, facts in found)
+    total = sum(facts.size for _, facts in objects)
     if shutil.disk_usage(folder).free < total:
         raise StorageError(f"{folder} has no room for {size_words(total)}: set STEADYTRAIN_CACHE to another disk")
     with ThreadPoolExecutor(MOST_REQUESTS, "storage") as pool:
         try:
-            for _ in pool.map(lambda entry: fetch(*entry), found):
+            for _ in pool.map(lambda entry: fetch(*entry), objects):
                 pass
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -186,7 +186,7 @@ class ObjectPlace:
 
 
 class NoObjectError(DataError):
-    """There is no such object."""
+    """An object does not exist."""
 
 
 class ChangedError(StorageError):

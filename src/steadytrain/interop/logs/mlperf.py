@@ -135,5 +135,5 @@ def _number(value: object) -> float:
 
 def _first(values: object, names: tuple[str, ...]) -> float:
     """Return the first of some numbers that a JSON object has; NaN where there is none."""
-    found = (_number(values.get(name)) for name in names) if isinstance(values, dict) else ()
-    return next((value for value in found if math.isfinite(value)), NAN)
+    numbers = (_number(values.get(name)) for name in names) if isinstance(values, dict) else ()
+    return next((value for value in numbers if math.isfinite(value)), NAN)

@@ -60,7 +60,7 @@ class LogEpoch:
 
     @property
     def images_per_second(self) -> float:
-        """Of all workers, as the log states it of the whole epoch; NaN where it does not."""
+        """The speed of all workers, as the log states it of the whole epoch; NaN where it does not."""
         return sum(self.rates) if self.rates else NAN
 
     @property
@@ -70,7 +70,7 @@ class LogEpoch:
 
 
 class EpochTimes(NamedTuple):
-    """When an epoch began, its training ended and its validation was over, and the ``seconds`` that training took."""
+    """The times when an epoch began, its training ended and its validation was over; ``seconds`` that training took."""
 
     began: float
     ended: float
@@ -137,7 +137,7 @@ class LogRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all epochs that were asked for; if that is not known, a complete last epoch."""
+        """Return whether the log has all epochs that were asked for; if that is not known, a complete last epoch."""
         last = max(self.epochs)
         if self.num_epochs:
             return last + 1 >= self.num_epochs and not self._is_partial(last)
@@ -164,7 +164,7 @@ class LogRun:
 
     @property
     def ending(self) -> str:
-        """Where a log that is not complete ends."""
+        """The end of a log that is not complete, in words: within or after which epoch."""
         last = max(self.epochs)
         return f"the log ends {'within' if self._is_partial(last) else 'after'} epoch {last + 1}" + (
             f" of {self.num_epochs}" if self.num_epochs else ""
@@ -172,7 +172,7 @@ class LogRun:
 
     @property
     def recipe(self) -> Recipe:
-        """As much of a recipe as folding the events needs; what the log says of it is in :attr:`settings`."""
+        """The few values of a recipe that folding the events needs; :attr:`settings` has what the log says of it."""
         epochs = float(max(max(self.epochs) + 1, self.num_epochs or 1))
         data, model = str(self.settings.get("data.train") or NONE), str(self.settings.get("model.name") or NONE)
         try:
@@ -280,7 +280,7 @@ class LogRun:
             yield Ended(time=end, attempt=1, status="finished", step=step, seconds=end - began, images=images)
 
     def _is_partial(self, number: int) -> bool:
-        """Whether an epoch has log lines alone, and neither its means, its time nor a validation."""
+        """Return whether an epoch has log lines alone, and neither its means, its time nor a validation."""
         facts = self.epochs[number]
         return not (facts.train or facts.val or facts.ema or facts.seconds)
 

@@ -59,9 +59,9 @@ _NAMES = (  # GluonCV's pattern -> the name here
 
 def is_gluoncv(words: Sequence[str]) -> bool:
     """Return whether flags are among these that MXNet's script of the same name lacks."""
-    own = {f"--{name.replace('_', '-')}" for name in (*_FLAGS, *_SWITCHES) if name not in _SHARED} | {"-j"}
-    own |= {"--num-workers", "--num-data-workers"}
-    return any(word.partition("=")[0].replace("_", "-") in own for word in words)
+    flags = {f"--{name.replace('_', '-')}" for name in (*_FLAGS, *_SWITCHES) if name not in _SHARED} | {"-j"}
+    flags |= {"--num-workers", "--num-data-workers"}
+    return any(word.partition("=")[0].replace("_", "-") in flags for word in words)
 
 
 def translate_gluoncv(words: Sequence[str]) -> Translated:

@@ -1,4 +1,4 @@
-"""From MXNet's graph to a torch module: a ``torch.fx.GraphModule``, which trains, compiles, exports and moves as any.
+"""MXNet's graphs as torch modules: a ``torch.fx.GraphModule``, which trains, compiles, exports and moves as any.
 
 The graph is run with images of zeros while it is built, so every layer's shape is seen and no parameter is needed.
 A batch norm with ``fix_gamma`` has a scale of 1 that is not trained, whatever its file holds. Its momentum is 1 minus

@@ -187,7 +187,7 @@ class _Layers:
 
 
 def _keeps_size(part: nn.Module | None) -> bool:
-    """Whether a pooling is one to a fixed size above 1, which changes nothing at the usual size of images."""
+    """Return whether a pooling is one to a fixed size above 1, which changes nothing at the usual size of images."""
     if not isinstance(part, nn.AdaptiveAvgPool2d):
         return False
     return part.output_size not in (1, (1, 1))

@@ -204,7 +204,7 @@ class _Reader:
 
 
 def _kind(first: bytes) -> str:
-    """What a file is that begins with these bytes, in words."""
+    """Describe, for a message, a file that begins with these bytes."""
     if first.startswith(b"PK"):
         return "this is a zip archive (a .npz of MXNet 2.0, or a model that is packed)"
     if first.startswith(b"\x93NUMPY"):

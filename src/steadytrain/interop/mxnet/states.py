@@ -56,7 +56,7 @@ class _RefusedError(Exception):
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """How older protocols of Python write bytes."""
+    """Encode text as bytes, as pickles of Python's older protocols ask for."""
     return text.encode("latin1") if isinstance(text, str) else b""
 
 

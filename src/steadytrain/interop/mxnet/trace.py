@@ -1,4 +1,4 @@
-"""From a torch module to MXNet's symbol: traced by torch.fx, each call written as an operator of MXNet 1.x."""
+"""Torch modules as MXNet's symbols: traced by torch.fx, each call written as an operator of MXNet 1.x."""
 
 from __future__ import annotations
 
@@ -429,7 +429,7 @@ def _getitem(w: _Writer, node: fx.Node, x: fx.Node, index: Any) -> NodeEntry:
 def _pad(
     w: _Writer, node: fx.Node, x: fx.Node, pad: Any, mode: str = "constant", value: float | None = None
 ) -> NodeEntry:
-    """Of height and width by ``Pad``; of channels, which MXNet's pads not, by zeros that are joined to them."""
+    """Pad height and width by ``Pad``; channels, which it does not pad, by zeros that are joined to them."""
     widths = [*map(int, pad), *(0 for _ in range(8 - len(pad)))]
     if mode != "constant" or value or any(widths[6:]) or min(widths) < 0:
         raise _NoOperatorError("padding that is not with zeros")

@@ -266,7 +266,7 @@ def _network(draft: Draft, side: int) -> None:
 
 
 def _pretrained(draft: Draft) -> None:
-    """What fine-tuning begins with: MXNet's files where they are at hand, else weights that are published today."""
+    """Draft the weights that fine-tuning begins with: MXNet's files where they exist, else those published today."""
     name, number = draft.values["pretrained_model"], draft.values["load_epoch"] or 0
     if not name:
         raise InputError("fine-tune needs --pretrained-model: MXNet's files (PREFIX of PREFIX-symbol.json), or a name")

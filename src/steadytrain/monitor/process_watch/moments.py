@@ -125,5 +125,5 @@ class Moment:
 
     @property
     def cpu(self) -> float:
-        """Of the whole tree, in cores."""
+        """Processor time of the whole tree, in cores."""
         return sum(process.cpu for process in self.processes)

@@ -169,9 +169,9 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
     parts = {name: spent for name, spent in started.startup.items() if name != "compile"}
     ranked = sorted(parts.items(), key=lambda part: -part[1])
     figures = [f"{name}: {duration(spent)}" for name, spent in ranked]
-    waits, own = dict(started.startup_waits), {"process", "device"}
+    waits, usual = dict(started.startup_waits), {"process", "device"}
     if not evidence.on_cpu:  # the first pass on a GPU loads the kernels of CUDA's libraries, and waits for the GPU
-        own.add("state")
+        usual.add("state")
         waits.pop("state", None)
     reading, read = waits.pop("data", 0.0), started.startup_disk_bytes
     # Where few bytes come from a disk, it waited for others: for processes that pack, for another rank.
@@ -196,7 +196,7 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
         if also:
             return
     waiting, code = sum(waits.values()), _foreign_seconds(evidence, "startup")
-    name, spent = next((part for part in ranked if part[0] not in own), ("", 0.0))
+    name, spent = next((part for part in ranked if part[0] not in usual), ("", 0.0))
     is_long = spent >= LONG_SECONDS and spent / wall >= LEAST
     if max(waiting, sum(code.values())) >= LEAST_WAIT or (is_long and not (name == "data" and is_reading)):
         cost = max(waiting, sum(code.values()), spent if is_long else 0.0)

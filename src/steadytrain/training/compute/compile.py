@@ -150,7 +150,7 @@ def _keep_code() -> Iterator[None]:
 
 
 def _breaks() -> list[str]:
-    """Where Python came between compiled pieces, and the reason: the innermost line that is none of a library's."""
+    """List the graph breaks: where Python came between compiled pieces (the innermost line of no library), and why."""
     breaks = []
     for reason in torch._dynamo.utils.graph_break_reasons:
         places = [(frame.filename, frame.lineno) for frame in reason.user_stack]
@@ -187,13 +187,13 @@ def record_update(
 
     def refusals(words: str) -> list[str]:
         every = zip(group.all_gather_json(words), group.hosts, strict=True)
-        return [f"{one} on rank {rank} ({host})" for rank, (one, host) in enumerate(every) if one]
+        return [f"{reason} on rank {rank} ({host})" for rank, (reason, host) in enumerate(every) if reason]
 
     return replace(update, work=RecordedWork(CudaRecorder(engine.device), notice, refusals))
 
 
 class Recorder(Protocol):
-    """How a device records what it is asked for."""
+    """The recording of a device's work, to repeat it later."""
 
     def warm(self, work: Callable[[], None]) -> None:
         """Do the work as it is done while recording, operation by operation."""

@@ -114,12 +114,12 @@ class Pass:
                 self.engine.backward(loss / self.micro_batches if self.micro_batches > 1 else loss, last=False)
 
     def seconds(self, clock: Seconds = time.perf_counter) -> float:
-        """Of one pass."""
+        """Return the seconds of one pass."""
         self.module.zero_grad(set_to_none=True)
         return timed(self.engine.device, self.run, clock)
 
     def fastest(self, rounds: int, clock: Seconds = time.perf_counter) -> float:
-        """Seconds of the fastest of some passes: whatever disturbs only adds."""
+        """Return the seconds of the fastest of some passes: whatever disturbs only adds."""
         return min(self.seconds(clock) for _ in range(rounds))
 
 

@@ -1,4 +1,4 @@
-"""What a network makes of images before its classifier: for search, clustering, or a model of one's own."""
+"""Features of images, as they enter a network's classifier: for search, clustering, or a model of one's own."""
 
 from __future__ import annotations
 

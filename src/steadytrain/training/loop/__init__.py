@@ -1,1 +1,1 @@
-"""From the first update of an attempt to its last: steps, evaluation, saving, and how all of it ends."""
+"""The loop from the first update of an attempt to its last: steps, evaluation, saving, and how all of it ends."""

@@ -47,7 +47,7 @@ START_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run stands: ``status`` (finished, interrupted, preempted), updates done, its last evaluation, the run."""
+    """The outcome of an attempt: ``status`` (finished, interrupted, preempted), updates done, last evaluation, run."""
 
     status: str
     step: int

@@ -1,4 +1,4 @@
-"""From data and a few choices to a recipe, and to a fine-tuned run: what the command line does, for Python as well."""
+"""Recipes from data and a few choices, and fine-tuned runs: what the command line does, for Python as well."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def default_recipe(
     chosen = dict(changes or {})
     if model is not None:
         chosen["model.name"] = model
-    given: Any = chosen.get("model.name")
-    if given is not None and not isinstance(given, str):
-        chosen = {"model.pretrained": False, **chosen, "model.name": models.name_model(given)}
-        if isinstance(given, nn.Module) and models.lacks_statistics(given):
+    named: Any = chosen.get("model.name")
+    if named is not None and not isinstance(named, str):
+        chosen = {"model.pretrained": False, **chosen, "model.name": models.name_model(named)}
+        if isinstance(named, nn.Module) and models.lacks_statistics(named):
             chosen.setdefault("model.batch_norm", "train")  # there are none to keep
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit

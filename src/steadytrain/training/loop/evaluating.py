@@ -1,4 +1,4 @@
-"""When a run is evaluated, and what becomes of it: the event, the best weights, the average's own statistics."""
+"""Evaluations of a run: when they are due, the event, the best weights, the average's own statistics."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Even
 
 
 def _accounts(session: Session) -> Iterator[Event]:
-    """Where the seconds of the attempt went so far, and what the loader has done."""
+    """Yield the account of the attempt's seconds so far, and what the loader and the servers have done."""
     yield session.clock.account()
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
     engine = session.state.engine

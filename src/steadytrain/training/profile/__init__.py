@@ -1,1 +1,1 @@
-"""How fast the parts of training are: bench, probe, the cost of a step, the learning rate found by a sweep."""
+"""Measurements of the parts of training: bench, probe, the cost of a step, the learning rate found by a sweep."""

@@ -1,4 +1,4 @@
-"""How fast a network trains here by itself: the run's own updates on drawn images that are there already.
+"""Training speed of a network by itself: the run's own updates on random images that are already in memory.
 
 speed = measure(Recipe(data=Data(train="drawn"), model=Model("resnet20"), batch_size=128), size=32, num_classes=10)
 speed.images_per_second, speed.of_peak

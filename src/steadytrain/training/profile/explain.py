@@ -140,7 +140,7 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
 
 
 class _Numbers(TorchDispatchMode):
-    """While it is entered, sees in which numbers operations compute: those of the first floating tensor they take."""
+    """A mode that counts in which numbers operations compute: those of the first floating tensor they take."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -282,7 +282,7 @@ def _in_turns(
 
 
 def _reason_not_to(past: RunHistory, session: Session, *, busy: bool) -> str | None:
-    """Why what was found does not belong into the run's events; None where it does."""
+    """Return why the measurement does not belong into the run's events; None where it does."""
     if busy:
         return "it was being trained meanwhile"
     before = {} if past.started is None else past.started.machine

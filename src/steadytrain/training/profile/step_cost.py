@@ -221,7 +221,7 @@ def _other_size(batch_size: int, micro_batches: int, *, may_grow: bool) -> int:
 
 
 def _device_seconds(full: Pass, seconds: float) -> float:
-    """How long a GPU itself takes: it is kept busy until the host has queued the pass, so no kernel waits for it."""
+    """Time a pass on the GPU alone: it is kept busy until the host has queued the pass, so no kernel waits for it."""
     device = full.engine.device
     full.module.zero_grad(set_to_none=True)
     cycles = int(2 * seconds * 2e9)  # no GPU has a clock much faster
@@ -262,7 +262,7 @@ def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, flo
 
 
 class Operations(TorchDispatchMode):
-    """While it is entered, sees every operation of this thread and of the backward passes that it begins.
+    """A mode that counts every operation of this thread and of the backward passes that it begins.
 
     Attributes:
         count: operations, as the host calls them.
@@ -302,7 +302,7 @@ class Operations(TorchDispatchMode):
 
 
 def _waits(func: Any, args: Sequence[Any], out: Any) -> bool:
-    """Whether the host has to wait for this operation's values."""
+    """Return whether the host has to wait for this operation's values."""
     name = func._schema.name
     if name == "aten::_local_scalar_dense":
         return True

@@ -44,7 +44,7 @@ from steadytrain.training.writer import Writer
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What every stage is given: the run, who trains it, and where seconds, notices and things to close go.
+    """The input of every stage: the run, who trains it, and where seconds, notices and things to close go.
 
     ``allow_import``, ``group`` and ``cluster`` as of :func:`.loop.attempt.steps`.
     """

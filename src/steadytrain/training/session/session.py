@@ -170,7 +170,7 @@ class Session:
 
     @property
     def _length(self) -> dict[str, float]:
-        """How long the run and an epoch are, in batches of the first size: what schedules are laid out in."""
+        """Lengths of the run and of an epoch, in batches of the first size: the unit of schedules."""
         return {"steps": self.batches.first, "steps_per_epoch": self.data.num_train / self.recipe.batch_size}
 
     @property
@@ -180,7 +180,7 @@ class Session:
 
     @cached_property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes what all have in common."""
+        """Return whether this is the rank that writes what all have in common."""
         return self.state.engine.world.is_first
 
     @property
@@ -190,17 +190,17 @@ class Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has come to its end, the planned one or an earlier one."""
+        """Return whether the run has come to its end, the planned one or an earlier one."""
         return self.state.cursor.step == (self.steps if self.last_step is None else self.last_step)
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether an evaluation and a checkpoint are all that the run has time for; the first rank's clock decides."""
+        """Return whether only an evaluation and a checkpoint still fit in the time; the first rank's clock decides."""
         return self.is_first and time.perf_counter() + self.evaluate_seconds + self.save_seconds >= self.deadline
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether the last evaluations were no better than those before, as often as the recipe allows."""
+        """Return whether the last evaluations were no better than those before, as often as the recipe allows."""
         patience = self.recipe.budget.patience
         return patience is not None and self.state.misses >= patience
 
