@@ -1,9 +1,9 @@
-"""Draw docs/watch.png: the page of ``steady watch --web``, as Chromium shows it.
+"""Draw docs/watch.png, the page of ``steady watch --web``, or docs/mistakes.png, a part of the report, as Chromium does.
 
 Needs a Chromium and playwright (``pip install -e ".[test,demo]"``). Without RUN it first trains for some minutes on the
 digits of ``steady demo``; that needs no network and no data.
 
-usage: python docs/make_picture.py [RUN] [-o docs/watch.png]
+usage: python docs/make_picture.py [RUN] [--report] [-o docs/watch.png]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ STEADY = [sys.executable, "-m", "steadytrain"]
 TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64", "--set", "data.holdout=0.2"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
+MISTAKES = "#mistakes"  # the section of classes and mistakes in a report
 LAST_SECTION = "section:has(#chart-ledger)"  # where the picture ends: the chart of where the time goes
 
 
@@ -49,8 +50,17 @@ def serve(run: Path) -> Iterator[str]:
             server.send_signal(signal.SIGINT)
 
 
-def take(address: str) -> bytes:
-    """Return a PNG of the page from its top to the end of LAST_SECTION."""
+@contextmanager
+def written(run: Path) -> Iterator[str]:
+    """Write the report of a run; yield its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        subprocess.run([*STEADY, "report", str(run), "-o", str(page)], check=True, stdout=subprocess.DEVNULL)
+        yield page.as_uri()
+
+
+def take(address: str, of: str) -> bytes:
+    """Return a PNG of the page from its top to the end of LAST_SECTION, or of the section ``of`` alone."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
@@ -58,6 +68,8 @@ def take(address: str) -> bytes:
             viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE, color_scheme="light"
         )
         page.goto(address)
+        if of:
+            return page.locator(of).screenshot()
         page.wait_for_selector("body[data-ready]")
         page.wait_for_timeout(1500)  # the curves are drawn after the first events
         box = page.locator(LAST_SECTION).bounding_box()
@@ -70,14 +82,18 @@ def take(address: str) -> bytes:
 
 def main() -> None:
     """Read the command line, take the picture and write it with a palette, which makes it a third of the size."""
-    parser = argparse.ArgumentParser(description="Draw the page of steady watch --web.")
+    parser = argparse.ArgumentParser(description="Draw the page of steady watch --web, or a part of a report.")
     parser.add_argument("run", nargs="?", type=Path, help="a run's folder; default: train one on the demo's digits")
-    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent / "watch.png")
+    parser.add_argument("--report", action="store_true", help="draw the mistakes in its report instead")
+    parser.add_argument("-o", "--output", type=Path, help="default: watch.png, or mistakes.png, beside this script")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serve(asked.run or train_on_digits(Path(folder))) as address:
-        picture = Image.open(io.BytesIO(take(address))).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(asked.output, optimize=True)
-    print(f"wrote {asked.output}: {picture.width} x {picture.height} pixels, {asked.output.stat().st_size} bytes")
+    output = asked.output or Path(__file__).with_name("mistakes.png" if asked.report else "watch.png")
+    with tempfile.TemporaryDirectory() as folder:
+        run = asked.run or train_on_digits(Path(folder))
+        with (written if asked.report else serve)(run) as address:
+            picture = Image.open(io.BytesIO(take(address, MISTAKES if asked.report else ""))).convert("RGB")
+    picture.quantize(256, dither=Image.Dither.NONE).save(output, optimize=True)
+    print(f"drew {output}: {picture.width} x {picture.height} pixels, {output.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

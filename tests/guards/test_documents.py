@@ -85,3 +85,25 @@ def test_every_benchmark_is_on_its_page() -> None:
 def test_every_page_is_in_the_index() -> None:
     contents = (DOCS / "index.md").read_text(encoding="utf-8").partition("```{toctree}")[2]
     assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^([\w-]+)$", contents, re.M))
+
+
+USER_PAGES = [page for folder in ("start", "guides", "concepts", "help") for page in sorted((DOCS / folder).glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.stem)
+def test_a_page_for_users_is_read_at_once(page: Path) -> None:
+    """No sentence over 30 words, no date; a guide shows its command on the first screen."""
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```|<!--.*?-->|^(\||#|!\[).*?$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    sentences = re.split(r"(?<=[.:!?])\s+|\n\s*\n|^\s*[-:\d]\.? ", prose, flags=re.MULTILINE)
+    assert [sentence for sentence in sentences if len(sentence.split()) > 30] == []
+    assert not re.search(r"\b20\d\d\b", prose)
+    if page.parent.name == "guides":
+        assert "```" in "".join(text.splitlines(keepends=True)[:25])
+
+
+def test_messages_to_look_up_are_those_of_the_commands() -> None:
+    page = (DOCS / "help" / "troubleshooting.md").read_text(encoding="utf-8")
+    source = "".join(file.read_text(encoding="utf-8") for file in (DOCS.parent / "src").rglob("*.py"))
+    messages = re.findall(r"^### `(.+?)`", page, re.MULTILINE)
+    assert messages and [message for message in messages if message not in source] == []
