@@ -1,4 +1,4 @@
-"""Draw docs/watch.png, the page of ``steady watch --web``, or docs/mistakes.png, a part of the report, as Chromium does.
+"""Draw docs/watch.png, the page of ``steady watch --web``, or docs/mistakes.png, a part of a report, by Chromium.
 
 Needs a Chromium and playwright (``pip install -e ".[test,demo]"``). Without RUN it first trains for some minutes on the
 digits of ``steady demo``; that needs no network and no data.

@@ -87,7 +87,9 @@ def test_every_page_is_in_the_index() -> None:
     assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^([\w-]+)$", contents, re.M))
 
 
-USER_PAGES = [page for folder in ("start", "guides", "concepts", "help") for page in sorted((DOCS / folder).glob("*.md"))]
+USER_PAGES = [
+    page for folder in ("start", "guides", "concepts", "help") for page in sorted((DOCS / folder).glob("*.md"))
+]
 
 
 @pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.stem)
