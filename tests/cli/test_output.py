@@ -189,3 +189,19 @@ def test_the_recipe_is_explained_in_the_width_of_the_terminal(
     assert "data.train: " in capsys.readouterr().out
     assert main(["train", "--help-recipe", "optm"]) == 2
     assert "the recipe has no part 'optm'" in capsys.readouterr().err
+
+
+def test_bash_completes_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion", "bash"]) == 0
+    asks = [
+        f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _steady; echo ${{COMPREPLY[*]}}"
+        for words in ("steady fin", "steady train photos --lab")
+    ]
+    script = "\n".join([capsys.readouterr().out, *asks])
+    answers = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [set(answer.split()) for answer in answers] == [
+        {"finetune"},
+        {"--label-smoothing", "--labels", "--label-column"},
+    ]
+    assert main(["--completion", "csh"]) == 2
+    assert "bash, zsh, fish" in capsys.readouterr().err

@@ -111,6 +111,7 @@ SAME_VERBS = {
 """Other tools' names for these verbs."""
 
 
+SHELLS = ("bash", "zsh", "fish")
 INTERRUPTED = "interrupted: the same command resumes, or starts over"
 
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
@@ -229,8 +230,14 @@ def _run(words: Sequence[str]) -> object:
         print(f"Usage: steady COMMAND\n\n{SUMMARY}\n")
         width = max(40, min(100, shutil.get_terminal_size().columns))
         flags = {"--help, -h": "Show this text; after a verb, all that it takes.", "--version": "Show the version."}
+        flags["--completion SHELL"] = f"Print the completion of commands for {', '.join(SHELLS)}."
         for name, text in (VERBS | flags).items():
             print(textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14))
+        return 0
+    if words[0] == "--completion":
+        if len(words) != 2 or words[1] not in SHELLS:
+            raise InputError(f"--completion takes the name of a shell: {', '.join(SHELLS)}")
+        print(app().generate_completion(shell=words[1]))  # type: ignore[arg-type]
         return 0
     words = join_verb(words)
     verb = words[0]
