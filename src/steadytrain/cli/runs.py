@@ -20,6 +20,8 @@ def report(
     json: bool = False,
     force: bool = False,
     compare: bool = False,
+    to: str | None = None,
+    follow: bool = False,
 ) -> None:
     """Report on runs, finished or running: accuracy, epochs, time, images per second, curves, recipe, events.
 
@@ -33,9 +35,12 @@ def report(
         json: Print the figures as one JSON document; write a file only with -o.
         force: Replace the output even if it is not an older report.
         compare: Instead test whether two runs, or two files of steady evaluate --per-image, differ on the same images.
+        to: Instead send the runs to trackers: tensorboard, mlflow, wandb, trackio, or several between commas.
+        follow: With --to: go on until the run has ended.
 
     Examples:
         steady report runs/a runs/b --compare
+        steady report runs/a --to tensorboard
         steady report runs/a runs/b -o both.html
         steady report runs/a old.log metrics.csv
         steady report runs/a -o -
@@ -57,6 +62,9 @@ def report(
         else:
             print_text(f"{compared.verdict}\n{compared.details}")
         return
+    if to is not None:
+        _send(runs, to, follow)
+        return
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
     kind = kind_of(path) if path else ""
     sources = find_all(runs, skip_unreadable=True)
@@ -72,6 +80,20 @@ def report(
         print_text(to_text([account.summary for account in reported], shutil.get_terminal_size().columns))
     else:
         print(markdown(reported), end="")
+
+
+def _send(names: tuple[str, ...], to: str, follow: bool) -> None:
+    """Send runs to trackers. Raises InputError for an unknown tracker, FailedError where one failed."""
+    from steadytrain.reports.files import find
+    from steadytrain.reports.trackers import parse_trackers, send
+
+    trackers = parse_trackers(to)
+    selection = find(names)
+    for reason in selection.left_out:
+        note(reason)
+    for run in selection.runs:
+        send(run, trackers, follow=follow)
+        note(f"sent {run.directory} to {', '.join(trackers)}")
 
 
 def diagnose(
