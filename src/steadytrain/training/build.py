@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import time
@@ -23,7 +22,8 @@ from steadytrain.config.factories import is_own_model
 from steadytrain.config.parts import listed_gpus
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
-from steadytrain.config.schedules import momentum, usual_momentum
+from steadytrain.config.schedules import usual_momentum
+from steadytrain.config.timeline import Timeline
 from steadytrain.config.transforms import parse_transforms
 from steadytrain.data.loader import (
     SMALL,
@@ -345,19 +345,15 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
     Raises:
         RecipeError: says which, and what to change.
     """
-    batches = recipe.batches(num_train)
+    timeline = Timeline(recipe, num_train)
     recipe.sizes(num_train, usual=1)  # none is due after the end
-    steps, epochs = batches.steps, batches.images / num_train
-    if epochs and recipe.optim.warmup_epochs > epochs:
-        planned = recipe.budget.epochs or round(epochs, 2)
+    if timeline.epochs and recipe.optim.warmup_epochs > timeline.epochs:
+        planned = recipe.budget.epochs or round(timeline.epochs, 2)
         raise RecipeError(
             f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {planned:g}: the learning"
             " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
         )
-    if not steps:
-        return
-    moves = momentum(recipe.optim, steps=batches.first, steps_per_epoch=num_train / recipe.batch_size)
-    if moves is not None and recipe.parallel.graph:
+    if timeline.steps and timeline.moves_momentum and recipe.parallel.graph:
         raise RecipeError(
             f"optim.schedule={recipe.optim.schedule!r} moves the momentum, which a recorded graph cannot follow: leave"
             f" --graph out, or keep it as it is with one-cycle,momentum={usual_momentum(recipe.optim):g}"
@@ -466,14 +462,14 @@ def started(
     price: Mapping[str, Any] | None = None,
 ) -> Started:
     """Make an attempt's first event: what is trained, on what, and where."""
-    parameters, batches = list(built.module.parameters()), recipe.batches(data.num_train)
+    parameters, timeline = list(built.module.parameters()), Timeline(recipe, data.num_train)
     return Started(
         digest=recipe.digest,
         step=step,
-        steps=batches.steps,
-        steps_per_epoch=data.num_train / recipe.batch_size,
+        steps=timeline.steps,
+        steps_per_epoch=timeline.steps_per_epoch,
         batch_size=recipe.batch_size,
-        growth=[list(stage) for stage in batches.stages[1:]],
+        growth=[list(stage) for stage in timeline.batches.stages[1:]],
         data=data.about(),
         model={
             "name": built.name,
@@ -603,7 +599,7 @@ def engine(
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
 
     def update_of(epoch: float) -> int:
-        return math.ceil(recipe.batches(num_train).step(epoch * num_train) - 1e-9) if num_train else 0
+        return Timeline(recipe, num_train).update_at(epoch) if num_train else 0
 
     if parallel.engine == "local":
         return LocalEngine(

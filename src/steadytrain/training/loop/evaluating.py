@@ -43,11 +43,11 @@ def settle_average(session: Session, ema: Ema, batch: DeviceBatch) -> Iterator[N
     Weights Leads to Wider Optima and Better Generalization", section 3.2); here the last ones before they are used.
     """
     state = session.state
-    left = session.steps - state.cursor.step  # updates until the weights are exported, or evaluated
+    left = session.timeline.steps - state.cursor.step  # updates until the weights are exported, or evaluated
     if session.val_feed is not None:
         period = session.recipe.every.evaluate_epochs
-        until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
-        left = min(left, math.ceil(session.batches.step(until) - state.cursor.step - 1e-9))
+        until = session.timeline.update_at((_periods(session.epoch, period) + 1) * period)
+        left = min(left, until - state.cursor.step)
     is_due = ema.is_average and left <= STATISTICS_BATCHES
     ema.keeps_statistics = settles = is_due and ema.has_statistics(state.module)
     yield
@@ -132,7 +132,8 @@ def _evaluate(
             seconds=session.evaluate_seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
-        if (span := session.plateau) is not None and session.batches.progress(state.cursor.step) > span.begin:
+        progress = session.timeline.batches.progress(state.cursor.step)
+        if (span := session.timeline.plateau) is not None and progress > span.begin:
             state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
         is_finite = math.isfinite(evaluation.loss)
         state.misses += 1

@@ -118,17 +118,17 @@ def _batches(session: Session) -> Iterator[DeviceBatch]:
     engine = session.state.engine
     # Which batch a worker is given next may depend on what becomes of this one.
     loaded = load(session.feed, engine.device, session.clock, ahead=not isinstance(engine, AsyncEngine))
-    return join_batches(loaded, session.batches, session.state.cursor.step)
+    return join_batches(loaded, session.timeline.batches, session.state.cursor.step)
 
 
 def _make_update(session: Session, batch: DeviceBatch, waits: Waits, last: Cursor) -> Step:
     """Make an update of a batch; ``last``: where the stream was after the one before."""
     state, laps = session.state, session.laps
-    waits.sort(batch.wait_seconds, state.cursor.position, session.batches.size(state.cursor.step))
+    waits.sort(batch.wait_seconds, state.cursor.position, session.timeline.batches.size(state.cursor.step))
     if state.cursor.step in session.phase_steps:
         session.begin_phase()
     lr = session.lr(state.cursor.step)
-    momentum = None if session.momentum is None else session.momentum(state.cursor.step)
+    momentum = session.timeline.momentum(state.cursor.step)
     with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
         session.update(state, batch, lr, momentum)
     now = replace(state.cursor)
@@ -189,7 +189,7 @@ def _finish(session: Session, signal: str | None) -> Iterator[Event]:
     if state.probe is not None and not signal:
         session.notices.put(_probe_words(session, state.probe))
     yield from pending_notices(session)
-    if session.steps == 0 and not signal:  # a probe alone
+    if session.timeline.steps == 0 and not signal:  # a probe alone
         session.save()
     session.consensus.close()
     if session.is_first:
@@ -258,7 +258,7 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
         with session.clock.within("warmup"):
             probe = fit_head(session, passes, stop)
     except ModelError as error:
-        if not session.steps:
+        if not session.timeline.steps:
             raise
         yield Noticed(message=f"all parameters are trained at once, without a probe: {error}", step=0)
         return None
@@ -279,7 +279,7 @@ def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Even
     """Evaluate, if it is time; before the first update, it is the probe that is evaluated."""
     for event in maybe_evaluate(session, stop):
         yield event
-        if isinstance(event, Evaluated) and not event.step and session.steps:
+        if isinstance(event, Evaluated) and not event.step and session.timeline.steps:
             session.state.probe = event.score
 
 

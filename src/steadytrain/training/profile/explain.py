@@ -106,6 +106,7 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
             update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
             with seen:
                 update.objective(state.module, batch.images, batch.labels)
+        started = build.started(recipe, data, built, input, machine)
         parameters, stored = list(state.module.parameters()), Counter[str]()
         for tensor in (*parameters, *state.module.buffers()):
             if tensor.is_floating_point():
@@ -120,8 +121,8 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
             classes=len(data.classes),
             num_train=data.num_train,
             num_val=data.num_val,
-            steps=recipe.batches(data.num_train).steps,
-            steps_per_epoch=data.num_train / recipe.batch_size,
+            steps=started.steps,
+            steps_per_epoch=started.steps_per_epoch,
             device=machine["device"],
             images_per_rank=shares,
             operations=seen.operations,
@@ -135,7 +136,7 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
                 *state.policy.notes,
                 *build.remarks(recipe, built, input, data, parts=share.micro_batches),
             ),
-            started=build.started(recipe, data, built, input, machine),
+            started=started,
         )
 
 

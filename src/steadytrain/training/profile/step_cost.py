@@ -104,7 +104,7 @@ class StepMeasuring:
         if self._updates < LEAST_UPDATES:
             return False
         self._is_open = False
-        left = self._session.steps - self._session.state.cursor.step
+        left = self._session.timeline.steps - self._session.state.cursor.step
         typical = self._seconds / (self._updates - WARM_UP)
         self.allowed = allowed_seconds(typical, left, is_suspect=self._is_suspect)
         return usual_seconds(typical, self._session.recipe.batch_size) <= self.allowed

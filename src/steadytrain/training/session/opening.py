@@ -16,6 +16,7 @@ import torch
 
 from steadytrain.config import Data, Recipe, schedules
 from steadytrain.config.plain import build as build_part
+from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import BillPart, merge_parts, part_of, parts_from
 from steadytrain.cost.prices import known_price
 from steadytrain.data.loader import ImageLoader, Placement
@@ -270,7 +271,7 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
         state.cursor = Cursor(step, step * recipe.batch_size)
         if step < recipe.batches(num_train).steps:  # its own running statistics are to settle first
             state.evaluated = max(state.evaluated, state.cursor.position / num_train)
-    waiting = first_epochs(built, recipe.model.train, epochs=recipe.batches(num_train).images / num_train)
+    waiting = first_epochs(built, recipe.model.train, epochs=Timeline(recipe, num_train).epochs)
     if waiting:
         set_phase(recipe, built, waiting, state.cursor.position / num_train)
     return _Progress(state, waiting)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain.config import Recipe, schedules
-from steadytrain.config.batches import Batches
+from steadytrain.config import Recipe
+from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of
 from steadytrain.cost.prices import Price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
@@ -143,40 +143,14 @@ class Session:
         return self.run.recipe
 
     @cached_property
-    def batches(self) -> Batches:
-        """The images of each update."""
-        return self.recipe.batches(self.data.num_train)
-
-    @cached_property
-    def steps(self) -> int:
-        """Updates in the whole run."""
-        return self.batches.steps
-
-    @cached_property
-    def rate(self) -> schedules.Schedule:
-        """The learning rate of each update, as a share of the peak."""
-        return self._by_progress(schedules.schedule(self.recipe.optim, **self._length))
-
-    @cached_property
-    def momentum(self) -> schedules.Schedule | None:
-        """The momentum of each update; None: it stays as it is."""
-        moves = schedules.momentum(self.recipe.optim, **self._length)
-        return None if moves is None else self._by_progress(moves)
-
-    def _by_progress(self, law: schedules.Schedule) -> schedules.Schedule:
-        """Let a law follow the images seen where batches grow."""
-        progress = self.batches.progress
-        return (lambda step: law(progress(step))) if self.batches.is_growing else law
-
-    @property
-    def _length(self) -> dict[str, float]:
-        """How long the run and an epoch are, in batches of the first size: what schedules are laid out in."""
-        return {"steps": self.batches.first, "steps_per_epoch": self.data.num_train / self.recipe.batch_size}
+    def timeline(self) -> Timeline:
+        """Rate, momentum, images and epoch of each update."""
+        return Timeline(self.recipe, self.data.num_train)
 
     @property
     def epoch(self) -> float:
         """Passes over the training data done, at most the epochs asked for: the last update may go beyond them."""
-        return min(self.state.cursor.position / self.data.num_train, self.recipe.budget.epochs or math.inf)
+        return self.timeline.epoch(self.state.cursor.position)
 
     @cached_property
     def is_first(self) -> bool:
@@ -191,7 +165,7 @@ class Session:
     @property
     def is_done(self) -> bool:
         """Whether the run has come to its end, the planned one or an earlier one."""
-        return self.state.cursor.step == (self.steps if self.last_step is None else self.last_step)
+        return self.state.cursor.step == (self.timeline.steps if self.last_step is None else self.last_step)
 
     @property
     def is_out_of_time(self) -> bool:
@@ -213,8 +187,7 @@ class Session:
     @cached_property
     def phase_steps(self) -> frozenset[int]:
         """Updates before which some parameters begin to be trained."""
-        positions = {epoch * self.data.num_train for epoch in self.first_epochs.values()}
-        return frozenset(math.ceil(self.batches.step(position) - 1e-9) for position in positions)
+        return frozenset(map(self.timeline.update_at, self.first_epochs.values()))
 
     def begin_phase(self) -> None:
         """Begin to train what waited for this update.
@@ -228,26 +201,15 @@ class Session:
             f"epoch {self.epoch:.4g}: {sum(p.numel() for p in trained):,} parameters are trained from here on"
         )
 
-    @cached_property
-    def _peak_lr(self) -> float:
-        return self.recipe.optim.scaled_lr(self.recipe.batch_size)
-
     def lr(self, step: int) -> float:
         """The learning rate of the update after ``step`` of them."""
-        lr = self._peak_lr * self.rate(step)
-        return lr if self.plateau is None else lr * self.plateau.lowered(self.state.plateau.drops)
+        return self.timeline.lr(step, self.state.plateau.drops)
 
     def set_rates(self, step: int) -> None:
         """Set the optimizer's learning rate and momentum to those of the update after ``step`` of them."""
         set_lr(self.state.optimizer, self.lr(step))
-        if self.momentum is not None:
-            set_momentum(self.state.optimizer, self.momentum(step))
-
-    @cached_property
-    def plateau(self) -> schedules.StageSpan | None:
-        """The stage whose rate waits for evaluations; None: there is none."""
-        last = schedules.spans(self.recipe.optim, **self._length)[-1]
-        return last if last.stage.law == "plateau" else None
+        if (momentum := self.timeline.momentum(step)) is not None:
+            set_momentum(self.state.optimizer, momentum)
 
     def started(self) -> Started:
         """The attempt's first event."""
