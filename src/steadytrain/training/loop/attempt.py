@@ -35,6 +35,7 @@ from steadytrain.monitor.watchdog import StallLimits, Watchdog
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.clock import Clock
+from steadytrain.training.data import OpenedData
 from steadytrain.training.loop.updates import Events, notice_faults, pending_notices, run_updates
 from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.progress import show_progress, wants_progress
@@ -66,8 +67,14 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
     """
-    run = Run.open(run)
-    events: Iterable[Event] = steps(run, allow_import=allow_import)
+    return train_opened(Run.open(run), allow_import=allow_import, progress=progress)
+
+
+def train_opened(
+    run: Run, *, allow_import: bool | None = None, progress: bool | None = None, opened: OpenedData | None = None
+) -> Outcome:
+    """Train as :func:`train` does, on data that the caller may have open."""
+    events: Iterable[Event] = steps(run, allow_import=allow_import, opened=opened)
     if (out := wants_progress(progress)) is not None:
         events = show_progress(events, run.recipe, out)
     for _ in events:
@@ -114,6 +121,7 @@ def steps(
     probe: bool = False,
     group: Group | None = None,
     cluster: Cluster | None = None,
+    opened: OpenedData | None = None,
 ) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -125,6 +133,7 @@ def steps(
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
         cluster: the servers that hold its weights, of which this process is one of the workers.
+        opened: the data, if the caller has them open already, who closes them afterwards.
 
     Raises:
         RankLostError: another rank failed, or is gone.
@@ -147,7 +156,15 @@ def steps(
             with (
                 looks,
                 _watch_start(run, log, starting) as start,
-                open_session(run, log, allow_import=allow_import, began=began, group=group, cluster=cluster) as session,
+                open_session(
+                    run,
+                    log,
+                    allow_import=allow_import,
+                    began=began,
+                    group=group,
+                    cluster=cluster,
+                    opened=opened,
+                ) as session,
             ):
                 start.close()
                 look.attach(session.clock)

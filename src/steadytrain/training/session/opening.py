@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from steadytrain.config import Data, Recipe, schedules
+from steadytrain.config import Recipe, schedules
 from steadytrain.config.plain import build as build_part
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import BillPart, merge_parts, part_of, parts_from
@@ -35,7 +34,7 @@ from steadytrain.training.compute.compile import RecordedWork, compile_update, r
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, ByServers, Together
-from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.session.session import Laps, Session, StartLedger, set_phase
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
@@ -47,7 +46,7 @@ from steadytrain.training.writer import Writer
 class _Attempt:
     """What every stage is given: the run, who trains it, and where seconds, notices and things to close go.
 
-    ``allow_import``, ``group`` and ``cluster`` as of :func:`.loop.attempt.steps`.
+    ``allow_import``, ``group``, ``cluster`` and ``opened`` as of :func:`.loop.attempt.steps`.
     """
 
     run: Run
@@ -55,6 +54,7 @@ class _Attempt:
     allow_import: bool | None
     group: Group | None
     cluster: Cluster | None
+    opened: OpenedData | None
     start: StartLedger
     stack: ExitStack
     notices: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
@@ -137,10 +137,11 @@ def open_session(
     began: float | None = None,
     group: Group | None = None,
     cluster: Cluster | None = None,
+    opened: OpenedData | None = None,
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
-    The caller has locked the run. ``allow_import``, ``began``, ``group`` and ``cluster`` as of
+    The caller has locked the run. ``allow_import``, ``began``, ``group``, ``cluster`` and ``opened`` as of
     :func:`.loop.attempt.steps`.
     """
     recipe = run.recipe
@@ -148,7 +149,7 @@ def open_session(
     process_began = time.time() - (time.perf_counter() - began)
     price = known_price(recipe.parallel.price)
     with ExitStack() as stack:
-        attempt = _Attempt(run, log, allow_import, group, cluster, StartLedger(began), stack)
+        attempt = _Attempt(run, log, allow_import, group, cluster, opened, StartLedger(began), stack)
         attempt.start.passed("process")
         place = _set_up_device(attempt)
         images = _open_images(attempt, place)
@@ -211,8 +212,7 @@ def _set_up_device(attempt: _Attempt) -> _Place:
 def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     """Open the data, and find this rank's share of each batch."""
     recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
-    data = _open_data(attempt.run.data, recipe.seed, group, attempt.notice)
-    attempt.stack.callback(data.close)
+    data = _open_data(attempt)
     if cluster is not None:
         cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
     is_together = cluster is None or recipe.parallel.staleness == 0
@@ -231,7 +231,7 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     build.require_schedule(recipe, data.num_train)
     for records in filter(None, (data.train, data.val)):
         records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
-    attempt.start.passed_data()
+    attempt.start.passed_data(None if attempt.opened is None else attempt.opened.cost)
     return _Images(data, share)
 
 
@@ -447,9 +447,20 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
     return None if plain is None else checkpoints.join(plain, tensors)
 
 
-def _open_data(named: Data, seed: int, group: Group | None, notice: Callable[[str], None]) -> DataSets:
-    """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
-    open_here = partial(open_data, named, seed=seed, say=notice)
+def _open_data(attempt: _Attempt) -> DataSets:
+    """Take the data that the command has opened, if they are this run's, or open them.
+
+    Of several ranks the first of each machine comes first, since it may have to pack them.
+    """
+    named, notice, group = attempt.run.data, attempt.notice, attempt.group
+
+    def open_here() -> DataSets:
+        opened = attempt.opened
+        if opened is None or not opened.suits(named):
+            opened = open_named(named, say=notice)
+            attempt.stack.callback(opened.close)
+        return data_sets(opened, named, seed=attempt.recipe.seed, say=notice)
+
     if group is None:
         return open_here()
     data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)

@@ -22,7 +22,7 @@ from steadytrain.cost.prices import Price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.errors import DivergedError
 from steadytrain.events import Compiled, EventLog, Halved, Saved, Started
-from steadytrain.machine.process import StartPart, StartTimer, opened_data
+from steadytrain.machine.process import StartPart, StartTimer
 from steadytrain.models import Built, Input, set_train_mode
 from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
@@ -79,14 +79,18 @@ class StartLedger:
             self.waits[part] = figures.waited
         return figures
 
-    def passed_data(self) -> None:
-        """Close the part of the data, to which belongs that a command opened them before its run began."""
-        opened, before = self.passed("data"), opened_data(self.began)
+    def passed_data(self, before: StartPart | None) -> None:
+        """Close the part of the data, to which belongs that a command opened them ``before`` its run began."""
+        opened = self.passed("data")
+        self.disk_bytes = opened.disk_bytes
+        if before is None or before.began < self.began:  # of a run before this one
+            return
         earlier = min(self.seconds["process"], before.seconds)
         self.seconds["process"] -= earlier
         self.seconds["data"] += earlier
         self.waits["data"] = self.waits.get("data", 0.0) + (before.waited or 0.0)
-        self.disk_bytes = None if opened.disk_bytes is None else opened.disk_bytes + (before.disk_bytes or 0)
+        if self.disk_bytes is not None:
+            self.disk_bytes += before.disk_bytes or 0
 
 
 @dataclass
