@@ -11,6 +11,7 @@ from tests.seams.images import write_marks
 
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError
+from steadytrain.events import Noticed
 from steadytrain.run import Run
 from steadytrain.training.data import OpenedData
 from steadytrain.training.loop.defaults import choose_recipe
@@ -38,7 +39,7 @@ def test_a_run_takes_the_data_of_its_command_and_leaves_them_open(tmp_path: Path
     with closing(choice.opened) as opened:
         with begun(tmp_path / "run", photos, opened) as session:
             assert session.data.train is opened.train
-            noticed = [session.notices.get() for _ in range(session.notices.qsize())]
+            noticed = [event.message for event in session.outbox if isinstance(event, Noticed)]
         assert len(opened.train.image(0)) > 0, "the next of several runs wants them"
         assert opened.remarks and set(opened.remarks) <= set(noticed), "the run's log tells what was skipped"
     assert set(opened.remarks) <= set(lines), "and so did the command, before it packed"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ import torch
 from steadytrain.config import Recipe, schedules
 from steadytrain.config.plain import build as build_part
 from steadytrain.config.timeline import Timeline
-from steadytrain.cost.bill import BillPart, merge_parts, part_of, parts_from
-from steadytrain.cost.prices import known_price
+from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, parts_from
+from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
@@ -25,8 +26,9 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 from steadytrain.errors import RunError
-from steadytrain.events import Compiled, EventLog, Halved, Saved
+from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
 from steadytrain.models import Built, Input, first_epochs
+from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.clock import Clock
@@ -36,7 +38,8 @@ from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, ByServers, Together
 from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.session.session import Laps, Session, StartLedger, set_phase
+from steadytrain.training.session.saver import Saver
+from steadytrain.training.session.session import Ending, Laps, Session, StartLedger, Validation, set_phase
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
 from steadytrain.training.step import Share, Update, images_per_rank, share_of
 from steadytrain.training.writer import Writer
@@ -57,9 +60,7 @@ class _Attempt:
     opened: OpenedData | None
     start: StartLedger
     stack: ExitStack
-    notices: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    halved: queue.SimpleQueue[Halved] = field(default_factory=queue.SimpleQueue)
-    choices: queue.SimpleQueue[Placement] = field(default_factory=queue.SimpleQueue)
+    outbox: deque[Event] = field(default_factory=deque)
 
     @property
     def recipe(self) -> Recipe:
@@ -73,7 +74,11 @@ class _Attempt:
 
     def notice(self, line: str) -> None:
         """Keep a line for the user."""
-        self.notices.put(line)
+        self.outbox.append(Noticed(message=line))
+
+    def place(self, placement: Placement) -> None:
+        """Keep where the loader's threads are."""
+        self.outbox.append(FeedPlaced(step=0, **vars(placement)))
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class _Work:
     """Stage 5: what gives batches, makes updates of them, times them and writes what they come to."""
 
     feed: ImageLoader
-    val_feed: ImageLoader | None
+    validation: Validation | None
     update: Update
     compiled: Compiled | None
     clock: Clock
@@ -156,38 +161,43 @@ def open_session(
         network = _build_network(attempt, place, images)
         progress = _begin_or_resume(attempt, place, images, network)
         work = _prepare_update(attempt, place, images, network, progress)
-        state = progress.state
+        data, built, input, state = images.data, network.built, network.input, progress.state
+        earlier = _earlier_parts(run, log, place.saved)
+        started = build.started(
+            recipe,
+            data,
+            built,
+            input,
+            place.machine,
+            step=state.cursor.step,
+            startup=attempt.start.seconds,
+            startup_waits=attempt.start.waits,
+            startup_disk_bytes=attempt.start.disk_bytes,
+            began=process_began,
+            price=None if price is None else _price_and_spent(price, earlier),
+        )
         session = Session(
             run=run,
-            log=log,
-            data=images.data,
-            built=network.built,
-            input=network.input,
+            data=data,
+            built=built,
+            input=input,
+            timeline=Timeline(recipe, data.num_train),
             state=state,
-            consensus=_consensus(group, state.engine),
             update=work.update,
             compiled=work.compiled,
+            consensus=_consensus(group, state.engine),
             feed=work.feed,
-            val_feed=work.val_feed,
-            val_limit=PassLimit("evaluation", attempt.halved.put),
-            notices=attempt.notices,
-            halved=attempt.halved,
-            choices=attempt.choices,
-            machine=place.machine,
-            gpus=build.sampled_gpus(group, place.gpus),
+            validation=work.validation,
+            saver=Saver(run, work.writer, replace(started, attempt=log.attempt), earlier, began),
             clock=work.clock,
-            start=attempt.start,
             laps=Laps(),
+            started=started,
+            outbox=attempt.outbox,
             first_epochs=progress.waiting,
-            began=process_began,
-            price=price,
-            earlier=_earlier_parts(run, log, place.saved),
-            deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
-            writer=work.writer,
-            saved=time.monotonic(),
+            ending=Ending(began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe)),
         )
         if isinstance(state.engine, AsyncEngine):
-            state.engine.on_numbered = session.set_rates
+            state.engine.on_numbered = partial(set_rates, session)
         yield session
 
 
@@ -281,7 +291,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     """Open the loaders, make the update, and choose how it is computed: recomputing, threads, compiling, a graph."""
     recipe, group, notice, start = attempt.recipe, attempt.group, attempt.notice, attempt.start
     data, state, share, input = images.data, progress.state, images.share, network.input
-    feed, val_feed = build.feeds(recipe, data, input, state, share, notice, attempt.choices.put, sharing=place.sharing)
+    feed, val_feed = build.feeds(recipe, data, input, state, share, notice, attempt.place, sharing=place.sharing)
     attempt.stack.callback(feed.close)
     if val_feed is not None:
         attempt.stack.callback(val_feed.close)
@@ -303,7 +313,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
         allow_import=attempt.allow_import,
         limit=PassLimit(
             "update",
-            attempt.halved.put,
+            attempt.outbox.append,
             _images_at_once(attempt.run, group),
             mode="halve" if group is None else "restart",
         ),
@@ -325,13 +335,28 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     if isinstance(update.work, RecordedWork):
         attempt.stack.callback(update.work.close)
     build.notice_change(place.before, place.machine, "compile", notice)
-    return _Work(feed, val_feed, update, compiled, clock, writer)
+    validation = None if val_feed is None else Validation(val_feed, PassLimit("evaluation", attempt.outbox.append))
+    return _Work(feed, validation, update, compiled, clock, writer)
 
 
 def _consensus(group: Group | None, engine: Engine) -> Alone:
     if isinstance(engine, AsyncEngine) and engine.is_synchronous:
         return ByServers(engine)
     return Alone() if group is None else Together(group)
+
+
+def set_rates(session: Session, step: int) -> None:
+    """Set the optimizer's learning rate and momentum to those of the update after ``step`` of them."""
+    set_lr(session.state.optimizer, session.lr(step))
+    if (momentum := session.timeline.momentum(step)) is not None:
+        set_momentum(session.state.optimizer, momentum)
+
+
+def _price_and_spent(price: Price, earlier: Sequence[BillPart]) -> dict[str, Any]:
+    """Return a price, with what the attempts before cost in its currency."""
+    same = [part for part in earlier if part.price is not None and part.price.currency == price.currency]
+    bill = make_bill(same)
+    return {**to_dict(price), "spent": bill.so_far if bill else 0.0}
 
 
 def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[BillPart]:
