@@ -185,7 +185,7 @@ def steps(
                 )
                 yield log.append(ended)
             if cluster is not None:
-                cluster.ask("leave", cluster.rank)
+                cluster.leave()
         except KeyboardInterrupt:
             with contextlib.suppress(SteadyError):
                 log.append(_unsaved_end(run, began))

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from steadytrain.distributed.async_engine import AsyncEngine
-from steadytrain.events import EpochTrained, Event, FeedStats, Logged, ServerStats
+from steadytrain.events import EpochTrained, Event, FeedStats, Logged
 from steadytrain.training.session.session import Session
 
 
 def accounts(session: Session) -> Iterator[Event]:
-    """Where the seconds of the attempt went so far, and what the loader has done."""
+    """Yield where the seconds of the attempt went so far, what the loader has done, and what servers have."""
     yield session.clock.account()
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
-    engine = session.state.engine
-    if isinstance(engine, AsyncEngine):
-        now, exchanged = time.perf_counter(), engine.take_exchanged()
-        yield ServerStats(
-            step=session.state.cursor.step,
-            seconds=now - exchanged.since,
-            pushes=exchanged.pushes,
-            staleness=exchanged.staleness / max(1, exchanged.pushes),
-            staleness_max=exchanged.staleness_max,
-            servers=exchanged.servers,
-        )
+    if (exchanged := session.state.engine.account(session.state.cursor.step)) is not None:
+        yield exchanged
 
 
 def log_line(session: Session, lr: float) -> Logged:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
-from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.events import Event, Step
 from steadytrain.format import score_name
 from steadytrain.run import RunProgress
@@ -79,8 +78,7 @@ def run_updates(
 def _batches(session: Session) -> Iterator[DeviceBatch]:
     """Give a batch for each update that is still to come."""
     engine = session.state.engine
-    # Which batch a worker is given next may depend on what becomes of this one.
-    loaded = load(session.feed, engine.device, session.clock, ahead=not isinstance(engine, AsyncEngine))
+    loaded = load(session.feed, engine.device, session.clock, ahead=engine.loads_ahead)
     return join_batches(loaded, session.timeline.batches, session.state.cursor.step)
 
 
