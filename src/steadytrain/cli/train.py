@@ -440,10 +440,10 @@ def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None)
         return recipe.with_(tuned if "batch_size" in options.measured else {k: tuned[k] for k in options.measured})
     if group is None:
         return recipe.with_(_choose_automatically(recipe, options))
-    from steadytrain.training import build
+    from steadytrain.training.device import choose_device
     from steadytrain.tuning.rules import agree
 
-    device = str(build.choose_device(recipe.parallel.device, group.world))
+    device = str(choose_device(recipe.parallel.device, group.world))
     changes = _choose_automatically(recipe.with_({"parallel.device": device}), options, group.world)
     return recipe.with_(agree(group.all_gather_json(changes)))
 

@@ -35,9 +35,9 @@ from steadytrain.monitor.threads import looking
 from steadytrain.monitor.watchdog import StallLimits, Watchdog
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
-from steadytrain.training.build import sampled_gpus
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import OpenedData
+from steadytrain.training.device import sampled_gpus
 from steadytrain.training.loop.reporting import notice_faults, pending_notices
 from steadytrain.training.loop.saving import written
 from steadytrain.training.loop.updates import Events, run_updates

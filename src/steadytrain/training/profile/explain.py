@@ -18,7 +18,9 @@ from steadytrain.events import Started
 from steadytrain.training import build
 from steadytrain.training.compute.recompute import Recomputed, recompute_parts
 from steadytrain.training.data import open_data, random_batch
+from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.precision import DTYPES
+from steadytrain.training.remarks import remarks
 from steadytrain.training.state import preserve_process
 from steadytrain.training.step import images_per_rank, share_of
 
@@ -88,10 +90,10 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
         SteadyError: what the run itself would fail at.
     """
     notes: list[str] = []
-    device = build.prepare_device(recipe)
+    device = prepare_device(recipe)
     with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
         build.require_schedule(recipe, data.num_train)
-        machine = build.set_up_machine(recipe, device, None, notes.append)
+        machine = set_up_machine(recipe, device, None, notes.append)
         share = share_of(World(size=ranks), recipe.batch_size, recipe.optim.accumulate)
         shares = images_per_rank(share, ranks)
         machine |= {"ranks": ranks, "images_per_rank": shares} if ranks > 1 else {}
@@ -134,7 +136,7 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
                 *notes,
                 *built.notes,
                 *state.policy.notes,
-                *build.remarks(recipe, built, input, data, parts=share.micro_batches),
+                *remarks(recipe, built, input, data, parts=share.micro_batches),
             ),
             started=started,
         )

@@ -37,7 +37,9 @@ from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, ByServers, Together
 from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
+from steadytrain.training.device import gpus_of_ranks, near_gpu, notice_change, prepare_device, set_up_machine
 from steadytrain.training.memory import PassLimit
+from steadytrain.training.remarks import remarks
 from steadytrain.training.session.saver import Saver
 from steadytrain.training.session.session import Ending, Laps, Session, StartLedger, Validation, set_phase
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
@@ -70,7 +72,7 @@ class _Attempt:
     def world(self) -> World:
         if self.cluster is not None:
             return self.cluster.world
-        return build.ALONE if self.group is None else self.group.world
+        return World() if self.group is None else self.group.world
 
     def notice(self, line: str) -> None:
         """Keep a line for the user."""
@@ -207,15 +209,15 @@ def _set_up_device(attempt: _Attempt) -> _Place:
     # Workers beside the first take their weights from the servers.
     saved = None if cluster is not None and world.rank else _newest_checkpoint(attempt.run, group, attempt.notice)
     before = None if saved is None else saved["about"]["machine"]
-    device = build.prepare_device(recipe, world)
+    device = prepare_device(recipe, world)
     if device.type == "cuda":
         attempt.start.passed("device")
     attempt.stack.enter_context(preserve_process(device))
-    gpus = build.gpus_of_ranks(group, device)
-    sharing = attempt.stack.enter_context(build.near_gpu(group, device, attempt.notice))
+    gpus = gpus_of_ranks(group, device)
+    sharing = attempt.stack.enter_context(near_gpu(group, device, attempt.notice))
     if cluster is not None:
         sharing = world.local_size
-    machine = build.set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
+    machine = set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
     return _Place(device, saved, before, machine, gpus, sharing)
 
 
@@ -226,7 +228,7 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     if cluster is not None:
         cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
     is_together = cluster is None or recipe.parallel.staleness == 0
-    sharers = world if is_together else build.ALONE
+    sharers = world if is_together else World()
     begun_with = place.before or _begun_with(attempt.run, recipe, sharers, group)
     share = own_share(recipe, sharers, begun_with, attempt.notice)
     place.machine["micro_batches"] = share.micro_batches
@@ -271,8 +273,8 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
     engine = build.engine(recipe, place.device, attempt.group, cluster, num_train=num_train)
     state = build.state(recipe, built, engine, num_train=num_train, allow_import=allow_import, input=input)
     if place.saved is None:
-        remarks = build.remarks(recipe, built, input, data, parts=images.share.micro_batches)
-        for note in (*built.notes, *state.policy.notes, *remarks):
+        on_start = remarks(recipe, built, input, data, parts=images.share.micro_batches)
+        for note in (*built.notes, *state.policy.notes, *on_start):
             attempt.notice(note)
     else:
         _resume(state, place.saved, attempt.run, recipe, data, attempt.notice)
@@ -334,7 +336,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     update = record_update(recipe, update, state, group, notice)
     if isinstance(update.work, RecordedWork):
         attempt.stack.callback(update.work.close)
-    build.notice_change(place.before, place.machine, "compile", notice)
+    notice_change(place.before, place.machine, "compile", notice)
     validation = None if val_feed is None else Validation(val_feed, PassLimit("evaluation", attempt.outbox.append))
     return _Work(feed, validation, update, compiled, clock, writer)
 
