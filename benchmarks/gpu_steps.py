@@ -276,13 +276,13 @@ def ours(
 ) -> tuple[Any, list[str], Ours]:
     """Set up a recipe's updates as ``steady bench train`` does."""
     from steadytrain.config import Data, Model, Recipe
-    from steadytrain.training import build
+    from steadytrain.training.device import prepare_device
     from steadytrain.training.profile.bench import set_up
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(model), batch_size=batch).with_(
         {"parallel.device": job.device, "precision.name": job.numbers, **changes}
     )
-    device, notes = build.prepare_device(recipe), list[str]()
+    device, notes = prepare_device(recipe), list[str]()
     trained = set_up(recipe, device, notes, size=size, num_classes=classes, allow_import=True)
     return device, notes, Ours(recipe, trained.state, trained.update)
 
@@ -913,8 +913,8 @@ def one_rank(asked: Mapping[str, Any]) -> dict[str, Any]:
     from steadytrain.config import Data, Model, Recipe
     from steadytrain.distributed.process_group import init_group
     from steadytrain.distributed.world import World
-    from steadytrain.training import build
     from steadytrain.training.data import random_batch
+    from steadytrain.training.device import prepare_device
     from steadytrain.training.profile.bench import set_up
 
     recipe = Recipe(data=Data(train="drawn"), model=Model("torchvision/resnet18"), batch_size=64).with_(
@@ -925,7 +925,7 @@ def one_rank(asked: Mapping[str, Any]) -> dict[str, Any]:
         port = free.getsockname()[1]
     figures: dict[str, Any] = {}
     world = World(rank=0, size=1, port=port)
-    device = build.prepare_device(recipe, world)
+    device = prepare_device(recipe, world)
     with init_group(world) as group:
         trained = set_up(recipe, device, [], size=64, num_classes=10, group=group)
         batch = random_batch(64, trained.update.image_shape, device, num_classes=10)

@@ -15,9 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.config import Data, Every, Model, Optim, Recipe
+from steadytrain.config import Budget, Data, Every, Model, Optim, Recipe
 from steadytrain.config.schedules import LAW, Plateau, momentum, schedule, spans
 from steadytrain.config.stages import LAWS, LIMITS, RISING, parse_schedule
+from steadytrain.config.timeline import Timeline
 from steadytrain.errors import RecipeError
 
 EXAMPLES = {
@@ -401,3 +402,15 @@ def test_steps_are_mxnets_at_the_same_update(mxnet: dict[str, Any], law: str, wa
     for num_update, lr in zip(sweep["num_update"], sweep["lr"], strict=True):
         if num_update:
             assert args["base_lr"] * rate(num_update - 1) == pytest.approx(lr, rel=1e-12)
+
+
+def test_updates_of_a_grown_batch_have_the_rates_of_the_images_that_they_begin_at() -> None:
+    optim = Optim(schedule="one-cycle", lr=0.4, warmup_epochs=0.0)
+    recipe = Recipe(data=Data(train="x"), model=Model("x"), optim=optim, budget=Budget(epochs=2), batch_size=16)
+    even, grown = Timeline(recipe, 64), Timeline(recipe.with_({"optim.grow_batch": ["2@1"]}), 64)
+    assert (even.steps, grown.steps) == (8, 6)
+    same = {0: 0, 1: 1, 4: 4, 5: 6}  # an update of the grown batch, and the one that begins at the same image
+    assert [grown.lr(step) for step in same] == [even.lr(step) for step in same.values()]
+    assert [grown.momentum(step) for step in same] == [even.momentum(step) for step in same.values()]
+    assert [grown.update_at(epoch) for epoch in (0, 0.5, 1, 1.25, 2)] == [0, 2, 4, 5, 6]
+    assert grown.epoch(96) == 1.5 and grown.epoch(160) == 2  # the end, though the last batch goes beyond it

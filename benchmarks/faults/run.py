@@ -153,7 +153,6 @@ def _child(
 
 def _start_anew() -> None:
     """The process began when it was forked, and not when the one that it was forked from did."""
-    process._started.clear()
     process.share_cores()
 
 

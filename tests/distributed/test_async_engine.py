@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -28,21 +28,23 @@ class InProcess:
     def __init__(self, loop: asyncio.AbstractEventLoop, coordinator: Coordinator, server: Any, rank: int) -> None:
         self.rank, self.size, self.servers, self.seconds = rank, coordinator.size, [server], [0.0]
         self._loop, self._coordinator = loop, coordinator
-        self.progress = self.ask("join", rank, 0.0)
+        self.progress = self.ask(Coordinator.join, rank, 0.0)
 
-    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return self._loop.run_until_complete(getattr(self._coordinator, method)(*arguments, **options))
+    def ask(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return self._loop.run_until_complete(getattr(self._coordinator, method.__name__)(*arguments, **options))
 
     tell = ask
 
     def open(self, **progress: Any) -> None:
-        self.ask("open", {}, **progress)
+        self.ask(Coordinator.open, {}, **progress)
 
-    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+    def call_all(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self.call_each(method, [()], *arguments)
 
-    def call_each(self, method: str, parts: list[tuple[Any, ...]], *arguments: Any, **options: Any) -> list[Any]:
-        return [getattr(self.servers[0], method)(*arguments, *parts[0], **options)]
+    def call_each(
+        self, method: Callable[..., Any], parts: list[tuple[Any, ...]], *arguments: Any, **options: Any
+    ) -> list[Any]:
+        return [getattr(self.servers[0], method.__name__)(*arguments, *parts[0], **options)]
 
 
 @pytest.fixture

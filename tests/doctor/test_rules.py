@@ -35,7 +35,7 @@ from steadytrain.doctor.facts import (
 from steadytrain.doctor.rules import SEVERITIES, VARIABLES
 from steadytrain.machine.facts import cores as usable_cores
 from steadytrain.machine.nvml import GpuProcess
-from steadytrain.training.build import default_compute_threads
+from steadytrain.training.device import default_compute_threads
 
 CUDA13 = Torch(
     state="works",

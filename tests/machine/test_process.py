@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import weakref
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,12 @@ def test_preparing_takes_address_space_not_memory() -> None:
 @pytest.mark.slow
 def test_importing_the_package_leaves_the_allocator_alone() -> None:
     code = (
-        "import steadytrain.machine.process, steadytrain.training as t, steadytrain.machine.process as p\n"
-        "assert not p._done, 'the allocator was set by an import'; print('ok')"
+        "import ctypes; libc = ctypes.CDLL(None); asked = []\n"
+        "class Library:\n"
+        "    def __getattr__(self, name): return asked.append(name) or getattr(libc, name)\n"
+        "ctypes.CDLL = lambda name, *more, open=ctypes.CDLL, **options: Library() if name is None else open(name)\n"
+        "import steadytrain.machine.process, steadytrain.training\n"
+        "assert 'mallopt' not in asked, 'the allocator was set by an import'; print('ok')"
     )
     assert _run(code) == "ok"
 
@@ -156,11 +161,14 @@ def test_threads_spin_no_longer_beside_a_busy_neighbour() -> None:
 def test_threads_spin_as_the_cores_are_used(monkeypatch: pytest.MonkeyPatch, others: float, spins: str) -> None:
     """``others``: cores in use by other processes; what no system tells is no reason to take what may be theirs."""
     monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
-    monkeypatch.setattr(process, "_set_here", {"GOMP_SPINCOUNT"})
-    monkeypatch.setattr(process, "_looked", [(time.perf_counter() - 10, 0.0)])
     monkeypatch.setattr(process, "_used_by_others", lambda: others * 10)
     monkeypatch.setattr("steadytrain.machine.cgroups.quota", lambda: None)
-    process.spin_where_alone()
+
+    def command() -> None:
+        process._COMMAND.set(process._Command(started=0.0, looked=time.perf_counter() - 10, used_by_others=0.0))
+        process.spin_where_alone()
+
+    copy_context().run(command)
     assert os.environ["GOMP_SPINCOUNT"] == spins
 
 
@@ -338,7 +346,6 @@ def test_gpu_memory_grows_unless_the_user_or_a_graph_decides(monkeypatch: pytest
     for name in process.ALLOCATOR_VARIABLES:
         monkeypatch.setenv(name, "")
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(process, "_set_here", set())
     assert process.grow_segments(recorded=True) == "fixed"
     assert [process.grow_segments(recorded=False) for _ in range(2)] == ["growing", "growing"]
     assert process.ALLOCATOR_VARIABLES[0] not in process.given_environment()

@@ -14,7 +14,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.machine import facts
-from steadytrain.training import build
+from steadytrain.training.device import choose_device, near_gpu, set_up_machine
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def threads() -> Iterator[int]:
 def test_a_resumed_run_computes_with_as_many_threads_as_before(recipe: Recipe) -> None:
     recipe = recipe.with_({"parallel.compute_threads": None})
     messages: list[str] = []
-    machine = build.set_up_machine(recipe, CPU, {"compute_threads": 7}, messages.append)
+    machine = set_up_machine(recipe, CPU, {"compute_threads": 7}, messages.append)
     assert machine["compute_threads"] == torch.get_num_threads() == 7
 
 
@@ -40,10 +40,10 @@ def test_with_another_number_of_ranks_cores_are_shared_out_anew(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     recipe = recipe.with_({"parallel.compute_threads": None})
     messages: list[str] = []
-    machine = build.set_up_machine(recipe, CPU, {"compute_threads": 64, "ranks": 8}, messages.append)
+    machine = set_up_machine(recipe, CPU, {"compute_threads": 64, "ranks": 8}, messages.append)
     assert machine["compute_threads"] == facts.cores()
     assert any(f"compute_threads was 64 and is now {facts.cores()}" in line for line in messages)
-    again = build.set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, messages.append, ranks=2, sharing=2)
+    again = set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, messages.append, ranks=2, sharing=2)
     assert again["compute_threads"] == 3
 
 
@@ -63,16 +63,16 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
     world = World(rank=rank, size=4, local_rank=rank, local_size=4)
-    assert build.choose_device(name, world) == torch.device(expected)
+    assert choose_device(name, world) == torch.device(expected)
 
 
 def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(RecipeError, match=r"'cuda:0,1': 2 GPUs for 4 ranks of a machine; list as many, or start 2"):
-        build.choose_device("cuda:0,1", World(rank=3, size=4, local_rank=3, local_size=4))
+        choose_device("cuda:0,1", World(rank=3, size=4, local_rank=3, local_size=4))
     with pytest.raises(RecipeError, match=r"'cuda:3' but torch .* sees 2 GPUs: start 2 ranks a machine, or"):
-        build.choose_device("auto", World(rank=3, size=4, local_rank=3, local_size=4))
+        choose_device("auto", World(rank=3, size=4, local_rank=3, local_size=4))
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -93,10 +93,10 @@ def test_ranks_on_gpus_stay_near_them_for_the_run_and_share_what_is_there(
     world = SimpleNamespace(rank=rank, is_first=rank == 0)
     group: Any = SimpleNamespace(world=world, hosts=["a"] * 4, sharing=4, all_gather_json=lambda value: next(answers))
     said: list[str] = []
-    with build.near_gpu(group, torch.device("cuda", rank), said.append) as sharing:
+    with near_gpu(group, torch.device("cuda", rank), said.append) as sharing:
         assert sharing == 2 and chosen == [nodes[rank // 2]]
     assert chosen[1:] == [set(range(8))]
     expected = "each rank stays on the processors of its GPU's NUMA node (rank 0: node 0, 4 of 8 processors)"
     assert said == ([expected] if rank == 0 else [])
-    with build.near_gpu(group, torch.device("cpu"), said.append) as sharing:
+    with near_gpu(group, torch.device("cpu"), said.append) as sharing:
         assert sharing == 4 and len(chosen) == 2

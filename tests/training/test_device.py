@@ -13,7 +13,8 @@ from steadytrain.config import Data, Model, Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.machine.nvml import Driver, Gpu, GpuProcess
-from steadytrain.training import build, device
+from steadytrain.training import device
+from steadytrain.training.device import ALONE, choose_device, gpus_of_ranks, sampled_gpus, set_up_machine
 
 H100 = Gpu(name="NVIDIA H100", uuid="GPU-aa")
 EIGHT = tuple(replace(H100, index=index, uuid=f"GPU-{index}") for index in range(8))
@@ -35,12 +36,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, seen: int, driver: Driver, **variab
     monkeypatch.setattr(torch, "__version__", "2.14.1")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(device, "read_driver", lambda: driver)
-    monkeypatch.setattr(build, "read_driver", lambda: driver)
 
 
-def refused(name: str, world: World = build.ALONE) -> str:
+def refused(name: str, world: World = ALONE) -> str:
     with pytest.raises(RecipeError) as caught:
-        build.choose_device(name, world)
+        choose_device(name, world)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -165,7 +165,7 @@ def test_training_on_the_cpu_beside_gpus_that_torch_cannot_use_is_told(monkeypat
         monkeypatch.setattr(device, "has_device_files", lambda: True)
         messages: list[str] = []
         recipe = Recipe(data=Data(train="a"), model=Model("resnet20")).with_({"parallel.device": name})
-        build.set_up_machine(recipe, torch.device("cpu"), None, messages.append)
+        set_up_machine(recipe, torch.device("cpu"), None, messages.append)
         return messages
 
     old: dict[str, Any] = {"version": "535.1", "gpus": EIGHT[:1]}
@@ -189,16 +189,16 @@ def group(rank: int, gpus: list[str], hosts: list[str]) -> Any:
 def test_the_first_rank_of_each_machine_samples_the_gpus_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     used = gpu(monkeypatch, 9, 0)
     ranks = [group(rank, ["aa", "bb", "cc", "dd"], ["one", "one", "two", "two"]) for rank in range(4)]
-    everywhere = [build.gpus_of_ranks(of, used) for of in ranks]
+    everywhere = [gpus_of_ranks(of, used) for of in ranks]
     assert all(
         gpus == [{"index": k, "uuid": uuid} for k, uuid in enumerate(("aa", "bb", "cc", "dd"))] for gpus in everywhere
     )
-    sampled = [build.sampled_gpus(of, gpus) for of, gpus in zip(ranks, everywhere, strict=True)]
+    sampled = [sampled_gpus(of, gpus) for of, gpus in zip(ranks, everywhere, strict=True)]
     assert sampled == [("aa", "bb"), (), ("cc", "dd"), ()]
-    assert build.sampled_gpus(None, build.gpus_of_ranks(None, used)) == ("aa",)
-    assert build.gpus_of_ranks(ranks[0], torch.device("cpu")) == [] and build.sampled_gpus(ranks[0], []) == ()
+    assert sampled_gpus(None, gpus_of_ranks(None, used)) == ("aa",)
+    assert gpus_of_ranks(ranks[0], torch.device("cpu")) == [] and sampled_gpus(ranks[0], []) == ()
 
 
 def test_two_ranks_on_one_gpu_are_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match=r"ranks 0 and 1 on one have the same GPU \(aa\)"):
-        build.gpus_of_ranks(group(1, ["aa", "aa"], ["one", "one"]), gpu(monkeypatch, 9, 0))
+        gpus_of_ranks(group(1, ["aa", "aa"], ["one", "one"]), gpu(monkeypatch, 9, 0))

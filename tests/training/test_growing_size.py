@@ -124,7 +124,7 @@ def test_what_is_tried_and_measured_has_the_size_that_is_due(growing: Recipe, tm
         assert session.state.cursor.position == 7 * 32 and session.update.image_shape == (7, 7, 1)
         assert session.input.size == 8
         assert next(iter(session.feed)).images.shape == (32, 7, 7, 1)
-        assert session.val_feed is not None and next(iter(session.val_feed)).images.shape[1:] == (8, 8, 1)
+        assert session.validation is not None and next(iter(session.validation.feed)).images.shape[1:] == (8, 8, 1)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing can be compiled")

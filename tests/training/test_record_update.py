@@ -25,10 +25,11 @@ from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.launch.supervise import free_port
 from steadytrain.run import Run
-from steadytrain.training import build, train
+from steadytrain.training import train
 from steadytrain.training.compute import compile
 from steadytrain.training.compute.compile import WARM_UP, RecordedWork
 from steadytrain.training.data import load
+from steadytrain.training.session import opening
 from steadytrain.training.session.opening import open_session
 from steadytrain.training.session.session import Session
 from steadytrain.training.state import State
@@ -129,7 +130,7 @@ def test_weights_are_those_of_single_operations(digits: Path, tmp_path: Path, op
         plain = _weights(session)
     with _session(tmp_path / "graph", _recipe(digits, optim)) as session:
         tape = Tape(session.state)
-        session.update = replace(session.update, work=RecordedWork(tape, notices.append))
+        session = replace(session, update=replace(session.update, work=RecordedWork(tape, notices.append)))
         places = list(_updated(session))
         replayed = _weights(session)
     assert tape.recorded == 1 and len(notices) == 1 and "as one CUDA graph" in notices[0]
@@ -140,7 +141,7 @@ def test_weights_are_those_of_single_operations(digits: Path, tmp_path: Path, op
 def test_rates_are_the_hosts_again_between_updates(digits: Path, tmp_path: Path) -> None:
     """What is saved with the optimizer are numbers, whatever a graph reads."""
     with _session(tmp_path / "run", _recipe(digits, Optim("adamw"))) as session:
-        session.update = replace(session.update, work=RecordedWork(Tape(session.state), print))
+        session = replace(session, update=replace(session.update, work=RecordedWork(Tape(session.state), print)))
         for _ in _updated(session):
             groups = session.state.optimizer.state_dict()["param_groups"]
             assert all(type(group["lr"]) is float and not group["capturable"] for group in groups)
@@ -157,7 +158,9 @@ def test_what_cannot_be_recorded_goes_on_operation_by_operation(digits: Path, tm
 
     notices: list[str] = []
     with _session(tmp_path / "run", _recipe(digits, Optim("sgd"))) as session:
-        session.update = replace(session.update, work=RecordedWork(Refusing(session.state), notices.append))
+        session = replace(
+            session, update=replace(session.update, work=RecordedWork(Refusing(session.state), notices.append))
+        )
         assert len(list(_updated(session))) == UPDATES
         assert session.state.cursor.step == UPDATES
     assert notices == [
@@ -179,7 +182,7 @@ def test_what_one_rank_cannot_record_no_rank_replays(digits: Path, tmp_path: Pat
     notices: list[str] = []
     with _session(tmp_path / "run", _recipe(digits, Optim("sgd"))) as session:
         tape = Tape(session.state)
-        session.update = replace(session.update, work=RecordedWork(tape, notices.append, refusals))
+        session = replace(session, update=replace(session.update, work=RecordedWork(tape, notices.append, refusals)))
         assert len(list(_updated(session))) == UPDATES
         replayed = _weights(session)
     assert said == [""] and tape.recorded == 1
@@ -194,7 +197,7 @@ def test_ranks_record_their_exchange_with_the_update(
     monkeypatch.setattr(compile, "CudaRecorder", lambda device: None)
     for name in ("plain", "graph"):
         recipe = recipe.with_({"parallel.graph": name == "graph"})
-        monkeypatch.setattr(build, "prepare_device", lambda recipe, world: torch.device("cpu"))
+        monkeypatch.setattr(opening, "prepare_device", lambda recipe, world: torch.device("cpu"))
         run = Run.create(tmp_path / name, recipe)
         with init_group(World(port=free_port())) as group, run.lock(), run.log() as log:
             with open_session(run, log, allow_import=False, group=group) as session:

@@ -17,7 +17,7 @@ from steadytrain.errors import StalledError
 from steadytrain.events import Ended, Failed, Noticed, Stalled, Step
 from steadytrain.monitor.watchdog import StallLimits
 from steadytrain.run import Run
-from steadytrain.training.data import open_data
+from steadytrain.training.data import data_sets
 from steadytrain.training.loop import attempt
 from steadytrain.training.session import opening
 
@@ -40,14 +40,14 @@ def _steady(where: str, pipe: Path, words: list[str]) -> int:
     def open_on_a_disk_that_hangs(*arguments: Any, **options: Any) -> Any:
         if where == "start":
             pipe.read_bytes()
-        return open_data(*arguments, **options)
+        return data_sets(*arguments, **options)
 
     def patience(end: float, slow: float = 60) -> StallLimits:
         return StallLimits(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
 
     patch = pytest.MonkeyPatch()  # of a process of its own
     patch.setattr(Records, "image", image_of_a_disk_that_hangs)
-    patch.setattr(opening, "open_data", open_on_a_disk_that_hangs)
+    patch.setattr(opening, "data_sets", open_on_a_disk_that_hangs)
     patch.setattr(attempt, "StallLimits", patience)
     patch.setattr(attempt, "START_SECONDS", 3 if where == "start" else 60)
     return main(words)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from steadytrain.config import Recipe
+from steadytrain.events import Noticed
 from steadytrain.machine import facts
 from steadytrain.run import Run
 from steadytrain.training.data import DeviceBatch, load
@@ -176,7 +177,7 @@ def test_a_network_that_takes_no_other_batch_is_trained_without_being_measured(
     )
     with session_of(recipe.with_({"model.name": "passes_picky:make"}), tmp_path) as (session, batch):
         assert measure_step(session, batch) is None
-        notices = [session.notices.get() for _ in range(session.notices.qsize())]
+        notices = [event.message for event in session.outbox if isinstance(event, Noticed)]
         assert "cannot be measured here (only 32)" in notices[-1]
         session.update(session.state, batch, 0.1)
 

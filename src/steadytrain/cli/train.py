@@ -7,8 +7,16 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +42,7 @@ from steadytrain.run import MAX_REPEATS, REPEAT, Run
 if TYPE_CHECKING:
     from steadytrain.distributed.ray_cluster import Cluster
     from steadytrain.training import Group
+    from steadytrain.training.data import OpenedData
     from steadytrain.training.finetuning.plan import Plan
 
 AUTO_SECONDS = 60.0
@@ -180,7 +189,13 @@ def _begin(
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
-    draft, folder = draft_run(data, options, finetune=finetune)
+    with closing(open_draft(data, options, finetune=finetune)) as drafted:
+        return _train_alone(drafted, options, until=until)
+
+
+def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | None) -> int:
+    """Train in this process."""
+    draft, folder = drafted.recipe, drafted.folder
     if options.measured:
         draft = _tuned(draft, options)
         folder = folder if options.measured == {"parallel.threads"} else _folder(draft, options)
@@ -194,7 +209,7 @@ def _begin(
     if plan is not None:
         with runs[0].log_beside() as log:
             log.append(Noticed(message=plan.words))
-    return _train_all(runs, options, until=until)
+    return _train_all(runs, options, opened=drafted.opened, until=until)
 
 
 def num_procs(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
@@ -258,9 +273,9 @@ def _train_with_servers(
 
             cluster.join()
             ranks = world.size if staleness == 0 else 1
-            recipe, folder = draft_run(data, options, finetune=finetune, ranks=ranks)
-            runs = _create_runs(folder, recipe, options)
-            return _train_all(runs, options, cluster=cluster, until=until)
+            with closing(open_draft(data, options, finetune=finetune, ranks=ranks)) as draft:
+                runs = _create_runs(draft.folder, draft.recipe, options)
+                return _train_all(runs, options, cluster=cluster, opened=draft.opened, until=until)
     if address is None and in_file is not None:
         note(
             f"not connected to Ray at {in_file}: a file names it (parallel.ray_address), and this command does not; to"
@@ -328,6 +343,7 @@ def _train_all(
     group: Group | None = None,
     cluster: Cluster | None = None,
     *,
+    opened: OpenedData | None,
     until: float | None,
 ) -> int:
     """Train runs one after another until one does not finish; print their results; return the exit code."""
@@ -341,6 +357,7 @@ def _train_all(
             probe=options.probe,
             group=group,
             cluster=cluster,
+            opened=opened,
             began=began,
             until=until,
             mxnet_log=options.mxnet_log,
@@ -388,10 +405,13 @@ def _train_as_rank(
     with lasting_imports():
         from steadytrain.training import init_group
 
-    with init_group(world) as group:
-        recipe, folder = group.run_first_then_rest(
-            lambda: draft_run(data, options, finetune=finetune, ranks=world.size), is_first=world.is_local_first
+    with ExitStack() as stack:
+        group = stack.enter_context(init_group(world))
+        draft = group.run_first_then_rest(
+            lambda: stack.enter_context(closing(open_draft(data, options, finetune=finetune, ranks=world.size))),
+            is_first=world.is_local_first,
         )
+        recipe, folder = draft.recipe, draft.folder
         if "batch_size" not in options.chosen:  # a run that exists may be on the first rank's disk alone
             batch, warmup = group.all_gather_json([recipe.batch_size, recipe.optim.warmup_epochs])[0]
             if (batch, warmup) != (recipe.batch_size, recipe.optim.warmup_epochs):
@@ -404,7 +424,7 @@ def _train_as_rank(
         common = {key: value for key, value in leaves(recipe.to_dict()) if key not in local}
         group.require_same("another recipe", common)
         runs = group.run_first_then_rest(lambda: _create_runs(folder, recipe, options), is_first=world.is_first)
-        return _train_all(runs, options, group, until=until)
+        return _train_all(runs, options, group, opened=draft.opened, until=until)
 
 
 def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None) -> Recipe:
@@ -420,10 +440,10 @@ def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None)
         return recipe.with_(tuned if "batch_size" in options.measured else {k: tuned[k] for k in options.measured})
     if group is None:
         return recipe.with_(_choose_automatically(recipe, options))
-    from steadytrain.training import build
+    from steadytrain.training.device import choose_device
     from steadytrain.tuning.rules import agree
 
-    device = str(build.choose_device(recipe.parallel.device, group.world))
+    device = str(choose_device(recipe.parallel.device, group.world))
     changes = _choose_automatically(recipe.with_({"parallel.device": device}), options, group.world)
     return recipe.with_(agree(group.all_gather_json(changes)))
 
@@ -480,7 +500,23 @@ def recipe_for(
     data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1, on_gpus: bool | None = None
 ) -> Recipe:
     """Make the recipe of a command line, as :func:`draft_run` does; no run's batch is kept."""
-    return draft_run(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False)[0]
+    draft = open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False)
+    draft.close()
+    return draft.recipe
+
+
+@dataclass(frozen=True)
+class DraftRun:
+    """A run to be made: its recipe, its folder and its data, which are open, but for those of a run that exists."""
+
+    recipe: Recipe
+    folder: Path
+    opened: OpenedData | None
+
+    def close(self) -> None:
+        """Close the data."""
+        if self.opened is not None:
+            self.opened.close()
 
 
 def draft_run(
@@ -490,8 +526,22 @@ def draft_run(
     finetune: bool,
     ranks: int = 1,
     on_gpus: bool | None = None,
-    keeps_batch: bool = True,
 ) -> tuple[Recipe, Path]:
+    """Make the recipe of a command line, and choose the folder of its run, as :func:`open_draft` does."""
+    draft = open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus)
+    draft.close()
+    return draft.recipe, draft.folder
+
+
+def open_draft(
+    data: str | None,
+    options: TrainingOptions,
+    *,
+    finetune: bool,
+    ranks: int = 1,
+    on_gpus: bool | None = None,
+    keeps_batch: bool = True,
+) -> DraftRun:
     """Make the recipe of a command line, with defaults that suit the data, and choose the folder of its run.
 
     The folder's name does not depend on the number of ranks; a run that was begun with another number keeps its batch.
@@ -513,7 +563,7 @@ def draft_run(
 
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        return Run.open(options.run).recipe.with_(options.changes()), Path(options.run)
+        return DraftRun(Run.open(options.run).recipe.with_(options.changes()), Path(options.run), None)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
         raise InputError(
             f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) resumes it"
@@ -535,7 +585,7 @@ def draft_run(
         from steadytrain.training.loop.defaults import choose_recipe
 
     with progress_once_known("packing images", resumes=True) as advance:
-        recipe_by_ranks = choose_recipe(
+        choice = choose_recipe(
             train,
             options.file_values(),
             options.changes(),
@@ -544,9 +594,13 @@ def draft_run(
             say=note,
             progress=advance,
         )
-    folder = _folder(recipe_by_ranks(), options)
-    recipe = recipe_by_ranks(ranks, on_gpus=on_gpus)
-    return _keep_batch(recipe, folder, options) if keeps_batch else recipe, folder
+    with ExitStack() as stack:
+        stack.callback(choice.opened.close)
+        folder = _folder(choice.recipe(), options)
+        recipe = choice.recipe(ranks, on_gpus=on_gpus)
+        recipe = _keep_batch(recipe, folder, options) if keeps_batch else recipe
+        stack.pop_all()
+    return DraftRun(recipe, folder, choice.opened)
 
 
 def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recipe:
@@ -625,6 +679,7 @@ def _train_visibly(
     probe: bool = False,
     group: Group | None = None,
     cluster: Cluster | None = None,
+    opened: OpenedData | None = None,
     began: float | None,
     until: float | None = None,
     mxnet_log: bool = False,
@@ -639,6 +694,7 @@ def _train_visibly(
         probe: measure the ceilings first.
         group: the ranks that train it.
         cluster: the servers that hold its weights.
+        opened: the data, if they are open.
         began: as of :func:`steadytrain.training.steps`.
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
         mxnet_log: print the lines of MXNet's scripts instead of ours.
@@ -668,7 +724,7 @@ def _train_visibly(
     console = Console(best=progress.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
     with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
-        for event in steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster):
+        for event in steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster, opened=opened):
             stop.saves = True
             if words:  # the address has been looked at
                 note(words)

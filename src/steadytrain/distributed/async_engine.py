@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadytrain.distributed.compression import CompressionName
+from steadytrain.distributed.coordinator import Coordinator
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.parameter_server import (
     Form,
     MakeOptimizer,
+    ParameterServer,
     Place,
     State,
     as_tensor,
@@ -40,6 +42,7 @@ from steadytrain.distributed.parameter_server import (
 )
 from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
+from steadytrain.events import Event, ServerStats
 
 AHEAD = 2
 """Batches that a worker loads ahead of the one it trains on, and that others have to train on if it dies."""
@@ -157,6 +160,7 @@ class AsyncEngine(Engine):
     ) -> None:
         super().__init__(device)
         self.world = World(rank=cluster.rank, size=1)  # nobody waits for another
+        self.loads_ahead = False
         self.on_numbered: Callable[[int], None] = lambda update: None
         self.wish: str | None = None
         self.decision: str | None = None
@@ -207,7 +211,9 @@ class AsyncEngine(Engine):
             self._publish(optimizer, self._make, memories, step)
         optimizer._loaded = {}
         self._step = self._cluster.progress["step"] if self._cluster.progress else step
-        self._install(self._cluster.call_all("pull", self._cluster.rank))  # and again when it begins to compute
+        self._install(
+            self._cluster.call_all(ParameterServer.pull, self._cluster.rank)
+        )  # and again when it begins to compute
         return module
 
     @property
@@ -230,7 +236,7 @@ class AsyncEngine(Engine):
             for start, end in self._spans
         ]
         options = {"whole": self._whole, "keeps_gradients": self._keeps_gradients}
-        self._cluster.call_each("load", parts, self._places, groups, make, step, **options)
+        self._cluster.call_each(ParameterServer.load, parts, self._places, groups, make, step, **options)
         saved = self._progress or {"unfinished": [], "after": step}
         self._cluster.open(steps=self._steps, step=step, unfinished=saved["unfinished"], after=saved["after"])
 
@@ -264,26 +270,30 @@ class AsyncEngine(Engine):
             self.on_numbered(self._step)
             pushed = self._compressed(sent)
             shares = [(cluster.size, *part) for part in pushed]
-            cluster.call_each("push_share", shares, cluster.rank, self._step, self._form, missing, self._options())
+            cluster.call_each(
+                ParameterServer.push_share, shares, cluster.rank, self._step, self._form, missing, self._options()
+            )
             seconds = cluster.seconds
-            self.decision = cluster.ask("arrive", cluster.rank, self._step, self.wish)
+            self.decision = cluster.ask(Coordinator.arrive, cluster.rank, self._step, self.wish)
             self._is_closed = self.decision == "closed"
             results = self._pull()
             round_trips = [push + pull for push, pull in zip(seconds, cluster.seconds, strict=True)]
             self.exchanged.add(0, round_trips, [result[2] for result in results], pushed, results)
             return
         while (
-            begun := cluster.ask("begin", cluster.rank, self._batch, has_residual=self._residual is not None)
+            begun := cluster.ask(Coordinator.begin, cluster.rank, self._batch, has_residual=self._residual is not None)
         ) is None:
             self._deposit()
         update, staleness, batches = begun
         self.on_numbered(update)
         pushed = self._compressed(sent)  # from here on the residual belongs to weights with this update
         options = self._options(staleness)
-        results = cluster.call_each("push", pushed, cluster.rank, self._batch, self._form, missing, options)
+        results = cluster.call_each(
+            ParameterServer.push, pushed, cluster.rank, self._batch, self._form, missing, options
+        )
         pulled = self._install(results)
         self.exchanged.add(staleness, cluster.seconds, [result[-1] for result in results], pushed, results)
-        cluster.tell("end", cluster.rank, self._batch, pulled)
+        cluster.tell(Coordinator.end, cluster.rank, self._batch, pulled)
         self._step = update + 1
         self._take(batches)
 
@@ -297,15 +307,22 @@ class AsyncEngine(Engine):
         self._is_resting = True
         if not self.is_synchronous:
             self._deposit()
-            self._cluster.ask("rest", self._cluster.rank)
+            self._cluster.ask(Coordinator.rest, self._cluster.rank)
 
     def end_run(self) -> None:
-        self._cluster.ask("close")
+        self._cluster.ask(Coordinator.close)
 
-    def take_exchanged(self) -> Exchanged:
-        """Return what was exchanged since the last call."""
-        taken, self.exchanged = self.exchanged, Exchanged(time.perf_counter())
-        return taken
+    def account(self, step: int) -> Event:
+        now, taken = time.perf_counter(), self.exchanged
+        self.exchanged = Exchanged(now)
+        return ServerStats(
+            step=step,
+            seconds=now - taken.since,
+            pushes=taken.pushes,
+            staleness=taken.staleness / max(1, taken.pushes),
+            staleness_max=taken.staleness_max,
+            servers=taken.servers,
+        )
 
     def _compressed(self, gradient: Tensor) -> list[tuple[Any]]:
         """Cut a gradient of all elements into a compressed part for each server."""
@@ -317,8 +334,8 @@ class AsyncEngine(Engine):
         """Send the servers a copy of the compression's residual, for a checkpoint."""
         if self._residual is not None:
             parts = [(self._residual[start:end].numpy(),) for start, end in self._spans]
-            self._cluster.call_each("deposit", parts, self._cluster.rank)
-            self._cluster.ask("note_deposit", self._cluster.rank)
+            self._cluster.call_each(ParameterServer.deposit, parts, self._cluster.rank)
+            self._cluster.ask(Coordinator.note_deposit, self._cluster.rank)
 
     def _options(self, staleness: int = 0) -> list[dict[str, Any]]:
         """Return the scheduled options of each group, for a push of this staleness."""
@@ -328,11 +345,11 @@ class AsyncEngine(Engine):
         return [{**group, "lr": group["lr"] / divisor} for group in groups]
 
     def _pull(self) -> list[tuple[Any, ...]]:
-        results = self._cluster.call_all("pull", self._cluster.rank)
+        results = self._cluster.call_all(ParameterServer.pull, self._cluster.rank)
         pulled = self._install(results)
         self._is_resting = False
         if not self.is_synchronous:
-            self._cluster.ask("pull", self._cluster.rank, pulled)
+            self._cluster.ask(Coordinator.pull, self._cluster.rank, pulled)
         return results
 
     def _install(self, results: list[tuple[Any, ...]]) -> int:
@@ -356,13 +373,13 @@ class AsyncEngine(Engine):
     def wait_for_batch(self) -> list[int]:
         """Wait until a batch is assigned; return none where the run is over or this worker is to stop."""
         count = AHEAD
-        self._take(self._cluster.ask("assign", self._cluster.rank, count))
+        self._take(self._cluster.ask(Coordinator.assign, self._cluster.rank, count))
         is_resting = False
         while self._assigned is not None and not self._assigned and not self.should_stop():
             if not is_resting:
                 self.rest()
                 is_resting = True
-            self._take(self._cluster.ask("assign", self._cluster.rank, 1, WAIT_SECONDS))
+            self._take(self._cluster.ask(Coordinator.assign, self._cluster.rank, 1, WAIT_SECONDS))
         return self.next_batches()
 
     def delivered(self, batch: int) -> None:
@@ -382,14 +399,14 @@ class AsyncEngine(Engine):
         assert self._optimizer is not None
         self.rest()
         has_residuals = self._residual is not None and not self.is_synchronous
-        self._progress = self._cluster.ask("pause", has_residuals=has_residuals)
+        self._progress = self._cluster.ask(Coordinator.pause, has_residuals=has_residuals)
         try:
-            saved = self._cluster.call_all("save")
+            saved = self._cluster.call_all(ParameterServer.save)
             if has_residuals:
-                parts = self._cluster.call_all("sum_residuals", self._progress["deposited"])
+                parts = self._cluster.call_all(ParameterServer.sum_residuals, self._progress["deposited"])
                 self._progress["residual"] = torch.cat([as_tensor(part) for part in parts])
         finally:
-            self._cluster.ask("resume")
+            self._cluster.ask(Coordinator.resume)
         self._step = self._progress["step"]
         self._install(saved)
         states: dict[int, dict[str, list[tuple[bool, Any]]]] = {}

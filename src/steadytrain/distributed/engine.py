@@ -30,6 +30,7 @@ from steadytrain.distributed.powersgd import PowerSgd
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError
+from steadytrain.events import Event
 from steadytrain.format import count
 
 _SYNC_BUFFERS = next(  # the newer name first
@@ -56,6 +57,7 @@ class Engine:
         on_exposed: called when an update's gradients are computed and their exchange, which began meanwhile, is not
             over yet: from then on nothing hides it. May be None.
         should_stop: asked while this rank waits for something to do.
+        loads_ahead: whether the next batch is known before an update is made.
         finds_unused: whether each update looks for parameters that it brings no gradient, on all ranks alike.
     """
 
@@ -75,6 +77,7 @@ class Engine:
         self.world = World() if group is None else group.world
         self.on_exposed: Callable[[], None] | None = None
         self.should_stop: Callable[[], bool] = lambda: False
+        self.loads_ahead = True
         self.finds_unused = False
         self._group = group
         self._compress: CompressionName = compress
@@ -279,6 +282,10 @@ class Engine:
 
     def rest(self) -> None:
         """Say that no update follows for some time."""
+
+    def account(self, step: int) -> Event | None:
+        """Return what was exchanged with other processes since the last call, where that is worth an event."""
+        return None
 
     def collect(self) -> int | None:
         """Bring what other processes have of weights and optimizer to rank 0, before they are saved.

@@ -15,17 +15,20 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import psutil
 
 from steadytrain.distributed.coordinator import Coordinator
 from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
+
+if TYPE_CHECKING:
+    from steadytrain.distributed.parameter_server import ParameterServer
 
 VARIABLE = "STEADYTRAIN_SERVERS"
 """Environment variable that tells a worker where the servers are."""
@@ -51,6 +54,8 @@ _UNREACHABLE = (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError
 """What Ray raises where there is no cluster, or none can be started."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
+AsyncMethod: TypeAlias = Callable[Concatenate[Coordinator, P], Coroutine[Any, Any, T]]
 
 
 def require_ray(feature: str = "--engine async", alternative: str = "use --engine ddp") -> Any:
@@ -249,7 +254,7 @@ def enter(
     with reach(World(), servers=0, seconds=MEET_SECONDS, **place) as cluster:  # type: ignore[arg-type]
         servers = 0
         while not servers and not should_stop():
-            servers = cluster.ask("enter", rank, RETRY_SECONDS)
+            servers = cluster.ask(Coordinator.enter, rank, RETRY_SECONDS)
         if not servers:
             raise RankLostError("this rank was asked to end before the run began")
         yield Host({VARIABLE: json.dumps({**place, "servers": servers})}, cluster._coordinator, cluster._ray)
@@ -267,7 +272,7 @@ def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[Host, 
     """
     try:
         with reach(World(), address=address, namespace=namespace, servers=0, seconds=0.0) as cluster:
-            answer = cluster.ask("enlist", count)
+            answer = cluster.ask(Coordinator.enlist, count)
             if answer is None:
                 raise InputError(f"the run's bound on staleness is too narrow for {count} more workers (--staleness)")
             first, servers = answer
@@ -301,11 +306,11 @@ class Cluster:
     def join(self) -> None:
         """Join the run; all but worker 0 wait until that one has opened it. Raises RankLostError."""
         until = time.monotonic() + OPEN_SECONDS
-        self.progress = self.ask("join", self.rank, 0.0 if self.rank == 0 else 1.0)
+        self.progress = self.ask(Coordinator.join, self.rank, 0.0 if self.rank == 0 else 1.0)
         while self.progress is None and self.rank:
             if time.monotonic() > until:
                 raise RankLostError(f"worker 0 has not opened the run in {OPEN_SECONDS:g} s: see what it says")
-            self.progress = self.ask("join", self.rank, 1.0)
+            self.progress = self.ask(Coordinator.join, self.rank, 1.0)
 
     def where(self) -> list[str]:
         """Return the machine and the process of each server, in words."""
@@ -331,35 +336,44 @@ class Cluster:
 
     def open(self, **progress: Any) -> None:
         """Open the run for the other workers, as :meth:`.coordinator.Coordinator.open` does."""
-        self.ask("open", self._description, **progress)
+        self.ask(Coordinator.open, self._description, **progress)
 
-    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def leave(self) -> None:
+        """Sign off, at a good end."""
+        self.ask(Coordinator.leave, self.rank)
+
+    def ask(self, method: AsyncMethod[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call a method of the coordinator and return its result."""
         with _lost_servers(self._ray):
-            return self._ray.get(getattr(self._coordinator, method).remote(*arguments, **options))
+            result: T = self._ray.get(getattr(self._coordinator, method.__name__).remote(*arguments, **options))
+            return result
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, method: AsyncMethod[P, T], *arguments: P.args, **options: P.kwargs) -> None:
         """Call a method of the coordinator without waiting for it; later calls come after it."""
         with _lost_servers(self._ray):
-            getattr(self._coordinator, method).remote(*arguments)
+            getattr(self._coordinator, method.__name__).remote(*arguments, **options)
 
-    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+    def call_all(
+        self, method: Callable[Concatenate[ParameterServer, P], T], *arguments: P.args, **options: P.kwargs
+    ) -> list[T]:
         """Call a method of all servers at once, return the results; arrays are read-only views of shared memory."""
-        return self.call_each(method, [() for _ in self.servers], *arguments)
+        return self.call_each(method, [() for _ in self.servers], *arguments, **options)
 
-    def call_each(self, method: str, parts: list[tuple[Any, ...]], *arguments: Any, **options: Any) -> list[Any]:
+    def call_each(
+        self, method: Callable[..., T], parts: Sequence[tuple[Any, ...]], *arguments: Any, **options: Any
+    ) -> list[T]:
         """Call a method of each server, with ``parts`` as its last arguments, and return the results."""
         began = time.perf_counter()
         with _lost_servers(self._ray):
             calls = [
-                server.call.remote(method, *arguments, *part, **options)
+                server.call.remote(method.__name__, *arguments, *part, **options)
                 for server, part in zip(self.servers, parts, strict=True)
             ]
             self.seconds, left = [0.0] * len(calls), list(calls)
             while left:
                 done, left = self._ray.wait(left)
                 self.seconds[calls.index(done[0])] = time.perf_counter() - began
-            results: list[Any] = self._ray.get(calls)
+            results: list[T] = self._ray.get(calls)
             return results
 
 

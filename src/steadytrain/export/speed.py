@@ -26,7 +26,7 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.engines import ENGINES, Parity, Worker, WorkerError, missing, usual_numbers
 from steadytrain.export.networks import NETWORKS
 from steadytrain.machine import facts
-from steadytrain.training.build import choose_device
+from steadytrain.training.device import choose_device
 
 TURNS = 4
 """In which the time of an engine is measured."""

@@ -21,7 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from steadytrain.machine import cgroups
 from steadytrain.machine.process_tree import read_schedstat, read_stat
@@ -56,13 +60,25 @@ _NEVER = 2**31 - 1
 _OTHER_FILES = 512
 """Files that a process may have open beside those that it announces."""
 
-_done: list[int] = []
-_parts: list[StartPart] = []
-_forgets: list[bool] = []
-_started: list[float] = []
-_looked: list[tuple[float, float]] = []
-_set_here: set[str] = set()
 _GROWING = "expandable_segments:True"
+
+_SET_HERE = {
+    **dict.fromkeys(_WAITING[:1], (_FEW_SPINS, _MORE_SPINS)),
+    ALLOCATOR_VARIABLES[0]: (_GROWING,),
+}
+"""Variables that a process sets for itself, and the values that it gives them."""
+
+
+class _Command(NamedTuple):
+    """This process as a command: when it started, and the core seconds of others until a time, both of perf_counter."""
+
+    started: float
+    looked: float
+    used_by_others: float
+
+
+_COMMAND: ContextVar[_Command] = ContextVar("_COMMAND")
+"""Set by :func:`share_cores`; what Python programs run of ours is no command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,27 +108,6 @@ class StartTimer:
         waited = None if at_work is None or now[1] is None else max(0.0, now[0] - began - (now[1] - at_work))
         disk = None if read is None or now[2] is None else now[2] - read
         return StartPart(began=began, seconds=now[0] - began, waited=waited, disk_bytes=disk)
-
-
-@contextmanager
-def opening_data() -> Iterator[None]:
-    """Count what the body takes as opening the data, which a command may do before its run begins."""
-    timer = StartTimer()
-    yield
-    _parts.append(timer.part())
-
-
-def opened_data(since: float) -> StartPart:
-    """Return what opening the data has taken since then, by ``time.perf_counter()``."""
-    parts = [part for part in _parts if part.began >= since]
-    waited = [part.waited for part in parts if part.waited is not None]
-    disk = [part.disk_bytes for part in parts if part.disk_bytes is not None]
-    return StartPart(
-        began=since,
-        seconds=sum(part.seconds for part in parts),
-        waited=sum(waited) if waited else None,
-        disk_bytes=sum(disk) if disk else None,
-    )
 
 
 def _start_figures() -> tuple[float, float | None, int | None]:
@@ -151,7 +146,8 @@ def return_free_memory() -> None:
 
 def own_start() -> float | None:
     """Return when this command started, by ``time.perf_counter()``; None in a process that is no command of ours."""
-    return _started[0] if _started else None
+    command = _COMMAND.get(None)
+    return None if command is None else command.started
 
 
 def share_cores() -> None:
@@ -162,12 +158,10 @@ def share_cores() -> None:
     times as long. The library reads its settings once, when torch is imported: call this before. What the user has set
     stays. A process that finds itself alone may call :func:`spin_where_alone` next.
     """
-    if not _started:
-        _started.append(time.perf_counter() - _age())
-        _looked.append((time.perf_counter(), _used_by_others()))
+    now = time.perf_counter()
+    _COMMAND.set(_Command(now - _age(), now, _used_by_others()))
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = _FEW_SPINS
-        _set_here.add("GOMP_SPINCOUNT")
 
 
 def spin_where_alone() -> None:
@@ -177,11 +171,11 @@ def spin_where_alone() -> None:
     became of the cores since :func:`share_cores`, a tenth of a second at least. Call it where a process is about to
     import torch and trains alone on its cores; several ranks on one machine wait for each other's feeds as well.
     """
-    if "GOMP_SPINCOUNT" not in _set_here or cgroups.quota() is not None:
+    command = _COMMAND.get(None)
+    if command is None or "GOMP_SPINCOUNT" not in _set_here() or cgroups.quota() is not None:
         return  # the user's own; or turning round would be paid from the same quota as computing
-    began, before = _looked[0]
-    time.sleep(max(0.0, began + _WINDOW - time.perf_counter()))
-    others = (_used_by_others() - before) / (time.perf_counter() - began)
+    time.sleep(max(0.0, command.looked + _WINDOW - time.perf_counter()))
+    others = (_used_by_others() - command.used_by_others) / (time.perf_counter() - command.looked)
     if others < _IDLE:  # nothing is known where the system does not tell: that is no reason to take what is others'
         os.environ["GOMP_SPINCOUNT"] = _MORE_SPINS
 
@@ -193,7 +187,7 @@ def lasting_imports() -> Iterator[None]:
     All of torch's objects stay to the end. Such searches take 0.25 s while it is imported, and as long at the end.
     Where torch is there already, this does nothing: what has been trained meanwhile is not to stay.
     """
-    if not _started or "torch" in sys.modules:
+    if own_start() is None or "torch" in sys.modules:
         yield
         return
     gc.disable()
@@ -224,7 +218,7 @@ def collecting_by_hand() -> Iterator[Callable[[], None]]:
     if not gc.isenabled() or not thresholds[0]:
         yield lambda: None
         return
-    freezes = is_settling = bool(_started) or not has_frozen
+    freezes = is_settling = own_start() is not None or not has_frozen
 
     def collect() -> None:
         nonlocal is_settling
@@ -250,7 +244,18 @@ def collecting_by_hand() -> Iterator[Callable[[], None]]:
 
 def given_environment() -> dict[str, str]:
     """Return the environment without what this process has set for itself: for a program that is to run as alone."""
-    return {name: value for name, value in os.environ.items() if name not in _set_here}
+    set_here = _set_here()
+    return {name: value for name, value in os.environ.items() if name not in set_here}
+
+
+def _set_here() -> set[str]:
+    """Return the variables that this process has set: it was not started with them, and they have values of ours."""
+    ours = {name for name, values in _SET_HERE.items() if os.environ.get(name) in values}
+    try:
+        started_with = Path("/proc/self/environ").read_bytes()
+    except OSError:  # a system that does not tell: they may be the user's
+        return set()
+    return ours - {entry.partition(b"=")[0].decode(errors="replace") for entry in started_with.split(b"\0")}
 
 
 def grow_segments(*, recorded: bool) -> str:
@@ -263,12 +268,11 @@ def grow_segments(*, recorded: bool) -> str:
         ``growing``, ``fixed``, or the variable by which the user has decided.
     """
     for name in ALLOCATOR_VARIABLES:
-        if (value := os.environ.get(name)) and not (name in _set_here and value == _GROWING):
+        if os.environ.get(name) and name not in _set_here():
             return name
     if recorded or sys.platform != "linux":
         return "fixed"
     os.environ[ALLOCATOR_VARIABLES[0]] = _GROWING
-    _set_here.add(ALLOCATOR_VARIABLES[0])
     return "growing"
 
 
@@ -287,23 +291,18 @@ def _age() -> float:
 def keep_memory(available_bytes: int, *, all_threads: bool = False) -> int:
     """Let ``malloc`` keep what is freed, on huge pages; returns the bytes of address space prepared (0: not glibc).
 
-    Reserves address space (no memory) for up to three quarters of what is available. The first call decides;
-    later ones return its answer.
+    Reserves address space (no memory) for up to three quarters of what is available; to call it again is harmless.
 
     Args:
         available_bytes: memory that this process may use.
         all_threads: let threads that start from now on use the same heap. ``malloc`` gives each thread a heap of
             its own, of 64 MiB, and keeps no larger block: too little where the network computes on such a thread.
     """
-    if not _done:
-        if all_threads and platform.libc_ver()[0] == "glibc":
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-        _done.append(_prepare_heap(available_bytes) if platform.libc_ver()[0] == "glibc" else 0)
-    return _done[0]
-
-
-def _prepare_heap(available_bytes: int) -> int:
+    if platform.libc_ver()[0] != "glibc":
+        return 0
     libc = ctypes.CDLL(None)
+    if all_threads:
+        libc.mallopt(_M_ARENA_MAX, 1)
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
@@ -383,9 +382,7 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     os.set_blocking(tell, False)
     is_over = threading.Event()
     listener = threading.Thread(target=_listen, args=(heard, stop, say, is_over), name="steady-signals", daemon=True)
-    if not _forgets:
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-        _forgets.append(True)
+    _forget_wakeups_in_children()
     wakeup = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     before = {name: signal.signal(getattr(signal, name), ask) for name in names}
     listener.start()
@@ -400,6 +397,12 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
         listener.join()
         os.close(tell)
         os.close(heard)
+
+
+@cache
+def _forget_wakeups_in_children() -> None:
+    """Keep children that are forked from writing to the pipe of this process's signals; once is enough."""
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def _is_terminal(number: int) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from steadytrain.config import Recipe
 from steadytrain.config.batches import Batches
-from steadytrain.config.schedules import momentum, schedule, spans, usual_momentum, words
+from steadytrain.config.schedules import usual_momentum, words
+from steadytrain.config.timeline import Timeline
 from steadytrain.format import count, text_table
 from steadytrain.reports.plots import Panel, round_ticks
 
@@ -67,12 +68,10 @@ def forecast(recipe: Recipe, num_train: int) -> Forecast:
     >>> [round(moment.lr, 4) for moment in forecast(recipe, 512).moments]
     [0.2, 0.1924, 0.1707, 0.1383, 0.1, 0.0617, 0.0293, 0.0076]
     """
-    optim, batches, per_epoch = recipe.optim, recipe.batches(num_train), num_train / recipe.batch_size
-    peak, steps, progress = optim.scaled_lr(recipe.batch_size), batches.steps, batches.progress
-    rate = schedule(optim, steps=batches.first, steps_per_epoch=per_epoch)
-    moves, still = momentum(optim, steps=batches.first, steps_per_epoch=per_epoch), usual_momentum(optim)
+    timeline, optim, still = Timeline(recipe, num_train), recipe.optim, usual_momentum(recipe.optim)
+    batches, steps, per_epoch = timeline.batches, timeline.steps, timeline.steps_per_epoch
     events = {0: "the warm-up begins"} if optim.warmup_epochs else {}
-    for span in spans(optim, steps=batches.first, steps_per_epoch=per_epoch):
+    for span in timeline.spans:
         events[math.ceil(batches.updates(span.begin))] = f"{span.stage.law} begins"
         if span.stage.law in ("step", "mxnet/multi-factor"):
             at: Iterable[float] = span.stage.updates or [epoch * per_epoch for epoch in optim.milestones]
@@ -91,15 +90,15 @@ def forecast(recipe: Recipe, num_train: int) -> Forecast:
     moments = [
         ScheduleMoment(
             update=step + 1,
-            epoch=progress(step) / per_epoch,
-            lr=peak * rate(progress(step)),
-            momentum=still if moves is None else moves(progress(step)),
+            epoch=batches.progress(step) / per_epoch,
+            lr=timeline.lr(step),
+            momentum=timeline.momentum(step) if timeline.moves_momentum else still,
             batch_size=batches.size(step),
             event=events.get(step, ""),
         )
         for step in sorted(chosen)
     ]
-    return Forecast(num_train, steps, per_epoch, peak, words(optim, peak), moments, batches)
+    return Forecast(num_train, steps, per_epoch, timeline.peak, words(optim, timeline.peak), moments, batches)
 
 
 def lines(forecast: Forecast, rows: int = 16) -> list[str]:

@@ -30,8 +30,8 @@ from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError, RecipeError
-from steadytrain.format import count, few
-from steadytrain.machine.process import opening_data
+from steadytrain.format import OnProgress, Say, count, few
+from steadytrain.machine.process import StartPart, StartTimer
 from steadytrain.machine.web import is_inner
 from steadytrain.training.clock import Clock
 
@@ -123,53 +123,111 @@ class DataSets:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts that defaults depend on: images, classes, channels, pixels of the longest side, several labels an image."""
+class OpenedData:
+    """The record files that a recipe names, packed where need be, and open: what its defaults and its run begin with.
 
-    num_images: int
-    num_classes: int
-    channels: int
-    largest_side: int
-    is_multi_label: bool = False
+    Args:
+        named: what the recipe says of the data.
+        train, val: the open records; ``val`` is None where nothing but training images is named.
+        remarks: lines about the source that a user should know.
+        cost: the part of a start that finding, packing and opening them took.
+    """
+
+    named: Data
+    train: Records
+    val: Records | None
+    remarks: tuple[str, ...]
+    cost: StartPart
+
+    def suits(self, data: Data) -> bool:
+        """Return whether another recipe's data would be these."""
+        return _what_is_opened(self.named) == _what_is_opened(data)
+
+    def close(self) -> None:
+        """Let go of the files; closing twice is fine."""
+        for records in (self.train, self.val):
+            if records is not None:
+                records.close()
 
 
-def look(
+def _what_is_opened(data: Data) -> tuple[object, ...]:
+    paths = (data.train, data.val, data.root, data.labels, data.classes)
+    columns = (data.path_column, data.label_column, data.split_column)
+    return *(None if path is None else str(path) for path in paths), *columns, packed_side(data.size)
+
+
+def open_named(
     data: Data,
     *,
-    say: Callable[[str], None] = lambda message: None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Facts:
-    """Open what a recipe names, packing it if need be, and return the facts of the training data. Raises DataError."""
-    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, progress=progress)
-    with ExitStack() as stack:
-        stack.enter_context(opening_data())
-        train = _prepare_train(data, prepare).train
-        opened = stack.enter_context(open_records(train))
-        if data.val is not None:
-            _prepare_val(data, data.val, opened, prepare)
-        _require_classes(opened, str(data.train))
-        if faults := opened.new_faults():
-            say(faults)
-        is_multi_label = opened.labels.ndim > 1
-        return Facts(len(opened), len(opened.class_list), opened.channels, opened.largest_side, is_multi_label)
-
-
-def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda message: None) -> DataSets:
+    say: Say = lambda message: None,
+    remark: Say = lambda message: None,
+    say_reused: bool = False,
+    progress: OnProgress | None = None,
+) -> OpenedData:
     """Open what a recipe names; all but record files is packed once into the cache, and ``say`` is told so.
 
+    Args:
+        data: of the recipe.
+        say: is called with each line on what is done.
+        remark: is called at once with those that are kept as ``remarks``, where the source has to be packed.
+        say_reused: whether it is worth a line that an earlier copy is used.
+        progress: as of :func:`~steadytrain.data.packing.pack.pack`.
+
     Raises:
-        DataError: nothing there, class lists that differ, fewer than two classes, labels that nothing can learn.
+        DataError: nothing there, fewer than two classes, labels that nothing can learn.
+        RecipeError: an address within this machine or its network, which only a file names.
     """
+    timer = StartTimer()
     _refuse_inner_addresses(
         {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}, data.from_file
     )
-    named = {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}
-    _refuse_inner_addresses(named, data.from_file)
-    # That an earlier copy is used is no news to a run, whose first event names it.
-    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
-    prepared = _prepare_train(data, prepare)
-    train = open_records(prepared.train, say)
-    _require_classes(train, str(data.train))
+    remarks: list[str] = []
+
+    def keep(line: str) -> None:
+        remarks.append(line)
+        remark(line)
+
+    prepare = partial(
+        prepare_records,
+        trainable=True,
+        shorter_side=packed_side(data.size),
+        say=say,
+        remark=keep,
+        say_reused=say_reused,
+        progress=progress,
+    )
+    with ExitStack() as opened:
+        prepared = _prepare_train(data, prepare)
+        train = opened.enter_context(open_records(prepared.train, remarks.append))
+        _require_classes(train, str(data.train))
+        val_path = prepared.val
+        if data.val is not None:
+            val_path = _prepare_val(data, data.val, train, prepare).only("val")
+        val = None if val_path is None else opened.enter_context(open_records(val_path, remarks.append))
+        remarks += train.new_faults().splitlines()
+        opened.pop_all()
+        return OpenedData(data, train, val, tuple(remarks), timer.part())
+
+
+def open_data(data: Data, *, seed: int, say: Say = lambda message: None) -> DataSets:
+    """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise."""
+    opened = open_named(data, say=say)
+    try:
+        return data_sets(opened, data, seed=seed, say=say)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda message: None) -> DataSets:
+    """Choose classes and the images that validate of open records, and say their remarks; the sets close them.
+
+    Raises:
+        DataError: class lists that differ, labels that no output is for, or none that can be held out.
+    """
+    train, val = opened.train, opened.val
+    for remark in opened.remarks:
+        say(remark)
     classes = _class_list(data, train, say)
     require_outputs(train, len(classes), of="its card" if classes == train.class_list else str(data.classes))
     counts = DataSets(train, None, None, None, classes, held_out=False).class_counts
@@ -181,11 +239,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
             f"each image has exactly one of the {len(classes):,} labels, which are learned one by one all the same: a"
             " table with one column 'label' makes them classes, of which one is chosen"
         )
-    val_path = prepared.val
-    if data.val is not None:
-        val_path = _prepare_val(data, data.val, train, prepare).only("val")
-    if val_path is not None:
-        val = open_records(val_path, say)
+    if val is not None:
         _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
         require_outputs(val, len(classes), of=str(train.path))
         _say_unmeasured(val.labels, counts, classes, say)

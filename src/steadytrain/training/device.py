@@ -1,20 +1,234 @@
-"""The device of a run: why a GPU cannot be used, for one who asked for it, and moments of a device's own clock."""
+"""The device of a run and its process: chosen, set up, and why a GPU cannot be used, for one who asked for it."""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from steadytrain.config import Recipe
+from steadytrain.config.parts import listed_gpus
+from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.format import count
+from steadytrain.machine import cgroups, facts, process
 from steadytrain.machine.gpus import WHEELS, Unusable, architecture, count_names, covers, why_unseen
 from steadytrain.machine.nvml import Driver, read_driver
+from steadytrain.training import precision
+
+ALONE = World()
+
+
+def choose_device(name: str, world: World = ALONE) -> torch.device:
+    """Choose the device: ``auto`` is a GPU if torch sees one, of several ranks on a machine each its own; else the CPU.
+
+    Of a list (``cuda:0,2``) each rank of a machine takes the one in its place.
+    A rank that sees one GPU takes it: schedulers give each rank its own, or all the same, which
+    :func:`gpus_of_ranks` tells apart.
+
+    Raises:
+        RecipeError: it is not there, or no device that torch can train on here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if gpus := listed_gpus(name):
+        if world.local_size > len(gpus):
+            raise RecipeError(
+                f"parallel.device is {name!r}: {len(gpus)} GPUs for {world.local_size} ranks of a machine; list as"
+                f" many, or start {len(gpus)}"
+            )
+        name = f"cuda:{gpus[world.local_rank]}"
+    if name == "cuda" and world.local_size > 1 and torch.cuda.device_count() > 1:
+        name = f"cuda:{world.local_rank}"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RecipeError(f"parallel.device is {name!r}; it must be auto, cpu, cuda or cuda:<number>")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise RecipeError(f"parallel.device is {name!r} but torch {torch.__version__} {what_there_is(count, world)}")
+    return torch.device("cuda", device.index or 0)
+
+
+def gpus_of_ranks(group: Group | None, device: torch.device) -> list[dict[str, Any]]:
+    """Return the GPU on which each rank computes: its ``index`` in its process, and ``uuid``; nothing on CPUs.
+
+    Raises:
+        InputError: some ranks compute on GPUs and some do not, or several on the same GPU.
+    """
+    if group is not None:
+        group.require_same("another kind of device (parallel.device)", device.type)
+    if device.type != "cuda":
+        return []
+    gpu = {"index": device.index, "uuid": str(torch.cuda.get_device_properties(device).uuid)}
+    if group is None:
+        return [gpu]
+    gpus: list[dict[str, Any]] = group.all_gather_json(gpu)
+    uuids = [gpu["uuid"] for gpu in gpus]
+    for rank, uuid in enumerate(uuids):
+        if (other := uuids.index(uuid)) != rank:
+            raise RecipeError(
+                f"ranks {other} and {rank} on {group.hosts[rank]} have the same GPU ({uuid}): each needs one of its"
+                " own; start as many ranks a machine as it has GPUs, and give --device cuda or auto"
+            )
+    return gpus
+
+
+def sampled_gpus(group: Group | None, gpus: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that this process samples, of those that :func:`gpus_of_ranks` returned.
+
+    One rank of each machine samples NVIDIA's for all: its first.
+    """
+    if torch.version.hip:
+        return ()
+    if group is None or not gpus:
+        return tuple(gpu["uuid"] for gpu in gpus)
+    host = group.hosts[group.world.rank]
+    if group.hosts.index(host) != group.world.rank:
+        return ()
+    return tuple(gpu["uuid"] for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
+
+
+@contextmanager
+def near_gpu(group: Group | None, device: torch.device, notice: Callable[[str], None]) -> Iterator[int]:
+    """Keep this thread, and those that it starts, on the processors of its GPU's NUMA node for the block.
+
+    Only where several ranks on one machine compute on GPUs and lose no processors by it: see
+    :func:`.cgroups.near_processors`.
+
+    Yields:
+        How many ranks use the same processors as this one, this one included.
+    """
+    if group is None or device.type != "cuda":
+        yield 1 if group is None else group.sharing
+        return
+    properties: Any = torch.cuda.get_device_properties(device)
+    pci = ""  # where a release of torch does not tell
+    if hasattr(properties, "pci_domain_id"):
+        pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    rank, everything = group.world.rank, cgroups.allowed()
+    local = [other for other, host in enumerate(group.hosts) if host == group.hosts[rank]]
+    places = group.all_gather_json(pci)
+    near = cgroups.near_processors([places[other] for other in local], local.index(rank))
+    nodes = group.all_gather_json(near and near[0])
+    if near is None or any(nodes[other] is None for other in local):  # all, or none
+        yield group.sharing
+        return
+    node, processors = near
+    if group.world.is_first:
+        notice(
+            "each rank stays on the processors of its GPU's NUMA node"
+            f" (rank 0: node {node}, {len(processors)} of {count(len(everything), 'processor')})"
+        )
+    os.sched_setaffinity(0, processors)
+    try:
+        yield sum(nodes[other] == node for other in local)
+    finally:
+        os.sched_setaffinity(0, everything)
+
+
+def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
+    """Choose the recipe's device, and set the variables that CUDA's libraries read once, before it computes anything.
+
+    Raises:
+        RecipeError: as :func:`choose_device` and :func:`require_usable`; or the recipe asks for a graph of the GPU's
+            kernels, and it is no GPU.
+    """
+    device = choose_device(recipe.parallel.device, world)
+    if recipe.parallel.graph and device.type != "cuda":
+        raise RecipeError(
+            f"parallel.graph=True wants a GPU, and this trains on the {device.type.upper()}: leave --graph out"
+            " (--compile may help small networks here)"
+        )
+    if recipe.parallel.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if device.type == "cuda":
+        process.grow_segments(recorded=recipe.records_graphs)
+        torch.cuda.set_device(device)  # what names no device, an event say, means this one
+    usable = require_usable(device)
+    if usable.type == "cuda":
+        torch.empty(1, device=usable)  # starts CUDA in this process: seconds that are no other stage's
+    return usable
+
+
+def set_up_machine(
+    recipe: Recipe,
+    device: torch.device,
+    before: dict[str, Any] | None,
+    notice: Callable[[str], None],
+    *,
+    ranks: int = 1,
+    sharing: int = 1,
+) -> dict[str, Any]:
+    """Set up threads and allocator of this process; return the facts that bits and speed depend on.
+
+    A resumed run with as many ranks gets the number of compute threads that it had, unless the recipe names one.
+
+    Args:
+        before: the facts of the attempt that is resumed; None: there is none.
+        notice: is called with a line where the bits may differ from those of an uninterrupted run.
+        ranks: that train together; ``sharing`` of them, this one included, on the same cores.
+    """
+    segments = None
+    if device.type == "cpu":
+        process.keep_memory(facts.memory_bytes() // sharing)
+        driver = read_driver() if recipe.parallel.device == "auto" else None
+        if driver is not None and driver.gpus and (why := why_hidden(driver)).kind != "gpu-hidden":
+            notice(f"trains on the CPU, as torch sees no GPU: {why.what}: {why.remedy}")
+    else:
+        segments = process.grow_segments(recorded=recipe.records_graphs)
+        # Shapes never change in a run: what cuDNN finds fastest for them is found once.
+        torch.backends.cudnn.benchmark = not recipe.parallel.deterministic
+    if recipe.parallel.deterministic:
+        torch.use_deterministic_algorithms(True)
+    precision.set_products(recipe.precision, device)
+    had = before.get("compute_threads") if before and before.get("ranks", 1) == ranks else None
+    threads = recipe.parallel.compute_threads or had or default_compute_threads(sharing)
+    torch.set_num_threads(threads)
+    machine = {
+        "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "compute_threads": threads,
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
+        "segments": segments,
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "cpu": facts.cpu_model(),
+        "cores": facts.cores(),
+        "memory_bytes": facts.memory_bytes(),
+        "out_of_memory_kills": cgroups.out_of_memory_kills(),
+        "precision": recipe.precision.name,
+    }
+    for name in ("device", "compute_threads", "isa", "torch"):
+        notice_change(before, machine, name, notice)
+    return machine
+
+
+def notice_change(
+    before: dict[str, Any] | None, machine: dict[str, Any], name: str, notice: Callable[[str], None]
+) -> None:
+    """Tell the user where a fact of the machine is not that of the attempt that is resumed."""
+    if before is not None and before.get(name) != machine.get(name):
+        notice(f"{name} was {before.get(name)} and is now {machine.get(name)}: the last bits of results may differ")
+
+
+def default_compute_threads(sharing: int = 1) -> int:
+    """Return the threads that OMP_NUM_THREADS asks for, else one for each core; never more than cores."""
+    requested, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, facts.cores() // sharing)
+    return min(int(requested), most) if requested.isdigit() and int(requested) else most
 
 
 def what_there_is(num_gpus: int, world: World) -> str:

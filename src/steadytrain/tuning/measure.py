@@ -30,12 +30,12 @@ from steadytrain.machine.process_tree import read_schedstat
 from steadytrain.models import Built, Input
 from steadytrain.optim.optimizers import OPTIMIZERS
 from steadytrain.training import build
-from steadytrain.training.build import ALONE
 from steadytrain.training.clock import Clock
 from steadytrain.training.compute.compile import compile_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import images_per_second, use_fastest_threads, wait_for
 from steadytrain.training.data import DataSets, load, open_data, random_batch
+from steadytrain.training.device import ALONE, prepare_device, set_up_machine
 from steadytrain.training.profile.probe import settle
 from steadytrain.training.profile.rate_finder import find_rate
 from steadytrain.training.state import State
@@ -92,9 +92,9 @@ class _RunParts:
 
 @contextmanager
 def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunParts]:
-    device = build.prepare_device(recipe, world)
+    device = prepare_device(recipe, world)
     with closing(open_data(recipe.data, seed=recipe.seed)) as data:
-        machine = build.set_up_machine(recipe, device, None, _drop, ranks=world.size, sharing=world.local_size)
+        machine = set_up_machine(recipe, device, None, _drop, ranks=world.size, sharing=world.local_size)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=not recipe.model.from_file)
         parts = _RunParts(recipe, world, device, machine, data, built, input, build.clock(device, time.perf_counter()))

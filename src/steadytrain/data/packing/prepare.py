@@ -85,6 +85,7 @@ def prepare(
     shorter_side: int | None = 256,
     workers: int | None = None,
     say: Say = print_note,
+    remark: Say | None = None,
     progress: OnProgress | None = None,
     say_reused: bool = True,
     check: Callable[[Listing], None] | None = None,
@@ -104,6 +105,7 @@ def prepare(
         shorter_side: larger images are scaled down to it in the copy; None keeps every size.
         workers: processes to pack with; None: one for each core.
         say: takes a line each for what a user should know.
+        remark: takes those about the source itself, where it is listed; None: ``say`` does.
         progress: as for :func:`~steadytrain.data.packing.pack.pack`; not called where nothing is packed.
         say_reused: whether it is worth a line that an earlier copy is used.
         check: called with what would be packed for ``only``, before anything is; it may raise.
@@ -135,6 +137,7 @@ def prepare(
                 place=(Path(cache) if cache is not None else require_cache_folder()) / "packed",
                 workers=workers,
                 say=say,
+                remark=remark or say,
                 progress=progress or mute,
                 say_reused=say_reused,
                 check=check,
@@ -178,6 +181,7 @@ class _Request:
     place: Path
     workers: int | None
     say: Say
+    remark: Say
     progress: OnProgress
     say_reused: bool
     check: Callable[[Listing], None] | None
@@ -225,14 +229,14 @@ class _Request:
     def _list(self, scratch: Path) -> list[Listing]:
         try:
             lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
-            listings = find(self.source, **lookup, columns=self.columns, scratch=scratch, say=self.say)
+            listings = find(self.source, **lookup, columns=self.columns, scratch=scratch, say=self.remark)
         except DataError as error:
             # Every command that takes data has --root and --labels.
             has_option = "--classes" in str(error)
             raise DataError(f"{error}{f' (steady pack {self.source} OUT has it)' * has_option}") from error
         for listing in listings if self.trainable else ():
             require_zero_or_one(listing.labels, where=self.source)
-        return [listing for listing in Selection().of(listings, self.say) if listing.split != "test"]
+        return [listing for listing in Selection().of(listings, self.remark) if listing.split != "test"]
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:

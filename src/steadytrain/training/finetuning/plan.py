@@ -18,6 +18,7 @@ from steadytrain.format import count, duration, rate
 from steadytrain.training import build
 from steadytrain.training.compute.timing import timed, use_fastest_threads
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
+from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.finetuning.linear_probe import FEATURE_BATCH, find_linear
 from steadytrain.training.state import preserve_process
 
@@ -202,9 +203,9 @@ def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rate
         ModelError: the classifier is not one linear layer.
     """
     began = time.perf_counter()
-    device = build.prepare_device(recipe)
+    device = prepare_device(recipe)
     with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed)) as data:
-        build.set_up_machine(recipe, device, None, lambda message: None)
+        set_up_machine(recipe, device, None, lambda message: None)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
         find_linear(built)

@@ -31,8 +31,9 @@ from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.models.registry import HUB, licence_note, pretrained_licence
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
-from steadytrain.training.device import require_usable
+from steadytrain.training.device import choose_device, require_usable
 from steadytrain.training.precision import Policy, set_products
+from steadytrain.training.remarks import scaling_remark
 from steadytrain.training.state import describe_nonfinite
 
 Which = Literal["best", "last"]
@@ -143,9 +144,9 @@ def restore(
     if not isinstance(place, Run) and (model_name := find_pretrained(place)) is not None:
         if model is not None:
             raise ModelError(f"{place} is a model's name: drop --model {model}")
-        return _restore_pretrained(model_name, _policy(numbers, build.choose_device(device)), names)
+        return _restore_pretrained(model_name, _policy(numbers, choose_device(device)), names)
     if not isinstance(place, Run) and model is None and is_mxnet(place):
-        return _restore_mxnet(str(place), _policy(numbers, build.choose_device(device)), names, size)
+        return _restore_mxnet(str(place), _policy(numbers, choose_device(device)), names, size)
     path = _weights_file(place.directory if isinstance(place, Run) else Path(place), which)
     if path.suffix in exported.SUFFIXES:
         return _restore_exported(path, model, device, numbers, names)
@@ -153,7 +154,7 @@ def restore(
         require_content(path)
     tensors, about = checkpoints.read_weights(path) if path.suffix == ".safetensors" else ({}, {})
     if "model" not in about:
-        return _restore_foreign(path, model, _policy(numbers, build.choose_device(device)), names)
+        return _restore_foreign(path, model, _policy(numbers, choose_device(device)), names)
     try:
         spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
         input, stored = build_typed(Input, about["input"]), tuple(str(name) for name in about["classes"])
@@ -183,7 +184,7 @@ def restore(
     except RuntimeError as error:
         raise ModelError(f"{path} does not fit {built.name}: {str(error).splitlines()[-1].strip()}") from error
     run = _run_of(path, about)
-    policy, notes = _policy_of_run(run, numbers, build.choose_device(device))
+    policy, notes = _policy_of_run(run, numbers, choose_device(device))
     if run is not None and not run.weights.exists():
         notes = (*notes, f"{run.directory} has not finished: these are its best weights so far")
     if fault := describe_nonfinite(built.module):
@@ -216,7 +217,7 @@ def _restore_exported(
     if model is not None:
         raise ModelError(f"{path} is a whole network, not the weights of one: drop --model {model}")
     if device != "auto":
-        build.choose_device(device)
+        choose_device(device)
     opened = exported.open_exported(path, device=device)
     described = opened.description
     if numbers not in (None, described.numbers):
@@ -374,7 +375,7 @@ def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple
     notes = [*trained.notes]
     if built.scaling_guessed or built.input.mean is None:
         whose = f"{built.name}'s" if built.scaling_guessed else "ImageNet's"
-        notes.append(build.scaling_remark(built, trained.input, whose, whose))
+        notes.append(scaling_remark(built, trained.input, whose, whose))
     if trained.synsets:
         notes.append(
             f"{path} names no classes: its {outputs:,} outputs are taken for ImageNet's (or give --classes FILE)"

@@ -24,6 +24,7 @@ from steadytrain.events import (
     Event,
     EventLog,
     Failed,
+    Halved,
     Noticed,
     Saved,
 )
@@ -35,7 +36,11 @@ from steadytrain.monitor.watchdog import StallLimits, Watchdog
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.clock import Clock
-from steadytrain.training.loop.updates import Events, notice_faults, pending_notices, run_updates
+from steadytrain.training.data import OpenedData
+from steadytrain.training.device import sampled_gpus
+from steadytrain.training.loop.reporting import notice_faults, pending_notices
+from steadytrain.training.loop.saving import written
+from steadytrain.training.loop.updates import Events, run_updates
 from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.progress import show_progress, wants_progress
 from steadytrain.training.session.opening import open_session
@@ -66,8 +71,14 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
     """
-    run = Run.open(run)
-    events: Iterable[Event] = steps(run, allow_import=allow_import)
+    return train_opened(Run.open(run), allow_import=allow_import, progress=progress)
+
+
+def train_opened(
+    run: Run, *, allow_import: bool | None = None, progress: bool | None = None, opened: OpenedData | None = None
+) -> Outcome:
+    """Train as :func:`train` does, on data that the caller may have open."""
+    events: Iterable[Event] = steps(run, allow_import=allow_import, opened=opened)
     if (out := wants_progress(progress)) is not None:
         events = show_progress(events, run.recipe, out)
     for _ in events:
@@ -114,6 +125,7 @@ def steps(
     probe: bool = False,
     group: Group | None = None,
     cluster: Cluster | None = None,
+    opened: OpenedData | None = None,
 ) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -125,6 +137,7 @@ def steps(
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
         cluster: the servers that hold its weights, of which this process is one of the workers.
+        opened: the data, if the caller has them open already, who closes them afterwards.
 
     Raises:
         RankLostError: another rank failed, or is gone.
@@ -147,12 +160,20 @@ def steps(
             with (
                 looks,
                 _watch_start(run, log, starting) as start,
-                open_session(run, log, allow_import=allow_import, began=began, group=group, cluster=cluster) as session,
+                open_session(
+                    run,
+                    log,
+                    allow_import=allow_import,
+                    began=began,
+                    group=group,
+                    cluster=cluster,
+                    opened=opened,
+                ) as session,
             ):
                 start.close()
                 look.attach(session.clock)
                 cursor, first = session.state.cursor, session.state.cursor.position
-                monitors = _start_monitors(session, group, stop, relatives=_relatives(group, cluster))
+                monitors = _start_monitors(session, log, group, stop, relatives=_relatives(group, cluster))
                 with monitors, looks, collecting_by_hand() as collect:
                     trained = run_updates(session, stop, before, collect, probe=probe)
                     signal = yield from _write_each(log, session.clock, trained, ask_upload)
@@ -164,7 +185,7 @@ def steps(
                 )
                 yield log.append(ended)
             if cluster is not None:
-                cluster.ask("leave", cluster.rank)
+                cluster.leave()
         except KeyboardInterrupt:
             with contextlib.suppress(SteadyError):
                 log.append(_unsaved_end(run, began))
@@ -172,7 +193,7 @@ def steps(
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             if group is not None:
-                if isinstance(error, RankLostError) and session is not None and not session.halved.empty():
+                if isinstance(error, RankLostError) and session is not None and _ran_out(session):
                     group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
                 error = group.blame(error)
             _write_failure(log, session, error)
@@ -185,6 +206,11 @@ def steps(
                 del error
 
 
+def _ran_out(session: Session) -> bool:
+    """Return whether this rank's memory ran out just now."""
+    return any(isinstance(event, Halved) for event in session.outbox)
+
+
 def _write_failure(log: EventLog, session: Session | None, error: Exception) -> None:
     """Write why an attempt failed, after all that its session still has to tell."""
     step = 0 if session is None else session.state.cursor.step
@@ -194,7 +220,7 @@ def _write_failure(log: EventLog, session: Session | None, error: Exception) -> 
             for event in pending_notices(session):
                 log.append(event)
             with contextlib.suppress(Exception):  # it may be the error that is told below
-                for event in session.written():
+                for event in written(session):
                     log.append(event)
             log.append(session.clock.account())
         log.append(Failed(error=type(error).__name__, message=str(error), step=step))
@@ -270,7 +296,7 @@ def _watch_start(run: Run, log: EventLog, clock: Clock) -> ExitStack:
 
 @contextmanager
 def _start_monitors(
-    session: Session, group: Group | None, stop: Callable[[], str | None], *, relatives: list[int]
+    session: Session, log: EventLog, group: Group | None, stop: Callable[[], str | None], *, relatives: list[int]
 ) -> Iterator[None]:
     """Sample the machine and watch the loop of this thread, and the other ranks, until it is left.
 
@@ -278,8 +304,8 @@ def _start_monitors(
     """
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = StallLimits(end=60 * minutes if minutes else None)
-    dog = Watchdog(clock, log=session.log, folder=session.run.directory, patience=patience)
-    feeds = [session.feed] if session.val_feed is None else [session.feed, session.val_feed]
+    dog = Watchdog(clock, log=log, folder=session.run.directory, patience=patience)
+    feeds = [session.feed] if session.validation is None else [session.feed, session.validation.feed]
 
     def doing() -> dict[str, str]:
         records = {name: words for feed in feeds for name, words in feed.doing().items()}
@@ -302,7 +328,8 @@ def _start_monitors(
             stack.callback(setattr, pulse, "end", pulse.end)
             stack.callback(setattr, pulse, "at", None)
             pulse.at, dog.ranks, pulse.end = place, pulse.where, dog.end_for_another
-        stack.enter_context(sampling(session.log, ranks=relatives, gpus=session.gpus))
+        gpus = sampled_gpus(group, session.started.machine.get("gpus", ()))
+        stack.enter_context(sampling(log, ranks=relatives, gpus=gpus))
         stack.enter_context(dog)
         yield
 

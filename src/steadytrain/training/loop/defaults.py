@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,8 +37,8 @@ from steadytrain.errors import RecipeError
 from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
-from steadytrain.training.data import Facts, look
-from steadytrain.training.loop.attempt import Outcome, train
+from steadytrain.training.data import OpenedData, open_named
+from steadytrain.training.loop.attempt import Outcome, train_opened
 from steadytrain.training.progress import wants_progress
 
 
@@ -48,6 +49,24 @@ class RecipeByRanks(Protocol):
     """
 
     def __call__(self, ranks: int = 1, *, on_gpus: bool | None = None) -> Recipe: ...
+
+
+@dataclass(frozen=True)
+class ChosenRecipe:
+    """A user's choices: the recipe, and the data that it depends on, open until whoever asked closes them."""
+
+    recipe: RecipeByRanks
+    opened: OpenedData
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Facts of training data that defaults depend on; ``largest_side`` in pixels."""
+
+    num_images: int
+    num_classes: int
+    largest_side: int
+    is_multi_label: bool = False
 
 
 def default_recipe(
@@ -78,6 +97,15 @@ def default_recipe(
         ModelError: no such model, or weights that cannot be had.
         RecipeError: an unknown key, or a value beyond its limit.
     """
+    choice = _choose(data, changes, model=model, finetune=finetune, say=say)
+    choice.opened.close()
+    return choice.recipe()
+
+
+def _choose(
+    data: str | Path, changes: Mapping[str, object] | None, *, model: models.Given | None, finetune: bool, say: Say
+) -> ChosenRecipe:
+    """Make the choices of :func:`default_recipe`."""
     chosen = dict(changes or {})
     if model is not None:
         chosen["model.name"] = model
@@ -88,7 +116,7 @@ def default_recipe(
             chosen.setdefault("model.batch_norm", "train")  # there are none to keep
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
-    return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)()
+    return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)
 
 
 def finetune(
@@ -135,8 +163,11 @@ def finetune(
         if out is not None:
             print(message, file=out, flush=True)
 
-    recipe = default_recipe(data, changes, model=model, finetune=True, say=say or show)
-    return train(Run.create(default_folder(recipe) if run is None else run, recipe), progress=progress)
+    choice = _choose(data, changes, model=model, finetune=True, say=say or show)
+    with closing(choice.opened):
+        recipe = choice.recipe()
+        created = Run.create(default_folder(recipe) if run is None else run, recipe)
+        return train_opened(created, progress=progress, opened=choice.opened)
 
 
 def choose_recipe(
@@ -148,8 +179,8 @@ def choose_recipe(
     require_licence: Callable[[Recipe], None] = lambda recipe: None,
     say: Say,
     progress: Callable[[int, int], None] | None = None,
-) -> RecipeByRanks:
-    """Make the recipe of a user's choices, with defaults that suit the data; they are packed for that.
+) -> ChosenRecipe:
+    """Make the recipe of a user's choices, with defaults that suit the data; they are packed and opened for that.
 
     What can be wrong without the data is found before they are packed, which may take an hour.
 
@@ -179,7 +210,7 @@ def choose_recipe(
         model = _choose_model(weights, say)
     precision = _precision()
 
-    def recipe(facts: Facts, ranks: int = 1, *, on_gpus: bool | None = None) -> Recipe:
+    def recipe(facts: _Facts, ranks: int = 1, *, on_gpus: bool | None = None) -> Recipe:
         usual = usual_recipe(data, model=model, finetune=finetune, small=facts.largest_side <= SMALL)
         changed = apply_changes(replace(usual, precision=precision), file_values, changes)
         if facts.is_multi_label and "model.train" not in chosen and parse_train(changed.model.train).probe_passes:
@@ -189,7 +220,7 @@ def choose_recipe(
             on_gpus = ranks > 1 and (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()))
         return fit_to_data(changed, facts.num_images, chosen=chosen, ranks=ranks, on_gpus=on_gpus)
 
-    draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
+    draft = recipe(_Facts(num_images=10**6, num_classes=2, largest_side=1))
     check_name(draft.optim.name)
     source = models.find(draft.model.name, allow_import="model.name" in changes)
     if not draft.model.pretrained and draft.model.weights is None and not is_own_model(draft.model.name):
@@ -205,10 +236,12 @@ def choose_recipe(
         models.require_size(draft.model, draft.data.size)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
-    facts = look(draft.data, say=say, progress=progress)
+    opened = open_named(draft.data, say=say, remark=say, say_reused=True, progress=progress)
+    train = opened.train
+    facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1)
     if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):
         say(advice)
-    return partial(recipe, facts)
+    return ChosenRecipe(partial(recipe, facts), opened)
 
 
 def default_folder(recipe: Recipe) -> Path:
@@ -244,7 +277,7 @@ def _choose_model(weights: object, say: Say) -> str:
     return name
 
 
-def _advice(recipe: Recipe, facts: Facts) -> str:
+def _advice(recipe: Recipe, facts: _Facts) -> str:
     """Advise fine-tuning, with the command, where photographs are few to train from scratch; empty elsewhere."""
     per_class = facts.num_images / facts.num_classes
     is_scratch = not recipe.model.pretrained and recipe.model.weights is None

@@ -15,7 +15,14 @@ from steadytrain.events import Evaluated, Event
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.ema import Ema
 from steadytrain.training.evaluation import evaluate_module, write_per_image
-from steadytrain.training.session.session import Session
+from steadytrain.training.loop.saving import (
+    export,
+    finish_writing,
+    require_finite_weights,
+    settled_loss,
+    write_checkpoint,
+)
+from steadytrain.training.session.session import Session, Validation
 
 STATISTICS_BATCHES = 8
 """Batches by which the average's running statistics are computed; each costs a forward pass."""
@@ -23,7 +30,7 @@ STATISTICS_BATCHES = 8
 
 def is_due(session: Session) -> bool:
     """Return whether there is something to evaluate on, and it is time."""
-    if session.val_feed is None:
+    if session.validation is None:
         return False
     period = session.recipe.every.evaluate_epochs
     passed = _periods(session.epoch, period) > _periods(session.state.evaluated, period)
@@ -43,11 +50,11 @@ def settle_average(session: Session, ema: Ema, batch: DeviceBatch) -> Iterator[N
     Weights Leads to Wider Optima and Better Generalization", section 3.2); here the last ones before they are used.
     """
     state = session.state
-    left = session.steps - state.cursor.step  # updates until the weights are exported, or evaluated
-    if session.val_feed is not None:
+    left = session.timeline.steps - state.cursor.step  # updates until the weights are exported, or evaluated
+    if session.validation is not None:
         period = session.recipe.every.evaluate_epochs
-        until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
-        left = min(left, math.ceil(session.batches.step(until) - state.cursor.step - 1e-9))
+        until = session.timeline.update_at((_periods(session.epoch, period) + 1) * period)
+        left = min(left, until - state.cursor.step)
     is_due = ema.is_average and left <= STATISTICS_BATCHES
     ema.keeps_statistics = settles = is_due and ema.has_statistics(state.module)
     yield
@@ -67,20 +74,20 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
     Raises:
         DivergedError: the loss on the validation images of the last evaluation is not finite.
     """
-    feed = session.val_feed
-    if feed is None or not is_due(session):
+    validation = session.validation
+    if validation is None or not is_due(session):
         return
     with contextlib.ExitStack() as settled:
-        yield from _evaluate(session, feed, stop, settled)
+        yield from _evaluate(session, validation, stop, settled)
     session.laps.restart()
 
 
 def _evaluate(
-    session: Session, feed: ImageLoader, stop: Callable[[], str | None], settled: contextlib.ExitStack
+    session: Session, validation: Validation, stop: Callable[[], str | None], settled: contextlib.ExitStack
 ) -> Iterator[Event]:
     """Evaluate and keep the best weights; ``settled``: until when all ranks have the weights that count."""
     state, engine = session.state, session.state.engine
-    session.settled_loss()
+    settled_loss(session)
     engine.rest()
     began = time.perf_counter()
     was_stopped = False
@@ -101,26 +108,26 @@ def _evaluate(
             settled.enter_context(engine.settled(module))
             evaluation = evaluate_module(
                 module,
-                until_stopped(feed),
+                until_stopped(validation.feed),
                 state.policy,
                 session.input,
                 num_classes,
                 sum_ranks=engine.sum,
                 num_outputs=session.data.num_val,
                 is_multi_label=session.data.num_labels is not None,
-                limit=session.val_limit,
+                limit=validation.limit,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
     except Exception:
         # The updates are sound whatever became of the validation data; other ranks are not asked for their part.
         with contextlib.suppress(SteadyError):
-            session.require_finite_weights()
+            require_finite_weights(session)
             if engine.world.size == 1:
-                session.write_checkpoint(time.perf_counter())
-                yield from session.finish_writing()
+                write_checkpoint(session, time.perf_counter())
+                yield from finish_writing(session)
         raise
     if not stopped:
-        state.evaluated, session.evaluate_seconds = session.epoch, time.perf_counter() - began
+        state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
         yield Evaluated(
             step=state.cursor.step,
             epoch=session.epoch,
@@ -129,17 +136,18 @@ def _evaluate(
             top1=evaluation.top1,
             top5=evaluation.top5,
             mean_ap=evaluation.mean_ap,
-            seconds=session.evaluate_seconds,
+            seconds=validation.seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
-        if (span := session.plateau) is not None and session.batches.progress(state.cursor.step) > span.begin:
+        progress = session.timeline.batches.progress(state.cursor.step)
+        if (span := session.timeline.plateau) is not None and progress > span.begin:
             state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
         is_finite = math.isfinite(evaluation.loss)
         state.misses += 1
         if evaluation.score > state.best and is_finite:
-            session.require_finite_weights(module)  # padding hides those that see nothing else from the loss
+            require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
             state.best, state.misses = evaluation.score, 0
-            session.export("best.safetensors")
+            export(session, "best.safetensors")
             if session.is_first:
                 with session.clock.within("evaluation"):
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)

@@ -30,7 +30,7 @@ from steadytrain.training.compute.compile import compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import peak_flops, timed, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.device import seconds_between, tick
+from steadytrain.training.device import prepare_device, seconds_between, set_up_machine, tick
 from steadytrain.training.profile.step_cost import Operations
 from steadytrain.training.state import State, preserve_process
 from steadytrain.training.step import Update, share_of
@@ -126,7 +126,7 @@ def set_up(
         group: the ranks that share the batch; None: this process is alone.
     """
     world, sharing = (World(), 1) if group is None else (group.world, group.sharing)
-    machine = build.set_up_machine(recipe, device, None, notes.append, ranks=world.size, sharing=sharing)
+    machine = set_up_machine(recipe, device, None, notes.append, ranks=world.size, sharing=sharing)
     torch.manual_seed(recipe.seed)
     built = models.build(recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import)
     size = size or built.input.size or 224
@@ -161,7 +161,7 @@ def measure(
         ModelError: the network does not take such images.
         RecipeError: the device is not there, or does not have such numbers.
     """
-    device = build.prepare_device(recipe)
+    device = prepare_device(recipe)
     notes: list[str] = []
     with preserve_process(device):
         trained = set_up(

@@ -18,7 +18,9 @@ from steadytrain.events import Started
 from steadytrain.training import build
 from steadytrain.training.compute.recompute import Recomputed, recompute_parts
 from steadytrain.training.data import open_data, random_batch
+from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.precision import DTYPES
+from steadytrain.training.remarks import remarks
 from steadytrain.training.state import preserve_process
 from steadytrain.training.step import images_per_rank, share_of
 
@@ -88,10 +90,10 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
         SteadyError: what the run itself would fail at.
     """
     notes: list[str] = []
-    device = build.prepare_device(recipe)
+    device = prepare_device(recipe)
     with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
         build.require_schedule(recipe, data.num_train)
-        machine = build.set_up_machine(recipe, device, None, notes.append)
+        machine = set_up_machine(recipe, device, None, notes.append)
         share = share_of(World(size=ranks), recipe.batch_size, recipe.optim.accumulate)
         shares = images_per_rank(share, ranks)
         machine |= {"ranks": ranks, "images_per_rank": shares} if ranks > 1 else {}
@@ -106,6 +108,7 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
             update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
             with seen:
                 update.objective(state.module, batch.images, batch.labels)
+        started = build.started(recipe, data, built, input, machine)
         parameters, stored = list(state.module.parameters()), Counter[str]()
         for tensor in (*parameters, *state.module.buffers()):
             if tensor.is_floating_point():
@@ -120,8 +123,8 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
             classes=len(data.classes),
             num_train=data.num_train,
             num_val=data.num_val,
-            steps=recipe.batches(data.num_train).steps,
-            steps_per_epoch=data.num_train / recipe.batch_size,
+            steps=started.steps,
+            steps_per_epoch=started.steps_per_epoch,
             device=machine["device"],
             images_per_rank=shares,
             operations=seen.operations,
@@ -133,9 +136,9 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
                 *notes,
                 *built.notes,
                 *state.policy.notes,
-                *build.remarks(recipe, built, input, data, parts=share.micro_batches),
+                *remarks(recipe, built, input, data, parts=share.micro_batches),
             ),
-            started=build.started(recipe, data, built, input, machine),
+            started=started,
         )
 
 

@@ -288,7 +288,8 @@ def _reason_not_to(past: RunHistory, session: Session, *, busy: bool) -> str | N
     before = {} if past.started is None else past.started.machine
     if (ranks := before.get("ranks", 1)) > 1:
         return f"it was trained by {ranks} ranks, and one process was measured"
+    machine = session.started.machine
     for name in ("device", "cpu", "cores"):
-        if name in before and before[name] != session.machine[name]:
-            return f"it was trained elsewhere ({name} was {before[name]} and is {session.machine[name]})"
+        if name in before and before[name] != machine[name]:
+            return f"it was trained elsewhere ({name} was {before[name]} and is {machine[name]})"
     return None

@@ -23,6 +23,7 @@ from steadytrain.models import first_epochs
 from steadytrain.training import build
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.data import load, open_data
+from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.session.session import set_phase
 from steadytrain.training.state import preserve_process
 
@@ -97,10 +98,10 @@ def find_rate(
         SteadyError: what a run of the recipe would fail at.
     """
     recipe = recipe.with_({"optim.ema": None, "parallel.graph": False, "precision.compile": "none"})
-    device = build.prepare_device(recipe)
+    device = prepare_device(recipe)
     rates, losses = [LOWEST * (HIGHEST / LOWEST) ** (k / (updates - 1)) for k in range(updates)], []
     with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=say)) as data:
-        build.set_up_machine(recipe, device, None, say)
+        set_up_machine(recipe, device, None, say)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, Engine(device), num_train=data.num_train, input=input)

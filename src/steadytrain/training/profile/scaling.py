@@ -21,10 +21,9 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
-from steadytrain.training import build
 from steadytrain.training.compute.timing import Pass, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.device import seconds_between, tick
+from steadytrain.training.device import prepare_device, seconds_between, tick
 from steadytrain.training.profile.bench import Trained, set_up, time_updates
 
 SMALLER = 4
@@ -47,7 +46,7 @@ def measure_alone(recipe: Recipe, request: Mapping[str, Any]) -> dict[str, Any]:
         ``spread``: the standard deviation of an update over the median, by its 90th percentile; ``gradients``: bytes
         and readiness of each, in the order in which they are ready.
     """
-    device = build.prepare_device(recipe)
+    device = prepare_device(recipe)
     notes: list[str] = []
     trained = _set_up(recipe, device, notes, request)
     batch = random_batch(recipe.batch_size, trained.update.image_shape, device, num_classes=int(request["num_classes"]))
@@ -88,7 +87,7 @@ def measure_together(recipe: Recipe, request: Mapping[str, Any], world: World) -
         ``images_per_second``.
     """
     with init_group(world) as group:
-        device = build.prepare_device(recipe, world)
+        device = prepare_device(recipe, world)
         notes: list[str] = []
         with group.all_or_none():
             trained = _set_up(recipe, device, notes, request, group=group)

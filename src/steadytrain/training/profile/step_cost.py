@@ -91,7 +91,7 @@ class StepMeasuring:
         # On a CPU, these often cost much: 16-bit numbers, more compute threads than cores, batches of a few images.
         self._is_suspect = session.state.engine.device.type == "cpu" and (
             recipe.precision.name != "fp32"
-            or session.machine["compute_threads"] > facts.cores()
+            or session.started.machine["compute_threads"] > facts.cores()
             or recipe.batch_size < FEW
         )
 
@@ -104,7 +104,7 @@ class StepMeasuring:
         if self._updates < LEAST_UPDATES:
             return False
         self._is_open = False
-        left = self._session.steps - self._session.state.cursor.step
+        left = self._session.timeline.steps - self._session.state.cursor.step
         typical = self._seconds / (self._updates - WARM_UP)
         self.allowed = allowed_seconds(typical, left, is_suspect=self._is_suspect)
         return usual_seconds(typical, self._session.recipe.batch_size) <= self.allowed
@@ -130,7 +130,7 @@ def measure_step(
         clock: reads seconds; another one in tests.
 
     Returns:
-        None where the network refuses: it cannot be copied, or takes no other batch. ``session.notices`` tells why.
+        None where the network refuses: it cannot be copied, or takes no other batch. A notice tells why.
     """
     device = session.state.engine.device
     try:
@@ -147,7 +147,7 @@ def measure_step(
             return _measure(session, full, allowed, clock)
     except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
         reason = first_line(error)
-        session.notices.put(f"what a step is made of cannot be measured here ({reason}): training goes on without")
+        session.notice(f"what a step is made of cannot be measured here ({reason}): training goes on without")
         return None
 
 

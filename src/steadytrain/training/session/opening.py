@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from steadytrain.config import Data, Recipe, schedules
+from steadytrain.config import Recipe, schedules
 from steadytrain.config.plain import build as build_part
-from steadytrain.cost.bill import BillPart, merge_parts, part_of, parts_from
-from steadytrain.cost.prices import known_price
+from steadytrain.config.timeline import Timeline
+from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, parts_from
+from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
@@ -25,8 +26,9 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 from steadytrain.errors import RunError
-from steadytrain.events import Compiled, EventLog, Halved, Saved
+from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
 from steadytrain.models import Built, Input, first_epochs
+from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.clock import Clock
@@ -34,9 +36,12 @@ from steadytrain.training.compute.compile import RecordedWork, compile_update, r
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, ByServers, Together
-from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
+from steadytrain.training.device import gpus_of_ranks, near_gpu, notice_change, prepare_device, set_up_machine
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.session.session import Laps, Session, StartLedger, set_phase
+from steadytrain.training.remarks import remarks
+from steadytrain.training.session.saver import Saver
+from steadytrain.training.session.session import Ending, Laps, Session, StartLedger, Validation, set_phase
 from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
 from steadytrain.training.step import Share, Update, images_per_rank, share_of
 from steadytrain.training.writer import Writer
@@ -46,7 +51,7 @@ from steadytrain.training.writer import Writer
 class _Attempt:
     """The input of every stage: the run, who trains it, and where seconds, notices and things to close go.
 
-    ``allow_import``, ``group`` and ``cluster`` as of :func:`.loop.attempt.steps`.
+    ``allow_import``, ``group``, ``cluster`` and ``opened`` as of :func:`.loop.attempt.steps`.
     """
 
     run: Run
@@ -54,11 +59,10 @@ class _Attempt:
     allow_import: bool | None
     group: Group | None
     cluster: Cluster | None
+    opened: OpenedData | None
     start: StartLedger
     stack: ExitStack
-    notices: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    halved: queue.SimpleQueue[Halved] = field(default_factory=queue.SimpleQueue)
-    choices: queue.SimpleQueue[Placement] = field(default_factory=queue.SimpleQueue)
+    outbox: deque[Event] = field(default_factory=deque)
 
     @property
     def recipe(self) -> Recipe:
@@ -68,11 +72,15 @@ class _Attempt:
     def world(self) -> World:
         if self.cluster is not None:
             return self.cluster.world
-        return build.ALONE if self.group is None else self.group.world
+        return World() if self.group is None else self.group.world
 
     def notice(self, line: str) -> None:
         """Keep a line for the user."""
-        self.notices.put(line)
+        self.outbox.append(Noticed(message=line))
+
+    def place(self, placement: Placement) -> None:
+        """Keep where the loader's threads are."""
+        self.outbox.append(FeedPlaced(step=0, **vars(placement)))
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ class _Work:
     """Stage 5: what gives batches, makes updates of them, times them and writes what they come to."""
 
     feed: ImageLoader
-    val_feed: ImageLoader | None
+    validation: Validation | None
     update: Update
     compiled: Compiled | None
     clock: Clock
@@ -136,10 +144,11 @@ def open_session(
     began: float | None = None,
     group: Group | None = None,
     cluster: Cluster | None = None,
+    opened: OpenedData | None = None,
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
-    The caller has locked the run. ``allow_import``, ``began``, ``group`` and ``cluster`` as of
+    The caller has locked the run. ``allow_import``, ``began``, ``group``, ``cluster`` and ``opened`` as of
     :func:`.loop.attempt.steps`.
     """
     recipe = run.recipe
@@ -147,45 +156,50 @@ def open_session(
     process_began = time.time() - (time.perf_counter() - began)
     price = known_price(recipe.parallel.price)
     with ExitStack() as stack:
-        attempt = _Attempt(run, log, allow_import, group, cluster, StartLedger(began), stack)
+        attempt = _Attempt(run, log, allow_import, group, cluster, opened, StartLedger(began), stack)
         attempt.start.passed("process")
         place = _set_up_device(attempt)
         images = _open_images(attempt, place)
         network = _build_network(attempt, place, images)
         progress = _begin_or_resume(attempt, place, images, network)
         work = _prepare_update(attempt, place, images, network, progress)
-        state = progress.state
+        data, built, input, state = images.data, network.built, network.input, progress.state
+        earlier = _earlier_parts(run, log, place.saved)
+        started = build.started(
+            recipe,
+            data,
+            built,
+            input,
+            place.machine,
+            step=state.cursor.step,
+            startup=attempt.start.seconds,
+            startup_waits=attempt.start.waits,
+            startup_disk_bytes=attempt.start.disk_bytes,
+            began=process_began,
+            price=None if price is None else _price_and_spent(price, earlier),
+        )
         session = Session(
             run=run,
-            log=log,
-            data=images.data,
-            built=network.built,
-            input=network.input,
+            data=data,
+            built=built,
+            input=input,
+            timeline=Timeline(recipe, data.num_train),
             state=state,
-            consensus=_consensus(group, state.engine),
             update=work.update,
             compiled=work.compiled,
+            consensus=_consensus(group, state.engine),
             feed=work.feed,
-            val_feed=work.val_feed,
-            val_limit=PassLimit("evaluation", attempt.halved.put),
-            notices=attempt.notices,
-            halved=attempt.halved,
-            choices=attempt.choices,
-            machine=place.machine,
-            gpus=build.sampled_gpus(group, place.gpus),
+            validation=work.validation,
+            saver=Saver(run, work.writer, replace(started, attempt=log.attempt), earlier, began),
             clock=work.clock,
-            start=attempt.start,
             laps=Laps(),
+            started=started,
+            outbox=attempt.outbox,
             first_epochs=progress.waiting,
-            began=process_began,
-            price=price,
-            earlier=_earlier_parts(run, log, place.saved),
-            deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
-            writer=work.writer,
-            saved=time.monotonic(),
+            ending=Ending(began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe)),
         )
         if isinstance(state.engine, AsyncEngine):
-            state.engine.on_numbered = session.set_rates
+            state.engine.on_numbered = partial(set_rates, session)
         yield session
 
 
@@ -195,27 +209,26 @@ def _set_up_device(attempt: _Attempt) -> _Place:
     # Workers beside the first take their weights from the servers.
     saved = None if cluster is not None and world.rank else _newest_checkpoint(attempt.run, group, attempt.notice)
     before = None if saved is None else saved["about"]["machine"]
-    device = build.prepare_device(recipe, world)
+    device = prepare_device(recipe, world)
     if device.type == "cuda":
         attempt.start.passed("device")
     attempt.stack.enter_context(preserve_process(device))
-    gpus = build.gpus_of_ranks(group, device)
-    sharing = attempt.stack.enter_context(build.near_gpu(group, device, attempt.notice))
+    gpus = gpus_of_ranks(group, device)
+    sharing = attempt.stack.enter_context(near_gpu(group, device, attempt.notice))
     if cluster is not None:
         sharing = world.local_size
-    machine = build.set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
+    machine = set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
     return _Place(device, saved, before, machine, gpus, sharing)
 
 
 def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     """Open the data, and find this rank's share of each batch."""
     recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
-    data = _open_data(attempt.run.data, recipe.seed, group, attempt.notice)
-    attempt.stack.callback(data.close)
+    data = _open_data(attempt)
     if cluster is not None:
         cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
     is_together = cluster is None or recipe.parallel.staleness == 0
-    sharers = world if is_together else build.ALONE
+    sharers = world if is_together else World()
     begun_with = place.before or _begun_with(attempt.run, recipe, sharers, group)
     share = own_share(recipe, sharers, begun_with, attempt.notice)
     place.machine["micro_batches"] = share.micro_batches
@@ -230,7 +243,7 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     build.require_schedule(recipe, data.num_train)
     for records in filter(None, (data.train, data.val)):
         records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
-    attempt.start.passed_data()
+    attempt.start.passed_data(None if attempt.opened is None else attempt.opened.cost)
     return _Images(data, share)
 
 
@@ -260,8 +273,8 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
     engine = build.engine(recipe, place.device, attempt.group, cluster, num_train=num_train)
     state = build.state(recipe, built, engine, num_train=num_train, allow_import=allow_import, input=input)
     if place.saved is None:
-        remarks = build.remarks(recipe, built, input, data, parts=images.share.micro_batches)
-        for note in (*built.notes, *state.policy.notes, *remarks):
+        on_start = remarks(recipe, built, input, data, parts=images.share.micro_batches)
+        for note in (*built.notes, *state.policy.notes, *on_start):
             attempt.notice(note)
     else:
         _resume(state, place.saved, attempt.run, recipe, data, attempt.notice)
@@ -270,7 +283,7 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
         state.cursor = Cursor(step, step * recipe.batch_size)
         if step < recipe.batches(num_train).steps:  # its own running statistics are to settle first
             state.evaluated = max(state.evaluated, state.cursor.position / num_train)
-    waiting = first_epochs(built, recipe.model.train, epochs=recipe.batches(num_train).images / num_train)
+    waiting = first_epochs(built, recipe.model.train, epochs=Timeline(recipe, num_train).epochs)
     if waiting:
         set_phase(recipe, built, waiting, state.cursor.position / num_train)
     return _Progress(state, waiting)
@@ -280,7 +293,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     """Open the loaders, make the update, and choose how it is computed: recomputing, threads, compiling, a graph."""
     recipe, group, notice, start = attempt.recipe, attempt.group, attempt.notice, attempt.start
     data, state, share, input = images.data, progress.state, images.share, network.input
-    feed, val_feed = build.feeds(recipe, data, input, state, share, notice, attempt.choices.put, sharing=place.sharing)
+    feed, val_feed = build.feeds(recipe, data, input, state, share, notice, attempt.place, sharing=place.sharing)
     attempt.stack.callback(feed.close)
     if val_feed is not None:
         attempt.stack.callback(val_feed.close)
@@ -302,7 +315,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
         allow_import=attempt.allow_import,
         limit=PassLimit(
             "update",
-            attempt.halved.put,
+            attempt.outbox.append,
             _images_at_once(attempt.run, group),
             mode="halve" if group is None else "restart",
         ),
@@ -323,14 +336,29 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     update = record_update(recipe, update, state, group, notice)
     if isinstance(update.work, RecordedWork):
         attempt.stack.callback(update.work.close)
-    build.notice_change(place.before, place.machine, "compile", notice)
-    return _Work(feed, val_feed, update, compiled, clock, writer)
+    notice_change(place.before, place.machine, "compile", notice)
+    validation = None if val_feed is None else Validation(val_feed, PassLimit("evaluation", attempt.outbox.append))
+    return _Work(feed, validation, update, compiled, clock, writer)
 
 
 def _consensus(group: Group | None, engine: Engine) -> Alone:
     if isinstance(engine, AsyncEngine) and engine.is_synchronous:
         return ByServers(engine)
     return Alone() if group is None else Together(group)
+
+
+def set_rates(session: Session, step: int) -> None:
+    """Set the optimizer's learning rate and momentum to those of the update after ``step`` of them."""
+    set_lr(session.state.optimizer, session.lr(step))
+    if (momentum := session.timeline.momentum(step)) is not None:
+        set_momentum(session.state.optimizer, momentum)
+
+
+def _price_and_spent(price: Price, earlier: Sequence[BillPart]) -> dict[str, Any]:
+    """Return a price, with what the attempts before cost in its currency."""
+    same = [part for part in earlier if part.price is not None and part.price.currency == price.currency]
+    bill = make_bill(same)
+    return {**to_dict(price), "spent": bill.so_far if bill else 0.0}
 
 
 def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[BillPart]:
@@ -446,9 +474,20 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
     return None if plain is None else checkpoints.join(plain, tensors)
 
 
-def _open_data(named: Data, seed: int, group: Group | None, notice: Callable[[str], None]) -> DataSets:
-    """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
-    open_here = partial(open_data, named, seed=seed, say=notice)
+def _open_data(attempt: _Attempt) -> DataSets:
+    """Take the data that the command has opened, if they are this run's, or open them.
+
+    Of several ranks the first of each machine comes first, since it may have to pack them.
+    """
+    named, notice, group = attempt.run.data, attempt.notice, attempt.group
+
+    def open_here() -> DataSets:
+        opened = attempt.opened
+        if opened is None or not opened.suits(named):
+            opened = open_named(named, say=notice)
+            attempt.stack.callback(opened.close)
+        return data_sets(opened, named, seed=attempt.recipe.seed, say=notice)
+
     if group is None:
         return open_here()
     data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)

@@ -1,39 +1,31 @@
-"""One attempt at a run: its parts, assembled from the recipe and the newest checkpoint, and what is saved of them."""
+"""One attempt at a run: its parts, ready to step."""
 
 from __future__ import annotations
 
-import json
 import math
-import queue
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from statistics import median
-from typing import Any
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
-import torch
 from torch import nn
 
-from steadytrain.config import Recipe, schedules
-from steadytrain.config.batches import Batches
-from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of
-from steadytrain.cost.prices import Price, to_dict
-from steadytrain.data.loader import ImageLoader, Placement
+from steadytrain.config import Recipe
+from steadytrain.config.timeline import Timeline
+from steadytrain.data.loader import ImageLoader
 from steadytrain.errors import DivergedError
-from steadytrain.events import Compiled, EventLog, Halved, Saved, Started
-from steadytrain.machine.process import StartPart, StartTimer, opened_data
+from steadytrain.events import Compiled, Event, Noticed, Started
+from steadytrain.machine.process import StartPart, StartTimer
 from steadytrain.models import Built, Input, set_train_mode
-from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
-from steadytrain.training import build, checkpoints
 from steadytrain.training.clock import Clock
 from steadytrain.training.consensus import Alone
 from steadytrain.training.data import DataSets
 from steadytrain.training.memory import PassLimit
+from steadytrain.training.session.saver import Saver
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
-from steadytrain.training.writer import Writer
 
 
 class Laps:
@@ -79,104 +71,80 @@ class StartLedger:
             self.waits[part] = figures.waited
         return figures
 
-    def passed_data(self) -> None:
-        """Close the part of the data, to which belongs that a command opened them before its run began."""
-        opened, before = self.passed("data"), opened_data(self.began)
+    def passed_data(self, before: StartPart | None) -> None:
+        """Close the part of the data, to which belongs that a command opened them ``before`` its run began."""
+        opened = self.passed("data")
+        self.disk_bytes = opened.disk_bytes
+        if before is None or before.began < self.began:  # of a run before this one
+            return
         earlier = min(self.seconds["process"], before.seconds)
         self.seconds["process"] -= earlier
         self.seconds["data"] += earlier
         self.waits["data"] = self.waits.get("data", 0.0) + (before.waited or 0.0)
-        self.disk_bytes = None if opened.disk_bytes is None else opened.disk_bytes + (before.disk_bytes or 0)
+        if self.disk_bytes is not None:
+            self.disk_bytes += before.disk_bytes or 0
 
 
 @dataclass
-class Session:
-    """One attempt at a run: its parts, ready to step.
+class Validation:
+    """The images that are validated on, how many at a time, and the ``seconds`` of the last evaluation."""
 
-    ``notices`` are lines for the user, ``halved`` tells where memory ran out, ``choices`` the places of the loader's
-    threads, all still to be written; ``gpus``: UUIDs of those that this process samples;
-    ``val_limit``: how many images are evaluated at a time;
-    ``writer``: of checkpoints and weights; ``saved``: when the last checkpoint was asked for, by ``time.monotonic()``;
-    ``save_costs``: what each took from training; ``save_cost``: their median, which every update asks for;
-    ``save_seconds``: until the last one was on the disk; ``first_epochs``: of parameters that are not trained from the
-    beginning, by name; ``deadline``: when the time of the run is over, by ``time.perf_counter()``;
-    ``began``: when the process started, seconds since 1970; ``price``: of an hour of each machine, if it is known;
-    ``earlier``: what the attempts before used. ``evaluate_seconds``: of the last evaluation; ``last_step``: where the
-    run ends early, if it does.
+    feed: ImageLoader
+    limit: PassLimit
+    seconds: float = 0.0
+
+
+@dataclass
+class Ending:
+    """When a run ends: ``last_step``, if it is earlier than planned; ``deadline``, by ``time.perf_counter()``."""
+
+    deadline: float = math.inf
+    last_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """The parts of one attempt at a run, ready to step.
+
+    Args:
+        run, data, built, input: what is trained, and on what.
+        timeline: rate, momentum, images and epoch of each update.
+        state: all that an update changes.
+        update: makes one.
+        compiled: what compiling came to; None: nothing is compiled.
+        consensus: the decisions that ranks share.
+        feed: batches to train on.
+        validation: None: there is nothing to evaluate on.
+        saver: of checkpoints and weights.
+        clock, laps: where the time goes; since the last log line.
+        started: the attempt's first event.
+        outbox: events still to be written, without their steps.
+        first_epochs: of parameters that are not trained from the beginning, by name.
+        ending: when the run is over.
     """
 
     run: Run
-    log: EventLog
     data: DataSets
     built: Built
     input: Input
+    timeline: Timeline
     state: State
-    consensus: Alone
     update: Update
     compiled: Compiled | None
+    consensus: Alone
     feed: ImageLoader
-    val_feed: ImageLoader | None
-    val_limit: PassLimit
-    notices: queue.SimpleQueue[str]
-    halved: queue.SimpleQueue[Halved]
-    choices: queue.SimpleQueue[Placement]
-    machine: dict[str, Any]
-    gpus: tuple[str, ...]
+    validation: Validation | None
+    saver: Saver
     clock: Clock
-    start: StartLedger
     laps: Laps
+    started: Started
+    outbox: deque[Event]
     first_epochs: Mapping[str, float]
-    began: float
-    price: Price | None
-    earlier: list[BillPart]
-    writer: Writer[Saved | None]
-    saved: float
-    save_costs: list[float] = field(default_factory=list)
-    save_cost: float = 0.0
-    save_seconds: float = 0.0
-    deadline: float = math.inf
-    evaluate_seconds: float = 0.0
-    last_step: int | None = None
+    ending: Ending
 
     @cached_property
     def recipe(self) -> Recipe:
         return self.run.recipe
-
-    @cached_property
-    def batches(self) -> Batches:
-        """The images of each update."""
-        return self.recipe.batches(self.data.num_train)
-
-    @cached_property
-    def steps(self) -> int:
-        """Updates in the whole run."""
-        return self.batches.steps
-
-    @cached_property
-    def rate(self) -> schedules.Schedule:
-        """The learning rate of each update, as a share of the peak."""
-        return self._by_progress(schedules.schedule(self.recipe.optim, **self._length))
-
-    @cached_property
-    def momentum(self) -> schedules.Schedule | None:
-        """The momentum of each update; None: it stays as it is."""
-        moves = schedules.momentum(self.recipe.optim, **self._length)
-        return None if moves is None else self._by_progress(moves)
-
-    def _by_progress(self, law: schedules.Schedule) -> schedules.Schedule:
-        """Let a law follow the images seen where batches grow."""
-        progress = self.batches.progress
-        return (lambda step: law(progress(step))) if self.batches.is_growing else law
-
-    @property
-    def _length(self) -> dict[str, float]:
-        """Lengths of the run and of an epoch, in batches of the first size: the unit of schedules."""
-        return {"steps": self.batches.first, "steps_per_epoch": self.data.num_train / self.recipe.batch_size}
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the training data done, at most the epochs asked for: the last update may go beyond them."""
-        return min(self.state.cursor.position / self.data.num_train, self.recipe.budget.epochs or math.inf)
 
     @cached_property
     def is_first(self) -> bool:
@@ -184,221 +152,33 @@ class Session:
         return self.state.engine.world.is_first
 
     @property
-    def evaluated_module(self) -> nn.Module:
-        """The network that is evaluated and exported: the average, if there is one."""
-        return self.state.module if self.state.ema is None else self.state.ema.module
+    def epoch(self) -> float:
+        """Passes over the training data done, at most the epochs asked for."""
+        return self.timeline.epoch(self.state.cursor.position)
 
     @property
     def is_done(self) -> bool:
-        """Return whether the run has come to its end, the planned one or an earlier one."""
-        return self.state.cursor.step == (self.steps if self.last_step is None else self.last_step)
-
-    @property
-    def is_out_of_time(self) -> bool:
-        """Return whether only an evaluation and a checkpoint still fit in the time; the first rank's clock decides."""
-        return self.is_first and time.perf_counter() + self.evaluate_seconds + self.save_seconds >= self.deadline
-
-    @property
-    def is_out_of_patience(self) -> bool:
-        """Return whether the last evaluations were no better than those before, as often as the recipe allows."""
-        patience = self.recipe.budget.patience
-        return patience is not None and self.state.misses >= patience
-
-    def end_here(self, why: str) -> None:
-        """End the run after the last update, and say why."""
-        if not self.is_done:
-            self.last_step = self.state.cursor.step
-            self.notices.put(f"the run ends early, at epoch {self.epoch:.4g}: {why}")
+        """Whether the run has come to its end, the planned one or an earlier one."""
+        last, planned = self.ending.last_step, self.timeline.steps
+        return self.state.cursor.step >= (planned if last is None else last)
 
     @cached_property
     def phase_steps(self) -> frozenset[int]:
         """Updates before which some parameters begin to be trained."""
-        positions = {epoch * self.data.num_train for epoch in self.first_epochs.values()}
-        return frozenset(math.ceil(self.batches.step(position) - 1e-9) for position in positions)
+        return frozenset(map(self.timeline.update_at, self.first_epochs.values()))
 
-    def begin_phase(self) -> None:
-        """Begin to train what waited for this update.
-
-        The optimizer has had the parameters in its groups, without gradients: their state begins now.
-        """
-        set_phase(self.recipe, self.built, self.first_epochs, self.state.cursor.position / self.data.num_train)
-        self.update = replace(self.update, call=self.state.engine.prepare(self.state.module, self.state.cursor.step))
-        trained = [parameter for parameter in self.state.module.parameters() if parameter.requires_grad]
-        self.notices.put(
-            f"epoch {self.epoch:.4g}: {sum(p.numel() for p in trained):,} parameters are trained from here on"
-        )
-
-    @cached_property
-    def _peak_lr(self) -> float:
-        return self.recipe.optim.scaled_lr(self.recipe.batch_size)
+    @property
+    def evaluated_module(self) -> nn.Module:
+        """The network that is evaluated and exported: the average, if there is one."""
+        return self.state.module if self.state.ema is None else self.state.ema.module
 
     def lr(self, step: int) -> float:
-        """The learning rate of the update after ``step`` of them."""
-        lr = self._peak_lr * self.rate(step)
-        return lr if self.plateau is None else lr * self.plateau.lowered(self.state.plateau.drops)
+        """Return the learning rate of the update after ``step`` of them."""
+        return self.timeline.lr(step, self.state.plateau.drops)
 
-    def set_rates(self, step: int) -> None:
-        """Set the optimizer's learning rate and momentum to those of the update after ``step`` of them."""
-        set_lr(self.state.optimizer, self.lr(step))
-        if self.momentum is not None:
-            set_momentum(self.state.optimizer, self.momentum(step))
-
-    @cached_property
-    def plateau(self) -> schedules.StageSpan | None:
-        """The stage whose rate waits for evaluations; None: there is none."""
-        last = schedules.spans(self.recipe.optim, **self._length)[-1]
-        return last if last.stage.law == "plateau" else None
-
-    def started(self) -> Started:
-        """The attempt's first event."""
-        return build.started(
-            self.recipe,
-            self.data,
-            self.built,
-            self.input,
-            self.machine,
-            step=self.state.cursor.step,
-            startup=self.start.seconds,
-            startup_waits=self.start.waits,
-            startup_disk_bytes=self.start.disk_bytes,
-            began=self.began,
-            price=self._price_and_spent(),
-        )
-
-    def _price_and_spent(self) -> dict[str, Any] | None:
-        """Return the price, with what the attempts before cost in its currency."""
-        if self.price is None:
-            return None
-        same = [part for part in self.earlier if part.price is not None and part.price.currency == self.price.currency]
-        bill = make_bill(same)
-        return {**to_dict(self.price), "spent": bill.so_far if bill else 0.0}
-
-    def spent(self) -> list[BillPart]:
-        """Return what all attempts used up to now, this one included."""
-        seconds = time.perf_counter() - self.clock.began
-        return merge_parts(self.earlier, [part_of(replace(self.started(), attempt=self.log.attempt), seconds=seconds)])
-
-    def is_save_due(self, *, evaluated: bool = False) -> bool:
-        """Return whether a checkpoint is due by time: of several ranks, the first one's decides.
-
-        What one costs is the median of those written so far: a disk that was busy once does not put the next one off.
-        The first evaluation is always saved, and tells what a checkpoint costs. Where the last one is still being
-        written, no other is due, but after an evaluation.
-        """
-        due = self.recipe.every.seconds_between_saves(self.save_cost, evaluated=evaluated)
-        is_time = self.is_first and time.monotonic() - self.saved >= due
-        return is_time and (evaluated or not self.writer.is_writing("checkpoint"))
-
-    def save(self) -> None:
-        """Have a checkpoint written of a state that can be trained on; all ranks gather it, the first one writes.
-
-        Raises:
-            DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
-        """
-        if not self.state.engine.takes_part:
-            return
-        self.require_finite(self.settled_loss())
-        began = time.perf_counter()
-        self.require_finite_weights()
-        self.write_checkpoint(began)
-        self.laps.restart()
-
-    def write_checkpoint(self, began: float) -> None:
-        """Have a checkpoint written, whatever the weights are; training pauses for it since ``began``."""
-        engine, directory, keep = self.state.engine, self.run.checkpoints, self.recipe.every.keep
-        with self.clock.within("checkpoint"):
-            if (step := engine.collect()) is not None:
-                self.state.cursor.step, self.state.cursor.position = step, step * self.recipe.batch_size
-            step = self.state.cursor.step
-            about = {"digest": self.recipe.digest, "model": self.built.name, "machine": self.machine}
-            about |= {name: self.data.about()[name] for name in ("train_digest", "val_digest")}
-            about["spent"] = json.dumps([part.to_dict() for part in self.spent()])
-            state = self.state.state_dict() | {"about": about}
-            if not self.is_first:
-                return
-            plain, live = checkpoints.split(state)
-            tensors = self.writer.stage("checkpoint", live)
-        paused, now = time.perf_counter() - began, time.time()
-
-        def write() -> Saved:
-            cpu_began = time.thread_time()
-            written = checkpoints.save(directory, step, plain, tensors, keep=keep)
-            return Saved(
-                step=step,
-                path=str(written.path.relative_to(self.run.directory)),
-                bytes=written.bytes,
-                seconds=time.perf_counter() - began,
-                paused_seconds=paused,
-                cpu_seconds=time.thread_time() - cpu_began,
-                began=now - paused,
-            )
-
-        self.writer.submit("checkpoint", write)
-        self.saved = time.monotonic()
-
-    def written(self) -> Iterator[Saved]:
-        """Yield an event for each checkpoint that is on the disk since the last call.
-
-        Raises:
-            StorageError: one, or weights, could not be written.
-        """
-        for saved in self.writer.results():
-            if saved is not None:
-                self.save_costs.append(saved.cost)
-                self.save_cost, self.save_seconds = median(self.save_costs), saved.seconds
-                self.laps.lap()
-                yield saved
-                self.laps.restart()  # what its reader does is no part of an update
-
-    def finish_writing(self) -> Iterator[Saved]:
-        """Wait until all is written; events and errors as of :meth:`written`."""
-        with self.clock.within("checkpoint"):
-            self.writer.wait()
-        yield from self.written()
-
-    def export(self, name: str) -> None:
-        """Have the weights that are evaluated written into the run's folder, with what their users need."""
-        weights = self.state.engine.whole(self.evaluated_module.state_dict())
-        if self.is_first:
-            about = {
-                "model": {"name": self.built.name, "options": dict(self.recipe.model.options)},
-                "classes": list(self.data.classes),
-                "multi_label": self.data.num_labels is not None,
-                "input": vars(self.input),
-                "licence": self.built.licence,
-                "digest": self.recipe.digest,
-                "step": self.state.cursor.step,
-            }
-            if self.built.symbol:
-                about["symbol"] = self.built.symbol
-            if self.data.is_unnamed:
-                about["unnamed"] = True
-            with self.clock.within("checkpoint"):
-                tensors = self.writer.stage("weights", weights)
-            self.writer.submit("weights", partial(checkpoints.write_weights, self.run.directory / name, tensors, about))
-
-    def settled_loss(self) -> float:
-        """Return the sum of losses since the last log line, when the device has done what the host had asked for."""
-        loss = self.state.meters.loss()
-        self.laps.lap()  # or those steps would be counted with the evaluation or the saving that follows
-        return loss
-
-    def require_finite(self, loss: float) -> None:
-        """Raise DivergedError for a loss that is not finite."""
-        if not math.isfinite(loss):
-            raise self.diverged(f"the loss is {loss}")
-
-    def require_finite_weights(self, module: nn.Module | None = None) -> None:
-        """Raise DivergedError for weights that are not finite, of the network or of ``module``."""
-        with self.clock.within("checkpoint"), torch.no_grad():
-            engine, parameters = self.state.engine, (module or self.state.module).parameters()
-            values = [engine.own_values(parameter) for parameter in parameters]
-            # A sum is finite only where all values are. It takes a tenth of the time; of large ones it overflows.
-            is_finite = bool(torch.stack([value.sum().isfinite() for value in values]).all()) or all(
-                bool(value.isfinite().all()) for value in values
-            )
-        if not is_finite:
-            raise self.diverged("some weights are NaN or infinite")
+    def notice(self, message: str) -> None:
+        """Keep a line for the user."""
+        self.outbox.append(Noticed(message=message))
 
     def diverged(self, what: str) -> DivergedError:
         """Make the error that says what is not finite any more."""

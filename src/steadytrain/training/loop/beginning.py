@@ -1,0 +1,102 @@
+"""What comes before the first update of an attempt, or of the run: its first events, and the fit of a classifier."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from steadytrain.config.phases import parse_train
+from steadytrain.errors import ModelError
+from steadytrain.events import Evaluated, Event, Noticed, Resumed
+from steadytrain.format import count
+from steadytrain.monitor.samples import memory_words
+from steadytrain.run import RunProgress
+from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
+from steadytrain.training.loop.evaluating import maybe_evaluate
+from steadytrain.training.loop.reporting import pending_notices
+from steadytrain.training.profile.probe import probe_beside
+from steadytrain.training.session.session import Session
+
+
+def begin(session: Session, stop: Callable[[], str | None], before: RunProgress, *, probe: bool) -> Iterator[Event]:
+    """Tell of the start, and do what comes before the first update of an attempt, or of the run."""
+    session.state.engine.should_stop = lambda: stop() is not None
+    session.laps.restart()
+    yield session.started
+    if session.compiled is not None:
+        yield session.compiled
+    yield from _resumed(session, before)
+    if probe:
+        yield from probe_beside(session)
+        session.laps.restart()
+    yield from pending_notices(session)
+    if session.state.cursor.step == 0:
+        yield from _probe(session, stop)
+    yield from _evaluate(session, stop)  # due at once where the attempt before was stopped in one
+
+
+def _resumed(session: Session, before: RunProgress) -> Iterator[Event]:
+    """Report the cost of an earlier attempt's end, and what of its log is lost."""
+    if session.is_first and before.is_open:
+        session.notice(_killed_words(before, session.started.machine))
+    if session.is_first and before.unreadable:
+        lines = count(before.unreadable, "line")
+        session.notice(f"{lines} of {session.run.log_path()} could not be read: damaged, and left out of every figure")
+    if session.is_first and before.position:
+        yield Resumed(
+            step=session.state.cursor.step,
+            images_repeated=max(0, before.position - session.state.cursor.position),
+            seconds_away=time.time() - before.time,
+            ranks_before=before.started.machine.get("ranks", 1) if before.started else 1,
+            ranks=session.state.engine.world.size,
+        )
+
+
+def _killed_words(before: RunProgress, machine: Mapping[str, Any]) -> str:
+    """Return a sentence saying that the previous attempt was killed, and why, if known."""
+    words = f"the attempt before (attempt {before.attempt}) was killed, or the machine went down"
+    started = before.started.machine if before.started else {}
+    then, now = started.get("out_of_memory_kills"), machine["out_of_memory_kills"]
+    if started.get("host") == machine["host"] and then is not None and now is not None and now > then:
+        words += "; the kernel has ended a process of this control group since, because memory ran out"
+    return "; ".join(filter(None, (words, memory_words(before.machine))))
+
+
+def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+    """Fit the classifier first, where the recipe says so; a run of a probe alone is saved, and done."""
+    passes = parse_train(session.recipe.model.train).probe_passes
+    if not passes:
+        return
+    times = "once" if passes == 1 else f"{passes} times"
+    yield Noticed(
+        message=f"probe: {session.data.num_train:,} images go through the network {times}, and a new classifier is"
+        " fitted to their features",
+        step=0,
+    )
+    try:
+        with session.clock.within("warmup"):
+            probe = fit_head(session, passes, stop)
+    except ModelError as error:
+        if not session.timeline.steps:
+            raise
+        yield Noticed(message=f"all parameters are trained at once, without a probe: {error}", step=0)
+        return
+    if probe is not None:
+        rate = passes * probe.images / probe.pass_seconds
+        yield Noticed(
+            message=f"probe: {probe.features:,} features of each image in {probe.pass_seconds:.1f} s ({rate:,.0f}"
+            f" images/s); classifier fitted in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on"
+            f" {HELD_OUT:.0%} of them (top-1 {probe.top1:.4f})",
+            step=0,
+        )
+        session.state.evaluated = -1.0  # the classifier is evaluated as it is
+    session.laps.restart()
+
+
+def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+    """Evaluate what the attempt before was stopped in, or before the first update the probe."""
+    for event in maybe_evaluate(session, stop):
+        yield event
+        if isinstance(event, Evaluated) and not event.step and session.timeline.steps:
+            session.state.probe = event.score

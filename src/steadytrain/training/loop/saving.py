@@ -1,0 +1,105 @@
+"""What is saved after an update, and that only what can be trained on is: checkpoints, weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from steadytrain.events import Saved
+from steadytrain.training.session.session import Session
+
+
+def save(session: Session) -> None:
+    """Have a checkpoint written of a state that can be trained on; all ranks gather it, the first one writes.
+
+    Raises:
+        DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
+    """
+    if not session.state.engine.takes_part:
+        return
+    require_finite(session, settled_loss(session))
+    began = time.perf_counter()
+    require_finite_weights(session)
+    write_checkpoint(session, began)
+    session.laps.restart()
+
+
+def write_checkpoint(session: Session, began: float) -> None:
+    """Have a checkpoint written, whatever the weights are; training pauses for it since ``began``."""
+    state, recipe = session.state, session.recipe
+    with session.clock.within("checkpoint"):
+        if (step := state.engine.collect()) is not None:
+            state.cursor.step, state.cursor.position = step, step * recipe.batch_size
+        about = {"digest": recipe.digest, "model": session.built.name, "machine": session.started.machine}
+        about |= {name: session.data.about()[name] for name in ("train_digest", "val_digest")}
+        saved = state.state_dict() | {"about": about}
+        if session.is_first:
+            session.saver.save(state.cursor.step, saved, began)
+
+
+def written(session: Session) -> Iterator[Saved]:
+    """Yield an event for each checkpoint that is on the disk since the last call. Raises what writing has raised."""
+    for saved in session.saver.written():
+        session.laps.lap()
+        yield saved
+        session.laps.restart()  # what its reader does is no part of an update
+
+
+def finish_writing(session: Session) -> Iterator[Saved]:
+    """Wait until all is written; events and errors as of :func:`written`."""
+    with session.clock.within("checkpoint"):
+        session.saver.wait()
+    yield from written(session)
+
+
+def export(session: Session, name: str) -> None:
+    """Have the weights that are evaluated written into the run's folder, with what their users need."""
+    built, data, recipe = session.built, session.data, session.recipe
+    weights = session.state.engine.whole(session.evaluated_module.state_dict())
+    if not session.is_first:
+        return
+    about = {
+        "model": {"name": built.name, "options": dict(recipe.model.options)},
+        "classes": list(data.classes),
+        "multi_label": data.num_labels is not None,
+        "input": vars(session.input),
+        "licence": built.licence,
+        "digest": recipe.digest,
+        "step": session.state.cursor.step,
+    }
+    if built.symbol:
+        about["symbol"] = built.symbol
+    if data.is_unnamed:
+        about["unnamed"] = True
+    with session.clock.within("checkpoint"):
+        session.saver.export(name, weights, about)
+
+
+def settled_loss(session: Session) -> float:
+    """Return the sum of losses since the last log line, when the device has done what the host had asked for."""
+    loss = session.state.meters.loss()
+    session.laps.lap()  # or those steps would be counted with the evaluation or the saving that follows
+    return loss
+
+
+def require_finite(session: Session, loss: float) -> None:
+    """Raise DivergedError for a loss that is not finite."""
+    if not math.isfinite(loss):
+        raise session.diverged(f"the loss is {loss}")
+
+
+def require_finite_weights(session: Session, module: nn.Module | None = None) -> None:
+    """Raise DivergedError for weights that are not finite, of the network or of ``module``."""
+    with session.clock.within("checkpoint"), torch.no_grad():
+        engine, parameters = session.state.engine, (module or session.state.module).parameters()
+        values = [engine.own_values(parameter) for parameter in parameters]
+        # A sum is finite only where all values are. It takes a tenth of the time; of large ones it overflows.
+        is_finite = bool(torch.stack([value.sum().isfinite() for value in values]).all()) or all(
+            bool(value.isfinite().all()) for value in values
+        )
+    if not is_finite:
+        raise session.diverged("some weights are NaN or infinite")

@@ -1,0 +1,102 @@
+"""What a run keeps on the disk: checkpoints and weights, written in a thread; and when the next checkpoint is due."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from steadytrain.cost.bill import BillPart, merge_parts, part_of
+from steadytrain.events import Saved, Started
+from steadytrain.run import Run
+from steadytrain.training import checkpoints
+from steadytrain.training.writer import Writer
+
+
+class Saver:
+    """Writes checkpoints and weights of one attempt.
+
+    Args:
+        run: into whose folder.
+        writer: copies and writes.
+        started: the attempt's first event, with its number.
+        earlier: what the attempts before used.
+        began: when this one did, by ``time.perf_counter()``.
+
+    Attributes:
+        seconds: until the last checkpoint was on the disk.
+    """
+
+    def __init__(
+        self, run: Run, writer: Writer[Saved | None], started: Started, earlier: Sequence[BillPart], began: float
+    ) -> None:
+        self._run, self._writer = run, writer
+        self._started, self._earlier, self._began = started, earlier, began
+        self._saved = time.monotonic()  # when the last one was asked for
+        self._costs: list[float] = []  # what each took from training
+        self._cost = 0.0  # their median, which every update asks for
+        self.seconds = 0.0
+
+    def is_due(self, *, evaluated: bool = False) -> bool:
+        """Return whether a checkpoint is due by time.
+
+        What one costs is the median of those written so far: a disk that was busy once does not put the next one off.
+        The first evaluation is always saved, and tells what a checkpoint costs. Where the last one is still being
+        written, no other is due, but after an evaluation.
+        """
+        due = self._run.recipe.every.seconds_between_saves(self._cost, evaluated=evaluated)
+        return time.monotonic() - self._saved >= due and (evaluated or not self._writer.is_writing("checkpoint"))
+
+    def spent(self) -> list[BillPart]:
+        """Return what all attempts used up to now, this one included."""
+        return merge_parts(self._earlier, [part_of(self._started, seconds=time.perf_counter() - self._began)])
+
+    def save(self, step: int, state: Mapping[str, Any], began: float) -> None:
+        """Have a checkpoint written, for which training has paused since ``began``; its copies are made at once."""
+        spent = {"spent": json.dumps([part.to_dict() for part in self.spent()])}
+        plain, live = checkpoints.split({**state, "about": {**state["about"], **spent}})
+        tensors = self._writer.stage("checkpoint", live)
+        paused, now = time.perf_counter() - began, time.time()
+
+        def write() -> Saved:
+            cpu_began = time.thread_time()
+            written = checkpoints.save(self._run.checkpoints, step, plain, tensors, keep=self._run.recipe.every.keep)
+            return Saved(
+                step=step,
+                path=str(written.path.relative_to(self._run.directory)),
+                bytes=written.bytes,
+                seconds=time.perf_counter() - began,
+                paused_seconds=paused,
+                cpu_seconds=time.thread_time() - cpu_began,
+                began=now - paused,
+            )
+
+        self._writer.submit("checkpoint", write)
+        self._saved = time.monotonic()
+
+    def export(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Have weights written into the run's folder, with what their users need; they are copied at once."""
+        tensors = self._writer.stage("weights", weights)
+        write = partial(checkpoints.write_weights, self._run.directory / name, tensors, about)
+        self._writer.submit("weights", write)
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        self._writer.wait()
+
+    def written(self) -> Iterator[Saved]:
+        """Yield an event for each checkpoint that is on the disk since the last call.
+
+        Raises:
+            StorageError: one, or weights, could not be written.
+        """
+        for saved in self._writer.results():
+            if saved is not None:
+                self._costs.append(saved.cost)
+                self._cost, self.seconds = median(self._costs), saved.seconds
+                yield saved
