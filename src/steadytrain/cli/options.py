@@ -22,27 +22,18 @@ from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
 from steadytrain.config.plain import hints_of, leaves
 from steadytrain.config.recipe import ASIDE, recipe_settings, synonym
+from steadytrain.config.reference import flag_help
 from steadytrain.config.settings import GROUPS, MODEL, OPTIMIZER, OUTPUT, RANKS, SPEED, Flag
 from steadytrain.config.transforms import split_transforms
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
-Root = Annotated[
-    str | None,
-    Parameter(help="Folder that the paths in a .lst or table are relative to (default: the folder of the list)."),
-]
-LabelsFlag = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
-PathColumn = Annotated[
-    str | None, Parameter(help="A table's column of paths, by its name or number (default: found by name and content).")
-]
-LabelColumn = Annotated[
-    tuple[str, ...],
-    Parameter(
-        consume_multiple=False, help="A table's column of labels; may be given several times, for columns of 0 and 1."
-    ),
-]
-SplitColumn = Annotated[str | None, Parameter(help="A table's column that says train, val or test.")]
+Root = Annotated[str | None, Parameter(help=flag_help("data.root"))]
+LabelsFlag = Annotated[str | None, Parameter(help=flag_help("data.labels"))]
+PathColumn = Annotated[str | None, Parameter(help=flag_help("data.path_column"))]
+LabelColumn = Annotated[tuple[str, ...], Parameter(consume_multiple=False, help=flag_help("data.label_column"))]
+SplitColumn = Annotated[str | None, Parameter(help=flag_help("data.split_column"))]
 DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
 WhichFlag = Annotated[
     Literal["best", "last"],
@@ -145,7 +136,7 @@ class TrainingOptions:
         if self.workers is not None and "parallel.threads" not in self.measured:
             values[self._key_of_workers] = self.workers
         values |= settings
-        if values.get("budget.steps") and "epochs" not in self.flags:
+        if values.get("budget.steps") and self.flags.get("epochs") is None:
             values["budget.epochs"] = None
         return values
 
@@ -200,14 +191,22 @@ class TrainingOptions:
 @contextmanager
 def help_of(verb: str) -> Iterator[None]:
     """Have the parser show the recipe's flags with the defaults of this verb; it takes the texts from a docstring."""
-    from steadytrain.config.reference import flag_help
-
     texts = [f"    {name}: {flag_help(key, verb)}" for name, (key, _) in FLAGS.items()]
     RecipeFlags.__doc__ = "\n".join(["The flags that set a value of the recipe.", "", "Args:", *texts])
     try:
         yield
     finally:
         RecipeFlags.__doc__ = None
+
+
+def key_of(flag: str) -> str | None:
+    """Return the recipe's key that a flag sets, with or without its dashes; None for any other word.
+
+    >>> key_of("--weight-decay"), key_of("epochs"), key_of("--run")
+    ('optim.weight_decay', 'budget.epochs', None)
+    """
+    name = flag.lstrip("-").replace("-", "_")
+    return FLAGS[name][0] if name in FLAGS else None
 
 
 def flag_of(key: str) -> str:

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
-from steadytrain.cli.options import FLAGS, TrainingOptions, parse_setting, read_table, require_range
+from steadytrain.cli.options import TrainingOptions, key_of, parse_setting, read_table, require_range
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
 from steadytrain.errors import InputError
@@ -270,8 +270,7 @@ def _split_over(text: str) -> tuple[str, str]:
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
         raise InputError(f"--over {text!r} must be KEY=VALUE,VALUE, such as --over batch_size=64,256")
-    flag = name.strip().lstrip("-").replace("-", "_")
-    return FLAGS[flag][0] if flag in FLAGS else name.strip(), values
+    return key_of(name.strip()) or name.strip(), values
 
 
 def _job(

@@ -108,28 +108,26 @@ class Data:
     )
     holdout: float = setting(
         0.1,
-        "Share of each class that is held out for validation if val is None: at least 0, below 1. 0 trains without "
-        "validation.",
+        "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none.",
         limit=ValueLimit(lambda share: 0 <= share < 1, "a fraction from 0 up to, not including, 1"),
         words="val-fraction val-split validation-split",
-        flag=Flag(DATA, "Share of each class that is held out without validation data; 0: none."),
+        flag=Flag(DATA),
     )
     classes: str | Path | None = setting(
         None,
         "A card (.json) whose class names, in their order, are used as the class list.",
         example="train.json",
         usual="the names of the folders, sorted",
-        flag=Flag(DATA, "A card (.json) whose class list, in its order, is used."),
+        flag=Flag(DATA),
     )
     size: int | None = setting(
         None,
-        "Side of the square input in pixels, 1 to 4096. None uses the model's own size, or the images' if they are "
-        "small.",
+        "Side of the square input in pixels, 1 to 4096.",
         limit=between(1, 4096, "from 1 to 4096 pixels"),
         example=192,
         usual="the model's, or the images' if they are small",
         words="imgsz image-size resolution",
-        flag=Flag(IMAGES, "Side of the square input, in pixels.", names="--size --img-size"),
+        flag=Flag(IMAGES, names="--size --img-size"),
     )
     grow_size: tuple[str, ...] = setting(
         (),
@@ -210,37 +208,38 @@ class Data:
     )
     root: str | Path | None = setting(
         None,
-        "Folder that the paths in a list or a table are relative to. None uses the folder of the list.",
+        "Folder that the paths in a list or a table are relative to.",
         example="images/",
         usual="the folder of the list",
-        flag=Flag(DATA, "Folder that the paths in a .lst or table are relative to."),
+        flag=Flag(DATA),
     )
     labels: str | Path | None = setting(
         None,
-        "File of labels for train, for images that are not in class folders.",
+        "File of labels for images that are not in folders of classes.",
         example="labels.csv",
-        flag=Flag(DATA, "A file of labels for images without folders of classes."),
+        flag=Flag(DATA),
     )
     path_column: str | None = setting(
         None,
-        "Column of a table that has the images' paths, by its name or its number from 1 on. None finds it.",
+        "Column of a table that has the images' paths, by its name or its number from 1 on.",
         example="filename",
         usual="found by name and content",
-        flag=Flag(DATA, "A table's column of paths, by its name or number."),
+        flag=Flag(DATA),
     )
     label_column: tuple[str, ...] = setting(
         (),
         'Column of a table that has the labels; several, such as ["cat", "dog"], have a 1 for each label that an '
-        "image has. None finds it.",
+        "image has.",
         example="diagnosis",
         usual="found by name and content",
         flag=Flag(DATA, "A table's column of labels; may be given several times, for columns of 0 and 1."),
     )
     split_column: str | None = setting(
         None,
-        "Column of a table that says which images are for training, validation and test. None finds it.",
+        "Column of a table that says which images are for training, validation and test.",
+        usual="found by name",
         example="fold",
-        flag=Flag(DATA, "A table's column that says train, val or test."),
+        flag=Flag(DATA),
     )
     order: Literal["global", "blocks"] = setting(
         "global",
@@ -285,11 +284,11 @@ class Model:
             "MXNet checkpoint), or pkg.mod:factory.",
             limit=ValueLimit(bool, "the name of a model"),
             usual=(
-                "timm/resnet50; resnet20 for images up to 64 pixels",
+                "timm/resnet50, or resnet20 for images up to 64 pixels",
                 "a small one whose weights are on this machine, else timm/mobilenetv3_large_100",
             ),
             words="architecture arch",
-            flag=Flag(MODEL, "timm/NAME, a built-in such as resnet20, or pkg.mod:factory.", names="--model --network"),
+            flag=Flag(MODEL, names="--model --network"),
         )
     )
     _: KW_ONLY
@@ -298,13 +297,10 @@ class Model:
     )
     weights: str | Path | None = setting(
         None,
-        "Start from this .safetensors, .pth or .params file instead; a run's folder: from its best weights.",
+        "Start from this .safetensors, .pth or .params file, or from the best weights of this run.",
         example="resnet50.safetensors",
         flag=Flag(
-            MODEL,
-            "Start from this .safetensors or .pth file, or from the best weights of this run.",
-            names="--weights --initial-checkpoint --pretrained-model",
-            implied=(("model.pretrained", False),),
+            MODEL, names="--weights --initial-checkpoint --pretrained-model", implied=(("model.pretrained", False),)
         ),
     )
     train: str = setting(
@@ -378,7 +374,7 @@ class Optim:
         "lr as it is.",
         limit=ABOVE_0,
         example=256,
-        usual=("256; 128 for images up to 64 pixels", "none"),
+        usual=("256, or 128 for images up to 64 pixels", "none"),
     )
     momentum: float = setting(0.9, "Momentum of sgd and nag, from 0 to below 1.", limit=BELOW_1, words="momentum mom")
     nesterov: bool | None = setting(
@@ -394,7 +390,7 @@ class Optim:
         5e-4,
         "Weight decay, 0 or more; norms and biases are exempt.",
         limit=NOT_NEGATIVE,
-        usual=("5e-05; 0.0005 for images up to 64 pixels", "0.05"),
+        usual=("5e-05, or 0.0005 for images up to 64 pixels", "0.05"),
         words="wd decay",
         flag=Flag(OPTIMIZER),
     )
@@ -414,7 +410,7 @@ class Optim:
         0.0,
         "Epochs in which the learning rate rises from 0 to its peak.",
         limit=NOT_NEGATIVE,
-        usual=("5; 0.5 for images up to 64 pixels; at most a quarter of the run", "0.5"),
+        usual=("5, or 0.5 for images up to 64 pixels; at most a quarter of the run", "0.5"),
         words="warmup",
         flag=Flag(OPTIMIZER),
     )
@@ -443,12 +439,12 @@ class Optim:
     )
     loss: str = setting(
         "auto",
-        "cross-entropy, focal (focal:2 sets gamma), binary (each label by itself), binary-focal, hinge (hinge:1 sets "
-        "the margin), l1, l2 or pkg.mod:factory; auto is cross-entropy, and binary where images may have several "
-        "labels.",
-        usual="cross-entropy; binary where images may have several labels",
+        "Loss: cross-entropy, focal (focal:2 sets gamma), binary (each label by itself), binary-focal, hinge "
+        "(hinge:1 sets the margin), l1, l2 or pkg.mod:factory; auto is cross-entropy, and binary where images may "
+        "have several labels.",
+        usual="cross-entropy, or binary where images may have several labels",
         words="criterion loss-function objective",
-        flag=Flag(LOSS, "Loss: cross-entropy, focal, binary, binary-focal, hinge, l1, l2 or pkg.mod:factory."),
+        flag=Flag(LOSS),
     )
     class_weights: Literal["none", "balanced"] = setting(
         "none",
@@ -462,9 +458,9 @@ class Optim:
         "Share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016); of several "
         "labels, that is drawn towards 1/2.",
         limit=ValueLimit(BELOW_1.holds, "0 up to 1"),
-        usual=("0.1; 0 for images up to 64 pixels", "0.1"),
+        usual=("0.1, or 0 for images up to 64 pixels", "0.1"),
         words="smoothing",
-        flag=Flag(LOSS, "Share of each target that is spread over all classes."),
+        flag=Flag(LOSS),
     )
     clip_norm: float | None = setting(
         None,
@@ -638,14 +634,9 @@ class Budget:
         None,
         "Passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for model.train=probe.",
         limit=between(0, MOST_EPOCHS, f"above 0, up to {MOST_EPOCHS:,}"),
-        usual=("90; 30 for images up to 64 pixels", "8"),
+        usual=("90, or 30 for images up to 64 pixels", "8"),
         words="max-epochs",
-        flag=Flag(
-            OPTIMIZER,
-            "Passes over the training data.",
-            names="--epochs --num-epochs",
-            implied=(("budget.steps", None),),
-        ),
+        flag=Flag(OPTIMIZER, names="--epochs --num-epochs", implied=(("budget.steps", None),)),
     )
     steps: int | None = setting(
         None,
@@ -656,12 +647,12 @@ class Budget:
     )
     patience: int | None = setting(
         None,
-        "End the run early when validation top-1 has not risen in so many evaluations, 1 or more. None never does. "
-        "The learning rate falls as planned for the whole run.",
+        "End the run early when validation top-1 has not risen in so many evaluations, 1 or more. The learning rate "
+        "falls as planned for the whole run.",
         limit=ValueLimit(FROM_1.holds, "1 or more evaluations"),
         example=3,
         usual="never",
-        flag=Flag(OPTIMIZER, "End the run when validation top-1 has not risen in so many evaluations."),
+        flag=Flag(OPTIMIZER),
     )
     minutes: float | None = setting(
         None,
@@ -686,11 +677,11 @@ class Parallel:
         "auto",
         "auto (a GPU if there is one), cpu, cuda, cuda:1; cuda:0,2 starts a rank on each.",
         limit=ValueLimit(lambda device: _DEVICE.fullmatch(device) is not None, "auto, cpu, cuda or cuda:<number>"),
-        flag=Flag(SPEED, "auto, cpu, cuda or cuda:1; cuda:0,2: a rank on each of these GPUs."),
+        flag=Flag(SPEED),
     )
     threads: int | None = setting(
         None,
-        "Threads that load images, 1 to 256. None chooses by the cores that this process may use.",
+        "Threads that load images, 1 to 256.",
         limit=between(1, 256),
         example=4,
         usual="by the number of cores",
@@ -710,23 +701,19 @@ class Parallel:
     )
     procs: int | Literal["auto"] | None = setting(
         None,
-        "Ranks to start on this machine, 1 to 256; auto starts one for each GPU. None starts none.",
+        "Ranks that train together on this machine, 1 to 256; auto: one for each GPU.",
         limit=ValueLimit(lambda procs: procs == "auto" or 1 <= procs <= 256, "1 to 256, or auto"),
         example="auto",
         usual="1",
-        flag=Flag(RANKS, "Ranks that train together on this machine; auto: one for each GPU."),
+        flag=Flag(RANKS),
     )
     restarts: int = setting(3, "How often ranks are restarted after one was killed, 0 to 1000.", limit=between(0, 1000))
     engine: Literal["ddp", "local", "async"] = setting(
         "ddp",
-        "How ranks train together: ddp exchanges gradients in every update, local averages weights once in "
-        "sync_every updates, for slow links, async lets workers push to servers, and wait for nobody.",
-        flag=Flag(
-            RANKS,
-            "How ranks train together: ddp exchanges gradients in every update; local averages weights once in "
-            "--sync-every updates, for slow links (docs: engines); async lets workers push to servers, and wait for "
-            "nobody (docs: async).",
-        ),
+        "How ranks train together: ddp exchanges gradients in every update; local averages weights once in "
+        "--sync-every updates, for slow links (docs: engines); async lets workers push to servers, and wait for "
+        "nobody (docs: async).",
+        flag=Flag(RANKS),
     )
     shard: bool = setting(
         False,
@@ -735,15 +722,15 @@ class Parallel:
     )
     sync_every: int = setting(
         32,
-        "Updates between two averages of the weights with local, 1 or more.",
+        "Updates between two averages of the weights with --engine local, 1 or more.",
         limit=FROM_1,
-        flag=Flag(RANKS, "Updates between two averages of the weights with --engine local."),
+        flag=Flag(RANKS),
     )
     local_from: float = setting(
         0.0,
-        "Epochs of exchanging gradients in every update before local begins (post-local SGD), 0 or more.",
+        "Epochs of exchanging gradients in every update before --engine local begins (post-local SGD), 0 or more.",
         limit=NOT_NEGATIVE,
-        flag=Flag(RANKS, "Epochs of exchanging gradients in every update before --engine local begins."),
+        flag=Flag(RANKS),
     )
     outer: Literal["average", "diloco"] = setting(
         "average",
@@ -756,20 +743,17 @@ class Parallel:
     )
     servers: int = setting(
         1,
-        "Servers of async, among which the parameters are divided, 1 to 64.",
+        "Servers of --engine async, among which the parameters are divided, 1 to 64.",
         limit=between(1, 64),
-        flag=Flag(RANKS, "Servers of --engine async, which divide the parameters."),
+        flag=Flag(RANKS),
     )
     staleness: int | None = setting(
         None,
-        "Most updates that a push of async may have missed: 0 makes it synchronous, else at least one for each other "
-        "worker. None: there is no bound.",
+        "Most updates that a push of --engine async may have missed: 0 makes it synchronous, else at least one for "
+        "each other worker.",
         limit=NOT_NEGATIVE,
         usual="no bound",
-        flag=Flag(
-            RANKS,
-            "Most updates that a push of --engine async may have missed; 0: all workers make each update together.",
-        ),
+        flag=Flag(RANKS),
     )
     staleness_power: float = setting(
         1.0,
@@ -778,15 +762,15 @@ class Parallel:
     )
     ray_address: str | None = setting(
         None,
-        "Running Ray cluster that async uses, such as 10.0.0.1:6379 or auto. None starts Ray on this machine.",
+        "Running Ray cluster for --engine async, such as 10.0.0.1:6379 or auto.",
         usual="Ray is started here",
-        flag=Flag(RANKS, "Running Ray cluster for --engine async, such as 10.0.0.1:6379."),
+        flag=Flag(RANKS),
     )
     deterministic: bool = setting(False, "Use only deterministic algorithms on a GPU; slower.", flag=Flag(SPEED))
     graph: bool = setting(
         False,
-        "Record each update as a CUDA graph and replay it.",
-        flag=Flag(SPEED, "Replay each update as one CUDA graph: faster for small networks."),
+        "Record each update as a CUDA graph and replay it: faster for small networks.",
+        flag=Flag(SPEED),
     )
     recompute: bool = setting(
         False,
@@ -809,15 +793,11 @@ class Parallel:
     )
     price: str | None = setting(
         None,
-        "Price of an hour of each machine, such as 2.40, 2.40 EUR, 0.30 EUR/kWh@450W or an instance: "
-        "p3.2xlarge@us-east-1:spot. None: what the variable STEADYTRAIN_PRICE says, if anything.",
+        "Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W or an instance, such as p3.2xlarge or "
+        "p3.2xlarge@us-east-1:spot; shows what the run costs.",
         example="p3.2xlarge@us-east-1",
         usual="$STEADYTRAIN_PRICE",
-        flag=Flag(
-            OUTPUT,
-            "Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as p3.2xlarge "
-            "or p3.2xlarge@us-east-1:spot; shows what the run costs.",
-        ),
+        flag=Flag(OUTPUT),
     )
     from_file: frozenset[str] = file_keys()
 

@@ -66,16 +66,15 @@ def flag_help(key: str, verb: str = "") -> str:
     >>> flag_help("optim.ema", "train")
     'Decay per update of averaged weights, which are evaluated and exported; 0: none. [default: none]'
     >>> flag_help("budget.epochs"), flag_help("budget.epochs", "resume")  # that of a run is the run's value
-    ('Passes over the training data. [default: train: 90; 30 for images up to 64 pixels; finetune: 8]', \
+    ('Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]', \
 'Passes over the training data.')
     """
     setting = recipe_settings()[key]
     assert setting.flag is not None
-    text, (train, finetune) = setting.flag.help or setting.meaning, default_words(key)
-    value = _usual_values(finetune=True).get(key)
-    says_nothing = not setting.usual and (value is None or value is False)
-    if says_nothing or setting.flag.kind is bool or verb == "resume":
+    text, value = setting.flag.help or setting.meaning, setting.usual or _usual_values(finetune=True).get(key)
+    if value is None or value is False or setting.flag.kind is bool or verb == "resume":
         return text
+    train, finetune = default_words(key)
     both = train if train == finetune else f"train: {train}; finetune: {finetune}"
     return f"{text} [default: {({'train': train, 'finetune': finetune}).get(verb, both)}]"
 

@@ -122,10 +122,8 @@ def about(meaning: str, **known: Any) -> dict[str, Any]:
 
 def setting(default: T, meaning: str, **known: Any) -> T:
     """Return the field of a setting with its default."""
-    if isinstance(default, dict):
-        table: T = field(default_factory=default.copy, metadata=about(meaning, **known))
-        return table
-    value: T = field(default=default, metadata=about(meaning, **known))
+    usual: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
+    value: T = field(**usual, metadata=about(meaning, **known))
     return value
 
 
@@ -137,7 +135,7 @@ def file_keys() -> frozenset[str]:
 
 def settings_of(kind: type, prefix: str = "") -> Iterator[tuple[str, RecipeSetting]]:
     """Yield the settings of a part, or of a recipe and its parts, by their keys; each flag has its names."""
-    for entry in fields(kind):  # type: ignore[arg-type]
+    for entry in fields(kind):
         inner, known = hints_of(kind).get(entry.name), entry.metadata.get(SETTING)
         if isinstance(inner, type) and is_dataclass(inner):
             yield from settings_of(inner, f"{prefix}{entry.name}.")
