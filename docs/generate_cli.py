@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import inspect
 import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from cyclopts import App, Argument
 
-from steadytrain.cli import VERBS, app, default_text, examples, usage
-from steadytrain.cli.options import GROUPS, own_defaults
+from steadytrain.cli import RECIPE_VERBS, VERBS, app, default_text, examples, usage
+from steadytrain.cli.options import help_of
 from steadytrain.config.defaults import FEW_IMAGES, SMALL
 from steadytrain.config.reference import recipe_keys
+from steadytrain.config.settings import GROUPS
 
 FOLDER = Path(__file__).parent / "cli"
 VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -80,7 +82,8 @@ def page(verb: str, command: App) -> str:
     assert function is not None
     text, shown_examples = examples(inspect.getdoc(function) or VERBS[verb])
     default = app().default_parameter
-    arguments = command.assemble_argument_collection(default_parameter=default, parse_docstring=True)
+    with help_of(verb) if verb in RECIPE_VERBS else nullcontext():
+        arguments = command.assemble_argument_collection(default_parameter=default, parse_docstring=True)
     shown = [one for one in arguments if one.show]
     positional = [one for one in shown if not one.name.startswith("-")]
     options = [one for one in shown if one.name.startswith("-")]
@@ -108,7 +111,7 @@ def _row(verb: str, argument: Argument) -> str:
     default = argument.field_info.default
     default = "" if default is inspect.Parameter.empty else default_text(default)
     ending = f" Default: `{default}`." if default else ""
-    meaning = own_defaults(verb, (argument.parameter.help or "").strip())
+    meaning = (argument.parameter.help or "").strip()
     return f"| {names}{value} | {meaning}{ending} |".replace("\n", " ")
 
 

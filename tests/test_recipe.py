@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tomllib
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from steadytrain.cli.options import FLAGS, parse_setting
 from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.config.plain import leaves
-from steadytrain.config.synonyms import NOT_YET, OTHERWISE, SAME
+from steadytrain.config.recipe import recipe_settings
+from steadytrain.config.synonyms import NOT_YET, OTHERWISE
 from steadytrain.errors import RecipeError
 
 BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
@@ -203,7 +205,9 @@ def test_no_word_of_other_trainers_stands_for_a_flag_and_key_that_are_called_the
     flags = {name.replace("_", "-") for name in FLAGS}
     recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"))
     keys = {key.rpartition(".")[2].replace("_", "-") for key, _ in leaves(recipe.to_dict())}
-    assert not (SAME.keys() | OTHERWISE.keys() | NOT_YET.keys()) & flags & keys
+    same = [word for setting in recipe_settings().values() for word in setting.words.split()]
+    assert len(set(same)) == len(same), "a word means one setting"
+    assert not ({*same} | OTHERWISE.keys() | NOT_YET.keys()) & flags & keys
 
 
 @given(recipes)
@@ -257,7 +261,7 @@ def test_differences_name_the_value_before_and_after() -> None:
 
 def test_toml_reads_as_a_recipe() -> None:
     text = 'batch_size = 32\n[data]\ntrain = "a.rec"\n[model]\nname = "mlp"\n[optim]\nlr = 1\nbetas = [0.9, 0.99]\n'
-    recipe = Recipe.from_toml(text)
+    recipe = Recipe.from_dict(tomllib.loads(text))
     assert (recipe.batch_size, recipe.optim.lr, recipe.optim.betas) == (32, 1.0, (0.9, 0.99))
 
 
@@ -314,11 +318,6 @@ def test_an_invalid_recipe_cannot_be_built(changes: dict[str, Any], message: str
 def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
     with pytest.raises(RecipeError, match="^" + message.replace("[", r"\[")):
         Recipe.from_json(text)
-
-
-def test_toml_that_is_none_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"^the recipe is not TOML"):
-        Recipe.from_toml("= 3")
 
 
 def test_a_recipe_is_frozen() -> None:
@@ -382,7 +381,8 @@ def test_sgd_has_no_nesterov_momentum_unless_it_is_named() -> None:
     adamw = BASE.with_({"optim": Optim("adamw")})
     assert adamw.with_({"optim.name": "sgd"}).optim.nesterov is False
     assert adamw.with_({"optim.name": "sgd", "optim.nesterov": True}).optim.nesterov is True
-    assert Recipe.from_toml('[data]\ntrain = "x"\n[model]\nname = "mlp"\n[optim]\nname = "sgd"').optim.nesterov is False
+    values = {"data": {"train": "x"}, "model": {"name": "mlp"}, "optim": {"name": "sgd"}}
+    assert Recipe.from_dict(values).optim.nesterov is False
 
 
 def test_the_default_recipe_keeps_its_measured_momentum_and_the_word_sgd_means_sgd() -> None:

@@ -6,7 +6,7 @@ import shlex
 from itertools import pairwise
 from typing import Any
 
-from steadytrain.cli.options import FLAGS, parse_setting
+from steadytrain.cli.options import key_of, parse_setting
 
 PACKS = "steady pack"
 """The key of the flags that the data are to be packed with."""
@@ -32,7 +32,7 @@ def settings_of(change: str) -> dict[str, Any] | None:
         return {PACKS: tuple(words[4:])} if len(words) > 4 and words[4].startswith("--") else None
     document: dict[str, Any] = {}
     for flag, value in pairwise(words):
-        key = FLAGS.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
+        key = key_of(flag) if flag.startswith("--") else None
         if flag == "--set" and "=" in value:
             document.__setitem__(*parse_setting(value.rstrip(",;.")))
         elif key is not None:

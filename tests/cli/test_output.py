@@ -17,7 +17,8 @@ from tests.data.packing.odd_files import png
 from tests.reports.runs import finished
 
 from steadytrain.cli import RECIPE_VERBS, VERBS, main
-from steadytrain.cli.options import GROUPS, TrainingOptions
+from steadytrain.cli.options import FLAGS, TrainingOptions
+from steadytrain.config.settings import GROUPS
 
 STEADY = [sys.executable, "-m", "steadytrain"]
 
@@ -97,7 +98,8 @@ def test_the_help_of_each_verb_has_its_own_defaults(capsys: pytest.CaptureFixtur
         shown[verb] = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     assert "[default: 90, or 30 for images up to 64 pixels]" in shown["train"] and "adamw]" not in shown["train"]
     assert (
-        "Passes over the training data. [default: 8]" in shown["finetune"] and "[default: adamw]" in shown["finetune"]
+        "may be a fraction; 0 for model.train=probe. [default: 8]" in shown["finetune"]
+        and "[default: adamw]" in shown["finetune"]
     )
     assert "[default:" not in shown["resume"] and "flags that are left out keep the run's values" in shown["resume"]
 
@@ -111,9 +113,9 @@ def test_the_help_of_verbs_that_train_groups_every_flag(verb: str, capsys: pytes
     panels = dict(zip(titles, re.split(r"╭─.*╮\n", shown)[1:], strict=True))
     for title, flag in (("Data", "--val"), ("Optimizer and schedule", "--lr"), ("Run and output", "--run")):
         assert f"│ {flag} " in panels[title] and shown.count(f"│ {flag} ") == 1
-    for field in fields(TrainingOptions):
-        flag = re.escape(f"--{field.name.replace('_', '-')}")
-        assert any(re.search(rf"^│ {flag}\s", panels[group], re.MULTILINE) for group in GROUPS), field.name
+    for name in {*FLAGS, *(field.name for field in fields(TrainingOptions))} - {"flags"}:
+        flag = re.escape(f"--{name.replace('_', '-')}")
+        assert any(re.search(rf"^│ {flag}\s", panels[group], re.MULTILINE) for group in GROUPS), name
 
 
 def test_the_usage_of_a_verb_names_its_data_first(capsys: pytest.CaptureFixture[str]) -> None:

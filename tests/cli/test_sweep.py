@@ -493,4 +493,5 @@ def test_a_run_at_a_time_on_each_gpu_that_cuda_shows(
 ) -> None:
     monkeypatch.setattr(sweep, "accelerators", lambda: (None,) * 3)
     recipe = Recipe(data=Data(train="a"), model=Model("mlp")).with_({"parallel.device": device})
-    assert sweep._process_trainer(recipe, None, None, None, []).num_slots == num_slots
+    trainer = sweep._trainer(recipe, None, None, Path("sweep"), None, [])
+    assert isinstance(trainer, ProcessTrainer) and trainer.num_slots == num_slots

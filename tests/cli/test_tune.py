@@ -9,6 +9,7 @@ import pytest
 from tests.forked import start
 
 from steadytrain.cli import main
+from steadytrain.cli.options import read_recipe
 from steadytrain.config import Recipe
 from steadytrain.events import Started
 from steadytrain.launch.supervise import free_port, rank_variables
@@ -92,7 +93,7 @@ def test_ranks_are_tuned_together_and_the_recipe_starts_them(
     tune = ["tune", str(digits), "--model", "digits", "--epochs", "1", "--minutes", "0.5", *QUICK, "--procs", "2"]
     assert main([*tune, "-o", "tuned.toml"]) == 0
     assert "on each of 2 ranks" in capsys.readouterr().out
-    recipe = Recipe.from_toml((tmp_path / "tuned.toml").read_text())
+    recipe = Recipe.from_dict(read_recipe(tmp_path / "tuned.toml"))
     assert recipe.parallel.procs == 2 and recipe.batch_size % 2 == 0
     assert (recipe.parallel.threads or 1) <= max(1, cores() // 2), "ranks share the cores"
 

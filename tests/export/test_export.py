@@ -518,3 +518,18 @@ def test_an_engine_of_tensorrt_is_asked_in_which_numbers_it_answers() -> None:
     assert logits.dtype == torch.float32 and logits.tolist() == [[1.0, 3.0], [6.0, 8.0]]
     assert classes.dtype == torch.int64 and classes.tolist() == [[7, 7], [7, 7]]
     assert exported._TENSORRT["HALF"] is torch.float16 and exported._TENSORRT["INT64"] is torch.int64
+
+
+@pytest.mark.parametrize(("name", "device", "place"), [("m.engine", "cpu", "NVIDIA GPU"), ("m.xml", "cuda:1", "CPU")])
+def test_a_format_for_other_devices_is_refused_before_anything_is_written(
+    name: str, device: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "timm/test_resnet", "-o", str(tmp_path / name), "--device", device]) == 2
+    assert f"{place} (" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+def test_the_device_of_an_export_is_the_one_that_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), "-o", str(tmp_path / "m.safetensors"), "--device", "cuda:77"]) == 2
+    assert "cuda:77" in capsys.readouterr().err

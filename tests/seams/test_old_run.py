@@ -17,9 +17,7 @@ from tests.seams.frozen import Frozen, digest, first_difference, shape
 from tests.seams.product import steady
 
 import steadytrain as st
-from steadytrain.config import Every, Parallel
-from steadytrain.config.plain import plain
-from steadytrain.config.recipe import LATER_KEYS
+from steadytrain.config.plain import leaves
 
 WORDS = ["--model", "mlp", "--set", "model.options.hidden=8", "--epochs", 2000, "--batch-size", 480, "--lr", 0.05]
 WORDS += ["--device", "cpu", "--threads", 1, "--precision", "fp32"]
@@ -54,12 +52,9 @@ def test_its_recipe_keeps_its_name(old: Path, frozen: Frozen) -> None:
     was = json.loads((old / "recipe.json").read_text())
     was["precision"].pop("blocked")
     again["precision"].pop("blocked", None)
-    for part, name, neutral in (
-        *LATER_KEYS,
-        *(("parallel", name, usual) for name, usual in plain(Parallel()).items()),
-        *(("every", name, usual) for name, usual in plain(Every()).items()),
-    ):
-        if name not in was[part]:
+    for key, neutral in leaves(st.Recipe(data=st.Data(train="x"), model=st.Model("x")).to_dict()):
+        part, _, name = key.rpartition(".")
+        if part and name not in was[part]:
             assert again[part].pop(name) == neutral
     assert first_difference(was, json.loads(json.dumps(again)), "recipe") is None
 

@@ -19,7 +19,7 @@ from steadytrain.format import per_rank
 from steadytrain.training.session.opening import _begun_with, own_share
 from steadytrain.training.step import images_per_rank, share_of
 
-QUICK = TrainingOptions(model="mlp", epochs=4, device="cpu")
+QUICK = TrainingOptions(flags={"model": "mlp", "epochs": 4, "device": "cpu"})
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_ranks_on_cpus_share_the_batch_of_one() -> None:
 
 
 def test_the_device_says_whether_ranks_run_on_gpus(data: str) -> None:
-    gpus = TrainingOptions(model="mlp", epochs=1, device="cuda")
+    gpus = TrainingOptions(flags={"model": "mlp", "epochs": 1, "device": "cuda"})
     assert recipe_for(data, gpus, finetune=True, ranks=2).batch_size == 2 * 16, "of other machines, it may be"
     assert recipe_for(data, QUICK, finetune=True, ranks=2).batch_size == 16
     assert recipe_for(data, QUICK, finetune=True, ranks=2, on_gpus=True).batch_size == 2 * 16
@@ -74,18 +74,18 @@ def test_the_same_command_with_other_ranks_goes_on_with_the_batch_of_its_run(dat
     for ranks in (1, 3, 8):
         again, same = draft_run(data, QUICK, finetune=True, ranks=ranks, on_gpus=True)
         assert same == folder and again.digest == recipe.digest
-    named = replace(QUICK, batch_size=24, run=str(folder))
+    named = replace(QUICK, flags={**QUICK.flags, "batch_size": 24}, run=str(folder))
     assert draft_run(data, named, finetune=True, ranks=3, on_gpus=True)[0].batch_size == 24
-    longer = replace(QUICK, epochs=5, run=str(folder))
+    longer = replace(QUICK, flags={**QUICK.flags, "epochs": 5}, run=str(folder))
     assert draft_run(data, longer, finetune=True, ranks=1)[0].batch_size == 16, "it is another recipe"
-    slower = replace(QUICK, warmup_epochs=2.0, run=str(folder))
+    slower = replace(QUICK, flags={**QUICK.flags, "warmup_epochs": 2.0}, run=str(folder))
     assert draft_run(data, slower, finetune=True, ranks=1)[0].optim.warmup_epochs == 2.0, "the user's own"
     assert recipe_for(data, QUICK, finetune=True).batch_size == 16, "runs of a sweep are others"
 
 
 def test_workers_that_wait_for_each_other_share_a_batch(data: str) -> None:
-    waiting = TrainingOptions(device="cpu", set=("parallel.engine=async", "parallel.staleness=0"))
-    free = TrainingOptions(device="cpu", procs=3, set=("parallel.engine=async",))
+    waiting = TrainingOptions(flags={"device": "cpu"}, set=("parallel.engine=async", "parallel.staleness=0"))
+    free = TrainingOptions(flags={"device": "cpu", "procs": 3}, set=("parallel.engine=async",))
     assert (ranks_of_batch(data, waiting), ranks_of_batch(data, free)) == (2, 1)
 
 

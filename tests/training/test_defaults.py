@@ -12,7 +12,7 @@ from PIL import Image
 
 import steadytrain as st
 from steadytrain.cli import main
-from steadytrain.config.defaults import FINETUNED_MODELS
+from steadytrain.config.defaults import FINETUNED_MODELS, fit_to_epochs, usual_recipe
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Noticed
 from steadytrain.models.registry import licence_kind, pretrained_licence
@@ -163,6 +163,8 @@ def test_weights_of_ours_name_their_model_and_others_have_to(
     write_digits(Path("digits"), 60, 3)
     run = st.train(st.Run.create("runs/a", st.default_recipe("digits", QUICK))).run
     assert st.default_recipe("digits", {"model.weights": run.weights}, finetune=True).model.name == "mlp"
+    of_run = st.default_recipe("digits", {"model.weights": str(run.directory)}, finetune=True).model
+    assert (of_run.name, of_run.weights) == ("mlp", str(run.directory / "best.safetensors"))
     with pytest.raises(RecipeError, match="does not say which model's weights it holds: name it with --model"):
         st.default_recipe("digits", {"model.weights": str(weights_without_names)}, finetune=True)
 
@@ -246,3 +248,12 @@ def test_a_mistake_is_named_whether_or_not_a_probe_comes_first(digits: Path) -> 
         st.default_recipe(digits, {**FINETUNED, "data.balance": "classes", "model.train": "probe+full"}, finetune=True)
     with pytest.raises(RecipeError, match="unknown key"):
         st.default_recipe(digits, {**FINETUNED, "optim.rate": 1}, finetune=True)
+
+
+@pytest.mark.parametrize("law", ["power:5", "linear", "constant:0.1"])
+def test_a_law_of_the_warm_up_that_is_chosen_keeps_the_length_that_a_probe_needs(law: str) -> None:
+    recipe = usual_recipe("photos", finetune=True, small=False).with_({"optim.warmup": law})
+    optim = fit_to_epochs(recipe, 8, chosen={"optim.warmup"}).optim
+    assert (optim.warmup, optim.warmup_epochs) == (law, 2.0)
+    kept = fit_to_epochs(recipe, 8, chosen={"optim.warmup", "optim.warmup_epochs"}).optim
+    assert kept.warmup_epochs == recipe.optim.warmup_epochs, "a length that is chosen stays"

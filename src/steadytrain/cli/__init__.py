@@ -259,7 +259,7 @@ def _run(words: Sequence[str]) -> object:
     if verb in VERBS and is_help:
         command = app()[verb]
         command.usage = f"Usage: {usage(verb, command)}"
-    with _worded_errors(verb), _help_of(verb) if is_help and verb in TRAINING_VERBS else nullcontext():
+    with _worded_errors(verb), _help_of(verb) if is_help and verb in RECIPE_VERBS else nullcontext():
         result = app()(words, exit_on_error=False, print_error=False)
     if verb in VERBS and is_help:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]

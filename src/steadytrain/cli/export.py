@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.evaluate import AcceptLicence, ModelName, WeightsFlag
-from steadytrain.cli.options import Json, WhichFlag, require_range
+from steadytrain.cli.options import DeviceFlag, Json, WhichFlag, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -34,6 +34,7 @@ def export(
     max_loss: float = 0.5,
     images: int | None = None,
     aot: bool = False,
+    device: DeviceFlag = "auto",
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -56,7 +57,9 @@ def export(
         bf16: Compute in bfloat16: .xml, .pt2, .engine.
         max_loss: Points of top-1 (or mAP) that --int8, --fp16 or --bf16 may cost on the validation images (or --data).
         images: Judge --int8, --fp16 or --bf16 by so many of these, the same share of each class (default: all).
-        aot: Compile the .pt2 file for this processor, by AOTInductor.
+        aot: Compile the .pt2 file for the processor, or for the GPU of --device, by AOTInductor.
+        device: Where the file is written, checked and measured: cpu, cuda or cuda:1; auto: a GPU for .engine, else the
+            CPU.
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
 
     Examples:
@@ -87,6 +90,7 @@ def export(
             classes=classes,
             numbers=chosen[0] if chosen else "fp32",
             aot=aot,
+            device=device,
             data=data,
             max_loss=max_loss,
             images=images,

@@ -148,7 +148,7 @@ def _with_password(place: str, job: Job) -> Job:
         return job
     from steadytrain.distributed.ray_cluster import PASSWORD, has_password
 
-    if options.changes().get("parallel.ray_address") is not None or has_password(job.env):
+    if options.changes.get("parallel.ray_address") is not None or has_password(job.env):
         return job
     return replace(job, env={**job.env, PASSWORD: None})
 

@@ -13,7 +13,6 @@ from steadytrain.cli.console import note, print_json, print_text, progress
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
-from steadytrain.config.plain import leaves
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 from steadytrain.machine.facts import accelerators
@@ -185,7 +184,7 @@ def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: boo
     """Make the recipe of a run, or of data, as training does. Raises InputError where none is named."""
     data, options = _sorted_source(source, options)
     if data is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        return Run.open(options.run).recipe.with_(options.changes())
+        return Run.open(options.run).recipe.with_(options.changes)
     if data is None and options.value("data.train") is None:
         raise InputError("name the data, or how many images there are to train on: --num-train 50000")
     from steadytrain.cli.train import draft_run, ranks_of_batch
@@ -195,17 +194,16 @@ def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: boo
 
 def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: int, *, finetune: bool) -> Recipe:
     """Make the recipe of a command line as training does, but that the data are not looked at."""
-    in_file, changes = options.file_values(), options.changes()
+    in_file, changes = options.file_values, options.changes
     size = options.value("data.size")
     train = data or str(options.value("data.train") or "DATA")
     small = isinstance(size, int) and size <= SMALL
     model = options.value("model.name")
     usual = usual_recipe(train, model=str(model) if model else None, finetune=finetune, small=small)
     recipe = apply_changes(usual, in_file, {**changes, "data.train": train})
-    chosen = {**dict(leaves(in_file)), **changes}
     images = num_train if recipe.data.val is not None else round(num_train / (1 - recipe.data.holdout))
     from steadytrain.cli.train import ranks_of_batch
 
     ranks, device = ranks_of_batch(data, options), recipe.parallel.device
     on_gpus = bool(accelerators()) if device == "auto" else device.startswith("cuda")
-    return fit_to_data(recipe, images, chosen=chosen, ranks=ranks, on_gpus=on_gpus)
+    return fit_to_data(recipe, images, chosen=options.chosen, ranks=ranks, on_gpus=on_gpus)

@@ -7,7 +7,7 @@ import json as json_module
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
-from steadytrain.cli.options import FLAGS, TrainingOptions, parse_setting, read_table, require_range
+from steadytrain.cli.options import TrainingOptions, key_of, parse_setting, read_table, require_range
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
 from steadytrain.errors import InputError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from steadytrain.config import Recipe
     from steadytrain.launch import Job
     from steadytrain.tuning.sweep import Case, Point, Space, SweepSpec
-    from steadytrain.tuning.sweep_runs import ArrayTrainer, ProcessTrainer
+    from steadytrain.tuning.sweep_runs import ArrayTrainer, ProcessTrainer, Searched
 
 CODE = ("model.name", "optim.name", "optim.loss", "data.transforms")
 """Keys that may name code of the user's own, which is imported where the command line names it."""
@@ -94,82 +94,123 @@ def sweep(
     folder = Path(options.run or f"runs/{recipe.stem}-sweep")
     place = _job(on, hosts, job, replace(options, recipe=recipe).value("parallel.procs"))
     if place is not None and place[0] == "slurm":
-        if spec.search is not None:
-            raise InputError("a search waits for its runs, and an array is only submitted: use --hosts, or drop --on")
-        inputs = () if data is None or "://" in data else (data,)
-        warn_of_local_folders(replace(place[1], inputs=inputs, outputs=(str(folder),)))
-    shared = replace(options, recipe=recipe, run=None)
-    if place is not None:  # the job says how many ranks there are
-        shared = replace(shared, procs=None, set=(*shared.set, "parallel.procs=none"))
-    drafts: list[Recipe] = []
-
-    def make_recipe(changes: Mapping[str, Any]) -> Recipe:
-        settings = (f"{key}={json_module.dumps(value)}" for key, value in changes.items())
-        with redirect_stderr(io.StringIO()) if drafts else nullcontext():  # its messages are the same for each case
-            of_case = replace(shared, set=(*shared.set, *settings))
-            if place is None:
-                ranks, on_gpus = ranks_of_batch(data, of_case), None
-            else:
-                ranks = place[1].procs or place[1].ranks or 1
-                on_gpus = None if place[1].gpus is None else place[1].gpus > 0
-            drafts.append(recipe_for(data, of_case, finetune=finetune, ranks=ranks, on_gpus=on_gpus))
-        return drafts[-1]
+        _require_array(place[1], data, folder, is_search=spec.search is not None)
+    shared = _of_all_runs(options, recipe, is_elsewhere=place is not None)
+    make_recipe = _recipe_maker(data, shared, place and place[1], finetune=finetune)
 
     def create(points: Sequence[Point]) -> list[Case]:
         return sweeps.create_cases(folder, points, make_recipe, spec.seeds, writes=not dry_run)
 
     cases = [] if spec.search is not None else create(sweeps.points(space.over, space.cases))
     first = cases[0].runs[0].recipe if cases else make_recipe({})
-    allowed = [key for key in CODE if key in shared.changes() or key in texts]
-    trainer: ArrayTrainer | ProcessTrainer
-    if place is not None and place[0] == "slurm":
-        at_once = 1
-        trainer = sweep_runs.ArrayTrainer(place[1], folder, allowed, parallel, note)
-    else:
-        trainer = _process_trainer(first, None if place is None else place[1], job, parallel, allowed)
-        at_once = trainer.num_slots
+    allowed = [key for key in CODE if key in shared.changes or key in texts]
+    trainer = _trainer(first, place, job, folder, parallel, allowed)
     if dry_run:
         print_text(_dry_run(trainer, cases, folder))
         return 0
-    stopped: dict[str, float] = {}
-    not_made: list[tuple[Point, str]] = []
     try:
-        if spec.search is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            outcome = sweep_runs.search(
-                folder / sweep_runs.SEARCH_FILE,
-                space.over,
-                spec.search,
-                trainer,
-                seed=first.seed,
-                at_once=at_once,
-                create=create,
-                prunes=spec.halving,
-                say=note,
-            )
-            cases, stopped, not_made = outcome.cases, outcome.stopped, outcome.failed
-        else:
-            method = ", by successive halving" if spec.halving else ""
-            note(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{method}")
-            if spec.halving:
-                stopped = sweep_runs.halve(cases, trainer, note)
-            else:
-                trainer.train([run for case in cases for run in case.runs])
+        outcome = _train(spec, space, cases, trainer, folder, seed=first.seed, create=create)
     except sweep_runs.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code
+    return _print_outcome(outcome, trainer.failures, folder, target=spec.target, json=options.json)
+
+
+def _require_array(job: Job, data: str | None, folder: Path, *, is_search: bool) -> None:
+    """Refuse a search by an array of jobs, and warn of folders that other machines may not see. Raises InputError."""
+    if is_search:
+        raise InputError("a search waits for its runs, and an array is only submitted: use --hosts, or drop --on")
+    inputs = () if data is None or "://" in data else (data,)
+    warn_of_local_folders(replace(job, inputs=inputs, outputs=(str(folder),)))
+
+
+def _of_all_runs(options: TrainingOptions, recipe: Path, *, is_elsewhere: bool) -> TrainingOptions:
+    """Return the flags that all runs have in common; ``is_elsewhere``: a job says how many ranks there are."""
+    shared = replace(options, recipe=recipe, run=None)
+    if not is_elsewhere:
+        return shared
+    flags = {name: value for name, value in shared.flags.items() if name != "procs"}
+    return replace(shared, flags=flags, set=(*shared.set, "parallel.procs=none"))
+
+
+def _recipe_maker(
+    data: str | None, options: TrainingOptions, job: Job | None, *, finetune: bool
+) -> Callable[[Mapping[str, Any]], Recipe]:
+    """Return what makes the recipe of a case from its changes; ``job``: of the runs that are trained elsewhere."""
+    is_first = True
+
+    def make_recipe(changes: Mapping[str, Any]) -> Recipe:
+        nonlocal is_first
+        settings = (f"{key}={json_module.dumps(value)}" for key, value in changes.items())
+        of_case = replace(options, set=(*options.set, *settings))
+        with nullcontext() if is_first else redirect_stderr(io.StringIO()):  # its messages are the same for each case
+            if job is None:
+                ranks, on_gpus = ranks_of_batch(data, of_case), None
+            else:
+                ranks, on_gpus = job.procs or job.ranks or 1, None if job.gpus is None else job.gpus > 0
+            recipe = recipe_for(data, of_case, finetune=finetune, ranks=ranks, on_gpus=on_gpus)
+        is_first = False
+        return recipe
+
+    return make_recipe
+
+
+def _train(
+    spec: SweepSpec,
+    space: Space,
+    cases: list[Case],
+    trainer: ArrayTrainer | ProcessTrainer,
+    folder: Path,
+    *,
+    seed: int,
+    create: Callable[[Sequence[Point]], list[Case]],
+) -> Searched:
+    """Train the cases, or those that a search chooses; what an array has not trained yet is left as it is."""
+    from steadytrain.tuning import sweep_runs
+
+    if spec.search is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return sweep_runs.search(
+            folder / sweep_runs.SEARCH_FILE,
+            space.over,
+            spec.search,
+            trainer,
+            seed=seed,
+            at_once=trainer.num_slots if isinstance(trainer, sweep_runs.ProcessTrainer) else 1,
+            create=create,
+            prunes=spec.halving,
+            say=note,
+        )
+    method = ", by successive halving" if spec.halving else ""
+    note(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{method}")
+    stopped: dict[str, float] = {}
+    try:
+        if spec.halving:
+            stopped = sweep_runs.halve(cases, trainer, note)
+        else:
+            trainer.train([run for case in cases for run in case.runs])
     except sweep_runs.PendingSweep as pending:
         note(str(pending))
-    failures = trainer.failures
-    rows = sweeps.rows(cases, target=spec.target, stopped=stopped, failures=failures, not_made=not_made)
-    page = sweeps.write(folder, cases, rows, target=spec.target)
-    if options.json:
-        print_json(sweeps.document(rows, target=spec.target))
+    return sweep_runs.Searched(cases, stopped, [])
+
+
+def _print_outcome(
+    outcome: Searched, failures: Mapping[Path, str], folder: Path, *, target: float | None, json: bool
+) -> int:
+    """Write and print the table of a sweep; return the exit code."""
+    from steadytrain.tuning import sweep as sweeps
+
+    rows = sweeps.rows(
+        outcome.cases, target=target, stopped=outcome.stopped, failures=failures, not_made=outcome.failed
+    )
+    page = sweeps.write(folder, outcome.cases, rows, target=target)
+    if json:
+        print_json(sweeps.document(rows, target=target))
     else:
-        print_text(sweeps.to_text(rows, target=spec.target, width=shutil.get_terminal_size().columns))
+        print_text(sweeps.to_text(rows, target=target, width=shutil.get_terminal_size().columns))
     if page is not None:
         note(f"wrote {page}")
-    return 1 if failures or not_made else 0
+    return 1 if failures or outcome.failed else 0
 
 
 def _require_sensible(
@@ -229,8 +270,7 @@ def _split_over(text: str) -> tuple[str, str]:
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
         raise InputError(f"--over {text!r} must be KEY=VALUE,VALUE, such as --over batch_size=64,256")
-    flag = name.strip().lstrip("-").replace("-", "_")
-    return "budget.epochs" if flag == "epochs" else FLAGS.get(flag, name.strip()), values
+    return key_of(name.strip()) or name.strip(), values
 
 
 def _job(
@@ -252,13 +292,21 @@ def _job(
     return place, described
 
 
-def _process_trainer(
-    first: Recipe, job: Job | None, file: Path | None, parallel: int | None, allowed: Sequence[str]
-) -> ProcessTrainer:
-    """Return the trainer of runs on this machine, or on those that ssh reaches."""
-    from steadytrain.tuning.sweep_runs import ProcessTrainer, host_slots, slots
+def _trainer(
+    first: Recipe,
+    place: tuple[str, Job] | None,
+    file: Path | None,
+    folder: Path,
+    parallel: int | None,
+    allowed: Sequence[str],
+) -> ArrayTrainer | ProcessTrainer:
+    """Return the trainer of runs on this machine, on those that ssh reaches, or of an array of jobs."""
+    from steadytrain.tuning.sweep_runs import ArrayTrainer, ProcessTrainer, host_slots, slots
 
-    if job is not None:
+    if place is not None:
+        launcher, job = place
+        if launcher == "slurm":
+            return ArrayTrainer(job, folder, allowed, parallel, note)
         flags = [*(["--job", str(file)] if file else []), "--procs", str(job.procs or 1)]
         return ProcessTrainer(host_slots(job)[:parallel], allowed, note, flags)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

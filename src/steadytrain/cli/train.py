@@ -24,11 +24,13 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, TerminalStream, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
-from steadytrain.cli.options import OUTPUT, TrainingOptions, read_table, require_range
+from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_range
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
+from steadytrain.config.recipe import recipe_settings
+from steadytrain.config.settings import OUTPUT
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, did_you_mean
@@ -53,7 +55,7 @@ Until = Annotated[
     Parameter(
         help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it continues."
     ),
-    OUTPUT,
+    HEADINGS[OUTPUT],
 ]
 TrainingData = Annotated[
     str | None,
@@ -215,6 +217,8 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
 def num_procs(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
     """Return how many ranks to start: by the flags, else as many as the run that is resumed was begun with."""
     procs, device = options.value("parallel.procs"), options.value("parallel.device")
+    if isinstance(procs, int):  # before so many are started
+        recipe_settings()["parallel.procs"].refuse_beyond_limit("parallel.procs", procs)
     recorded = Parallel()
     is_resumed = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
     if is_resumed and options.value("data.train") is None and not world.launcher:
@@ -265,7 +269,7 @@ def _train_with_servers(
         raise InputError(f"{flag} one process, which --engine async has not: leave it out")
     from steadytrain.launch.workers import AsyncRun, join_run, keep_worker, keep_workers
 
-    staleness, address = _parallel(data, options, "staleness"), options.changes().get("parallel.ray_address")
+    staleness, address = _parallel(data, options, "staleness"), options.changes.get("parallel.ray_address")
     in_file = _parallel(data, options, "ray_address")
     if VARIABLE in os.environ:
         with _only_first_rank_prints(world), connect(world) as cluster:
@@ -379,7 +383,6 @@ def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = 
         return draft, None
     from steadytrain.training.finetuning.plan import PLANNED, plan_finetune
 
-    chosen = {**dict(leaves(options.file_values())), **options.changes()}
     if folder is not None and (folder / "recipe.json").exists():
         planned = Run.open(folder).recipe
         values = dict(leaves(draft.to_dict()))
@@ -388,7 +391,11 @@ def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = 
             return planned, None
     note(f"measuring this machine on the data, to fit the run into {count(minutes, 'minute')}")
     plan = plan_finetune(
-        draft, minutes, chosen=chosen, began=own_start() or time.perf_counter(), allow_import=options.names_model
+        draft,
+        minutes,
+        chosen=options.chosen,
+        began=own_start() or time.perf_counter(),
+        allow_import=options.names_model,
     )
     note(plan.words)
     return plan.recipe, plan
@@ -563,7 +570,7 @@ def open_draft(
 
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        return DraftRun(Run.open(options.run).recipe.with_(options.changes()), Path(options.run), None)
+        return DraftRun(Run.open(options.run).recipe.with_(options.changes), Path(options.run), None)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
         raise InputError(
             f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) resumes it"
@@ -587,8 +594,8 @@ def open_draft(
     with progress_once_known("packing images", resumes=True) as advance:
         choice = choose_recipe(
             train,
-            options.file_values(),
-            options.changes(),
+            options.file_values,
+            options.changes,
             finetune=finetune,
             require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
             say=note,

@@ -90,17 +90,16 @@ def tune(
     if not explain:
         _require_replaceable(output, force=force)
     began = own_start() or time.perf_counter()
-    options = TrainingOptions(
-        model=model,
-        val=val,
-        batch_size=batch_size,
-        epochs=epochs,
-        size=size,
-        device=device,
-        procs=procs,
-        recipe=recipe,
-        set=set,
-    )
+    flags = {
+        "model": model,
+        "val": val,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "size": size,
+        "device": device,
+        "procs": procs,
+    }
+    options = TrainingOptions(flags=flags, recipe=recipe, set=set)
     spin_where_alone()
     from steadytrain.cli.train import num_procs, recipe_for
     from steadytrain.distributed.world import World

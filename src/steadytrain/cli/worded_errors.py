@@ -109,7 +109,8 @@ def _names(error: Any) -> list[str]:
 def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     """Return what an unknown flag is called here, what there is instead, or which known one is near."""
     from steadytrain.cli.options import flag_of
-    from steadytrain.config.synonyms import advice, synonym
+    from steadytrain.config.recipe import synonym
+    from steadytrain.config.synonyms import advice
 
     if (key := synonym(word)) and (flag := flag_of(key)) in names:
         return f" Did you mean {flag}?"
@@ -129,7 +130,8 @@ def assignment_hint(verb: str, word: str, names: Sequence[str], trains: bool) ->
     (': flags begin with dashes: --lr 0.1', '')
     """
     from steadytrain.cli.options import flag_of
-    from steadytrain.config.synonyms import advice, synonym
+    from steadytrain.config.recipe import synonym
+    from steadytrain.config.synonyms import advice
 
     match = re.fullmatch(r"(?P<name>[A-Za-z][\w.-]*)=(?P<value>.*)", word)
     if match is None or Path(word).exists():

@@ -268,6 +268,8 @@ def fit_to_epochs(recipe: Recipe, epochs: float, *, chosen: Container[str]) -> R
     >>> optim = fit_to_epochs(recipe, 8, chosen=()).optim
     >>> optim.lr, optim.warmup, optim.warmup_epochs, fit_to_epochs(recipe, 2, chosen=()).optim.lr
     (0.001, 'power:3', 2.0, 0.0001)
+    >>> fit_to_epochs(recipe.with_({"optim.warmup": "power:5"}), 8, chosen=("optim.warmup",)).optim.warmup_epochs
+    2.0
     """
     optim, plan, changes = recipe.optim, parse_train(recipe.model.train), dict[str, object]()
     longest = optim.warmup_epochs
@@ -275,8 +277,10 @@ def fit_to_epochs(recipe: Recipe, epochs: float, *, chosen: Container[str]) -> R
         if epochs < LEAST_EPOCHS:
             if optim.name == "adamw" and "optim.lr" not in chosen:
                 changes["optim.lr"] = min(optim.lr, SHORT_LR)
-        elif "optim.warmup" not in chosen and parse_schedule(optim.schedule)[0].law not in RISING:
-            changes["optim.warmup"], longest = GENTLE_WARMUP, GENTLE_EPOCHS
+        elif parse_schedule(optim.schedule)[0].law not in RISING:
+            longest = GENTLE_EPOCHS
+            if "optim.warmup" not in chosen:
+                changes["optim.warmup"] = GENTLE_WARMUP
     if "optim.warmup_epochs" not in chosen:
         changes["optim.warmup_epochs"] = min(longest, MAX_WARMUP_SHARE * epochs)
     return recipe.with_(changes)

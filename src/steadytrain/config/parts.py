@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +13,32 @@ from steadytrain.config.batches import parse_growth, parse_sizes
 from steadytrain.config.factories import FACTORY
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import PLAIN, check_types
+from steadytrain.config.settings import (
+    ABOVE_0,
+    BELOW_1,
+    DATA,
+    FROM_1,
+    IMAGES,
+    LOSS,
+    MODEL,
+    NOT_NEGATIVE,
+    OPTIMIZER,
+    OUTPUT,
+    RANKS,
+    SPEED,
+    UP_TO_1,
+    Flag,
+    ValueLimit,
+    about,
+    between,
+    check,
+    documented,
+    file_keys,
+    require,
+    setting,
+)
 from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
-from steadytrain.config.transforms import parse_transforms
+from steadytrain.config.transforms import parse_transforms, split_transforms
 from steadytrain.errors import RecipeError, did_you_mean
 
 MOST_EPOCHS = 1_000_000
@@ -43,12 +67,6 @@ Layout = Literal["channels-last", "channels-first"]
 Scalar = str | int | float | bool | None
 
 
-def require(holds: bool, name: str, value: object, limit: str) -> None:
-    """Refuse a value beyond its limit. Raises RecipeError with the name, the value and the limit."""
-    if not holds:
-        raise RecipeError(f"{name} is {value!r}; it must be {limit}")
-
-
 def refuse_secrets(name: str, value: str | Path | None) -> None:
     """Refuse a URI with a password or a signature, since recipes are kept. Raises RecipeError, which has none of it."""
     if isinstance(value, str) and re.match(r"(?!hf:)\w+://[^/]*@|https?://[^?]*\?", value):
@@ -59,226 +77,445 @@ def refuse_secrets(name: str, value: str | Path | None) -> None:
         )
 
 
+def _split(text: str) -> list[str]:
+    """Split what a flag says, such as ``2@30,2@60``; ``none`` is an empty list."""
+    return [] if text == "none" else text.split(",")
+
+
+_ONE_A_CHANNEL = ValueLimit(lambda numbers: len(numbers) in (1, 3), "1 or 3 numbers, one a channel")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4}(,[0-9]{1,4})*)?")
+
+
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images: where they are, how they are split, and how samples are cropped.
+    """The images: where they are, how they are split, and how samples are cropped."""
 
-    Args:
-        train: training data: a ``.rec`` file, a folder of classes, or any other source that ``steady pack`` reads.
-        val: validation data, in any of these forms. None holds out the share ``holdout`` of the training data.
-        holdout: share of each class that is held out for validation if ``val`` is None: at least 0, below 1. 0 trains
-            without validation.
-        classes: a card (``.json``) whose class names, in their order, are used as the class list.
-        size: side of the square input in pixels, 1 to 4096. None uses the model's own size, or the images' if they are
-            small.
-        grow_size: side of training images from some epochs on, such as ``["128@0", "160@6", "192@12"]`` (progressive
-            resizing; page augmentation). Before the first, and in evaluation always, it is ``size``.
-        augment: random cropping of training images: ``resized-crop`` (random area and aspect ratio), ``pad-crop`` (pad
-            with zeros, then crop) or ``none`` (crop as in evaluation). ``auto`` is ``pad-crop`` for images of up to 64
-            pixels and ``resized-crop`` for larger ones.
-        area: smallest and largest share of the image area that ``resized-crop`` takes, above 0, up to 1.
-        ratio: smallest and largest aspect ratio (width / height) that ``resized-crop`` takes, above 0.
-        pad: zero padding on each side for ``pad-crop``, 0 to 512 pixels.
-        flip: flip half of the training images horizontally; ``alternating`` draws them once, and flips the other half
-            in every other epoch. None flips colour images and leaves grey ones (digits, letters) alone.
-        transforms: further augmentation of training batches, such as ``["randaugment:2,9", "mixup:0.2"]`` (page
-            augmentation): ``vflip``, ``rotate``, ``shear``, ``randaugment``, ``trivialaugment``, ``autoaugment``,
-            ``augmix``, ``color``, ``grey``, ``pkg.mod:factory``, ``erase``, ``mixup``, ``cutmix``, applied in this
-            order.
-        crop: share of the shorter side that the centre crop of evaluation takes, above 0, up to 1. None uses the
-            model's own, else 0.875, or 1 for images of up to 64 pixels.
-        interpolation: used for every resize, always antialiased. None uses the model's own, else bilinear.
-        mean: mean of each channel (1 or 3 numbers) for pixel values from 0 to 1. None uses that of the pretrained
-            weights, else that of the training data.
-        std: standard deviation of each channel (1 or 3 numbers above 0); None as for ``mean``.
-        root: folder that the paths in a list or a table are relative to. None uses the folder of the list.
-        labels: file of labels for ``train``, for images that are not in class folders.
-        path_column: column of a table that has the images' paths, by its name or its number from 1 on. None finds it.
-        label_column: column of a table that has the labels; several, such as ``["cat", "dog"]``, have a 1 for each
-            label that an image has. None finds it.
-        split_column: column of a table that says which images are for training, validation and test. None finds it.
-        order: order of training images: ``global`` shuffles all of them; ``blocks`` shuffles blocks and reads each in
-            one go, for disks that are slow at random reads.
-        balance: ``classes`` shows all classes equally often: an epoch has as many images as without, but those of rare
-            classes several times and only some of frequent ones. ``none`` shows each image once an epoch.
-        repeats: show each image so many times in a row, each time cropped, flipped and transformed anew (repeated
-            augmentation), 1 to 16. An epoch has as many images as without, so that ``3`` shows a third of them, and
-            three epochs show each.
-        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
-            than written in code.
-    """
-
-    train: str | Path
-    val: str | Path | None = None
-    holdout: float = 0.1
-    classes: str | Path | None = None
-    size: int | None = None
-    grow_size: tuple[str, ...] = ()
-    augment: Literal["auto", "resized-crop", "pad-crop", "none"] = "auto"
-    area: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (0.75, 4 / 3)
-    pad: int = 4
-    flip: bool | Literal["alternating"] | None = None
-    transforms: tuple[str, ...] = ()
-    crop: float | None = None
-    interpolation: Literal["bilinear", "bicubic"] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    root: str | Path | None = None
-    labels: str | Path | None = None
-    path_column: str | None = None
-    label_column: tuple[str, ...] = ()
-    split_column: str | None = None
-    order: Literal["global", "blocks"] = "global"
-    balance: Literal["none", "classes"] = "none"
-    repeats: int = 1
-    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
+    train: str | Path = field(
+        metadata=about(
+            "Training data: a .rec file, a folder of classes, or any other source that steady pack reads.",
+            limit=ValueLimit(bool, "a .rec file or a folder of classes"),
+            example="photos/",
+            usual="required",
+        )
+    )
+    val: str | Path | None = setting(
+        None,
+        "Validation data, in any of these forms. None holds out the share holdout of the training data.",
+        example="val.rec",
+        usual="X-val.rec beside X-train.rec, val/ beside train/, else 10 % of each class",
+        flag=Flag(DATA, "Validation data.", names="--val --data-val"),
+    )
+    holdout: float = setting(
+        0.1,
+        "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none.",
+        limit=ValueLimit(lambda share: 0 <= share < 1, "a fraction from 0 up to, not including, 1"),
+        words="val-fraction val-split validation-split",
+        flag=Flag(DATA),
+    )
+    classes: str | Path | None = setting(
+        None,
+        "A card (.json) whose class names, in their order, are used as the class list.",
+        example="train.json",
+        usual="the names of the folders, sorted",
+        flag=Flag(DATA),
+    )
+    size: int | None = setting(
+        None,
+        "Side of the square input in pixels, 1 to 4096.",
+        limit=between(1, 4096, "from 1 to 4096 pixels"),
+        example=192,
+        usual="the model's, or the images' if they are small",
+        words="imgsz image-size resolution",
+        flag=Flag(IMAGES, names="--size --img-size"),
+    )
+    grow_size: tuple[str, ...] = setting(
+        (),
+        'Side of training images from some epochs on, such as ["128@0", "160@6", "192@12"] (progressive resizing; '
+        "page augmentation). Before the first, and in evaluation always, it is size.",
+        example="128@0,160@6,192@12",
+        flag=Flag(
+            IMAGES,
+            "Side of training images from some epochs on, such as 128@0,160@6,192@12; evaluation has --size.",
+            kind=str,
+            read=_split,
+        ),
+    )
+    augment: Literal["auto", "resized-crop", "pad-crop", "none"] = setting(
+        "auto",
+        "Random cropping of training images: resized-crop (random area and aspect ratio), pad-crop (pad with zeros, "
+        "then crop) or none (crop as in evaluation). auto is pad-crop for images of up to 64 pixels and resized-crop "
+        "for larger ones.",
+    )
+    area: tuple[float, float] = setting(
+        (0.08, 1.0),
+        "Smallest and largest share of the image area that resized-crop takes, above 0, up to 1.",
+        limit=ValueLimit(lambda area: 0 < area[0] <= area[1] <= 1, "two rising fractions up to 1"),
+    )
+    ratio: tuple[float, float] = setting(
+        (0.75, 4 / 3),
+        "Smallest and largest aspect ratio (width / height) that resized-crop takes, above 0.",
+        limit=ValueLimit(lambda ratio: 0 < ratio[0] <= ratio[1], "two rising numbers above 0"),
+    )
+    pad: int = setting(
+        4, "Zero padding on each side for pad-crop, 0 to 512 pixels.", limit=between(0, 512, "from 0 to 512 pixels")
+    )
+    flip: bool | Literal["alternating"] | None = setting(
+        None,
+        "Flip half of the training images horizontally; alternating draws them once, and flips the other half in "
+        "every other epoch. None flips colour images and leaves grey ones (digits, letters) alone.",
+        example=True,
+    )
+    transforms: tuple[str, ...] = setting(
+        (),
+        'Further augmentation of training batches, such as ["randaugment:2,9", "mixup:0.2"] (page augmentation): '
+        "vflip, rotate, shear, randaugment, trivialaugment, autoaugment, augmix, color, grey, pkg.mod:factory, "
+        "erase, mixup, cutmix, applied in this order.",
+        example="randaugment:2,9,mixup:0.2",
+        flag=Flag(
+            IMAGES,
+            "Further augmentation, such as randaugment:2,9,mixup:0.2,erase:0.25; none: none (docs: augmentation).",
+            kind=str,
+            read=split_transforms,
+        ),
+    )
+    crop: float | None = setting(
+        None,
+        "Share of the shorter side that the centre crop of evaluation takes, above 0, up to 1. None uses the model's "
+        "own, else 0.875, or 1 for images of up to 64 pixels.",
+        limit=ValueLimit(lambda share: 0 < share <= 1, "a fraction above 0, up to 1"),
+        example=0.95,
+        words="crop-pct",
+    )
+    interpolation: Literal["bilinear", "bicubic"] | None = setting(
+        None,
+        "Used for every resize, always antialiased. None uses the model's own, else bilinear.",
+        example="bicubic",
+        words="interpolation",
+    )
+    mean: tuple[float, ...] | None = setting(
+        None,
+        "Mean of each channel (1 or 3 numbers) for pixel values from 0 to 1. None uses that of the pretrained "
+        "weights, else that of the training data.",
+        limit=_ONE_A_CHANNEL,
+        example=[0.5, 0.5, 0.5],
+    )
+    std: tuple[float, ...] | None = setting(
+        None,
+        "Standard deviation of each channel (1 or 3 numbers above 0); None as for mean.",
+        limit=_ONE_A_CHANNEL,
+        example=[0.25, 0.25, 0.25],
+    )
+    root: str | Path | None = setting(
+        None,
+        "Folder that the paths in a list or a table are relative to.",
+        example="images/",
+        usual="the folder of the list",
+        flag=Flag(DATA),
+    )
+    labels: str | Path | None = setting(
+        None,
+        "File of labels for images that are not in folders of classes.",
+        example="labels.csv",
+        flag=Flag(DATA),
+    )
+    path_column: str | None = setting(
+        None,
+        "Column of a table that has the images' paths, by its name or its number from 1 on.",
+        example="filename",
+        usual="found by name and content",
+        flag=Flag(DATA),
+    )
+    label_column: tuple[str, ...] = setting(
+        (),
+        'Column of a table that has the labels; several, such as ["cat", "dog"], have a 1 for each label that an '
+        "image has.",
+        example="diagnosis",
+        usual="found by name and content",
+        flag=Flag(DATA, "A table's column of labels; may be given several times, for columns of 0 and 1."),
+    )
+    split_column: str | None = setting(
+        None,
+        "Column of a table that says which images are for training, validation and test.",
+        usual="found by name",
+        example="fold",
+        flag=Flag(DATA),
+    )
+    order: Literal["global", "blocks"] = setting(
+        "global",
+        "Order of training images: global shuffles all of them; blocks shuffles blocks and reads each in one go, for "
+        "disks that are slow at random reads.",
+    )
+    balance: Literal["none", "classes"] = setting(
+        "none",
+        "classes shows all classes equally often: an epoch has as many images as without, but those of rare classes "
+        "several times and only some of frequent ones. none shows each image once an epoch.",
+        flag=Flag(LOSS, "classes: show all classes equally often, images of rare ones several times an epoch."),
+    )
+    repeats: int = setting(
+        1,
+        "Show each image so many times in a row, each time cropped, flipped and transformed anew (repeated "
+        "augmentation), 1 to 16. An epoch has as many images as without, so that 3 shows a third of them, and three "
+        "epochs show each.",
+        limit=between(1, 16, "from 1 to 16"),
+    )
+    from_file: frozenset[str] = file_keys()
 
     def __post_init__(self) -> None:
         if isinstance(self.label_column, str):
             object.__setattr__(self, "label_column", (self.label_column,))
-        check_types(self, "data")
+        check(self, "data")
         refuse_secrets("data.train", self.train)
         refuse_secrets("data.val", self.val)
-        require(bool(self.train), "data.train", self.train, "a .rec file or a folder of classes")
-        require(0 <= self.holdout < 1, "data.holdout", self.holdout, "a fraction from 0 up to, not including, 1")
-        require(self.size is None or 1 <= self.size <= 4096, "data.size", self.size, "from 1 to 4096 pixels")
         sizes = tuple(f"{size}@{epoch:g}" for size, epoch in parse_sizes(self.grow_size))
         object.__setattr__(self, "grow_size", sizes)
-        require(0 < self.area[0] <= self.area[1] <= 1, "data.area", self.area, "two rising fractions up to 1")
-        require(0 < self.ratio[0] <= self.ratio[1], "data.ratio", self.ratio, "two rising numbers above 0")
-        require(0 <= self.pad <= 512, "data.pad", self.pad, "from 0 to 512 pixels")
-        require(1 <= self.repeats <= 16, "data.repeats", self.repeats, "from 1 to 16")
         object.__setattr__(self, "transforms", tuple(map(str, parse_transforms(self.transforms))))
-        require(self.crop is None or 0 < self.crop <= 1, "data.crop", self.crop, "a fraction above 0, up to 1")
-        require(self.mean is None or len(self.mean) in (1, 3), "data.mean", self.mean, "1 or 3 numbers, one a channel")
-        require(self.std is None or len(self.std) in (1, 3), "data.std", self.std, "1 or 3 numbers, one a channel")
         require(self.std is None or all(s > 0 for s in self.std), "data.std", self.std, "above 0 in every channel")
 
 
+@documented
 @dataclass(frozen=True)
 class Model:
-    """The network and its initial weights.
+    """The network and its initial weights."""
 
-    Args:
-        name: ``timm/NAME``, a built-in model (``resnet20``, ``mlp``, ...), a plain timm name, ``torchvision/NAME``,
-            ``mxnet:FILE`` (an MXNet checkpoint), or ``pkg.mod:factory``.
-        pretrained: start from the pretrained weights of the Hugging Face hub, which are downloaded once.
-        weights: start from this ``.safetensors``, ``.pth`` or ``.params`` file instead.
-        train: what is trained: ``full`` (every parameter), ``head`` (only the classifier), ``discriminative`` (every
-            parameter, with a learning rate that falls by the factor ``decay`` from each layer to the one below),
-            ``gradual`` (so too, and layers join one by one from the top down, over half of the run; ``gradual:0.5``:
-            one each half epoch) or ``probe`` (the classifier is fitted to the features of the frozen network, without
-            updates; ``probe:3``: to those of two augmented passes too). ``head:1+full`` trains the classifier alone for
-            1 epoch first; ``probe+discriminative`` begins with a fitted classifier.
-        freeze: names of parameters or modules that are not trained, such as ``["conv_stem", "blocks.[01].*"]``, with
-            the wildcards of a shell; batch norms whose parameters are frozen keep their statistics.
-        decay: factor of the learning rate between two layers for ``discriminative`` and ``gradual``, above 0, up to 1.
-        batch_norm: statistics that batch norms use in training: ``train`` (of each micro-batch), ``synchronous`` (of
-            all ranks together) or ``frozen`` (those of the initial weights, which suits small batches).
-        options: keyword arguments of the model's factory, such as ``{"pad_type": "same"}``.
-        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
-            than written in code.
-    """
-
-    name: str
+    name: str = field(
+        metadata=about(
+            "timm/NAME, a built-in model (resnet20, mlp, ...), a plain timm name, torchvision/NAME, mxnet:FILE (an "
+            "MXNet checkpoint), or pkg.mod:factory.",
+            limit=ValueLimit(bool, "the name of a model"),
+            usual=(
+                "timm/resnet50, or resnet20 for images up to 64 pixels",
+                "a small one whose weights are on this machine, else timm/mobilenetv3_large_100",
+            ),
+            words="architecture arch",
+            flag=Flag(MODEL, names="--model --network"),
+        )
+    )
     _: KW_ONLY
-    pretrained: bool = False
-    weights: str | Path | None = None
-    train: str = "full"
-    freeze: tuple[str, ...] = ()
-    decay: float = 0.75
-    batch_norm: Literal["train", "synchronous", "frozen"] = "train"
-    options: Mapping[str, Scalar] = field(default_factory=dict)
-    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
+    pretrained: bool = setting(
+        False, "Start from the pretrained weights of the Hugging Face hub, which are downloaded once."
+    )
+    weights: str | Path | None = setting(
+        None,
+        "Start from this .safetensors, .pth or .params file, or from the best weights of this run.",
+        example="resnet50.safetensors",
+        flag=Flag(
+            MODEL, names="--weights --initial-checkpoint --pretrained-model", implied=(("model.pretrained", False),)
+        ),
+    )
+    train: str = setting(
+        "full",
+        "What is trained: full (every parameter), head (only the classifier), discriminative (every parameter, with "
+        "a learning rate that falls by the factor decay from each layer to the one below), gradual (so too, and "
+        "layers join one by one from the top down, over half of the run; gradual:0.5: one each half epoch) or probe "
+        "(the classifier is fitted to the features of the frozen network, without updates; probe:3: to those of two "
+        "augmented passes too). head:1+full trains the classifier alone for 1 epoch first; probe+discriminative "
+        "begins with a fitted classifier.",
+        flag=Flag(
+            MODEL,
+            "What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one "
+            "pass), head:1+full, probe+discriminative.",
+        ),
+    )
+    freeze: tuple[str, ...] = setting(
+        (),
+        'Names of parameters or modules that are not trained, such as ["conv_stem", "blocks.[01].*"], with the '
+        "wildcards of a shell; batch norms whose parameters are frozen keep their statistics.",
+        example="conv_stem,blocks.0",
+    )
+    decay: float = setting(
+        0.75,
+        "Factor of the learning rate between two layers for discriminative and gradual, above 0, up to 1.",
+        limit=UP_TO_1,
+    )
+    batch_norm: Literal["train", "synchronous", "frozen"] = setting(
+        "train",
+        "Statistics that batch norms use in training: train (of each micro-batch), synchronous (of all ranks "
+        "together) or frozen (those of the initial weights, which suits small batches).",
+    )
+    options: Mapping[str, Scalar] = setting(
+        {}, 'Keyword arguments of the model\'s factory, such as {"pad_type": "same"}.', example={"drop_rate": 0.1}
+    )
+    from_file: frozenset[str] = file_keys()
 
     def __post_init__(self) -> None:
-        check_types(self, "model")
-        require(bool(self.name), "model.name", self.name, "the name of a model")
+        check(self, "model")
         parse_train(self.train)
-        require(0 < self.decay <= 1, "model.decay", self.decay, "above 0, up to 1")
         if self.pretrained and self.weights:
             raise RecipeError(f"model.pretrained and model.weights={self.weights!r} exclude each other: drop one")
 
 
+@documented
 @dataclass(frozen=True)
 class Optim:
-    """The optimizer, the learning-rate schedule, and the loss.
+    """The optimizer, the learning-rate schedule, and the loss."""
 
-    Args:
-        name: optimizer, ``sgd``, ``nag``, ``adam``, ``adamw``, ``nadam``, ``radam``, ``adamax``, ``rmsprop``,
-            ``adagrad``, ``adadelta``, ``signum``, ``ftml``, ``dcasgd``, ``lbsgd``, ``ftrl``, ``sgld``, ``muon``,
-            ``timm/NAME`` or ``pkg.mod:factory``.
-        lr: peak learning rate, above 0; for ``base_batch_size`` images an update if that is set.
-        base_batch_size: scale the learning rate linearly: ``lr * batch_size / base_batch_size`` is used (Goyal et al.
-            2017). None uses ``lr`` as it is.
-        momentum: momentum of ``sgd`` and ``nag``, from 0 to below 1.
-        nesterov: use Nesterov momentum in ``sgd``. None does not, as in torch and MXNet; ``nag`` always does.
-        betas: the two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.
-        eps: added to the denominator of the same optimizers, above 0.
-        weight_decay: weight decay, 0 or more; norms and biases are exempt.
-        schedule: learning-rate schedule, evaluated at every update: a law, ``LAW,NAME=VALUE``, or several with their
-            epochs (``cosine:80 constant:15``). Laws: ``constant``, ``linear``, ``cosine``, ``restarts``, ``poly``,
-            ``exponential``, ``inverse-sqrt``, ``step``, ``factor``, ``one-cycle``, ``triangular``, ``plateau``,
-            ``mxnet/factor``, ``mxnet/multi-factor``, ``mxnet/poly``, ``mxnet/cosine``.
-        warmup_epochs: epochs in which the learning rate rises from 0 to its peak.
-        warmup: how it rises: ``linear``, ``linear:SHARE`` from a share of the peak, ``constant:SHARE`` at it, or
-            ``power:EXPONENT``.
-        milestones: epochs at which ``step`` and ``mxnet/multi-factor`` multiply the learning rate by
-            ``factor``, in rising order.
-        factor: what ``step``, ``factor`` and ``plateau`` multiply the learning rate by, above 0, up to 1.
-        power: exponent of ``poly``, above 0.
-        final: where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.
-        loss: ``cross-entropy``, ``focal`` (``focal:2`` sets gamma), ``binary`` (each label by itself),
-            ``binary-focal``, ``hinge`` (``hinge:1`` sets the margin), ``l1``, ``l2`` or ``pkg.mod:factory``; ``auto``
-            is ``cross-entropy``, and ``binary`` where images may have several labels.
-        class_weights: ``balanced`` lets an image weigh N / (K n) in the loss, where n of N images have its class, one
-            of K; of several labels, those that have one weigh (N - n) / n. ``none`` weighs all alike.
-        label_smoothing: share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016);
-            of several labels, that is drawn towards 1/2.
-        clip_norm: clip the gradient to this global norm, above 0. None does not clip.
-        ema: decay per update of an exponential moving average of the weights, which is evaluated and exported, between
-            0 and 1. None keeps no average.
-        swa: share of the run after which the weights of every update are averaged alike (stochastic weight averaging),
-            from 0 to below 1, such as 0.75; until then the weights are evaluated as they are. None keeps no average.
-        accumulate: compute each batch in this many equal parts: less memory, same update, but batch norms see one part
-            at a time.
-        grow_batch: multiply the batch after so many epochs, such as ``["2@30", "2@60"]`` (page schedules); it is made
-            of more micro-batches of the same size, so that memory does not grow. The learning rate is not scaled to it.
-        options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
-        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
-            than written in code.
-    """
-
-    name: str = "sgd"
+    name: str = setting(
+        "sgd",
+        "Optimizer, sgd, nag, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta, signum, ftml, dcasgd, "
+        "lbsgd, ftrl, sgld, muon, timm/NAME or pkg.mod:factory.",
+        words="opt optim optimizer",
+        flag=Flag(
+            OPTIMIZER, "sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers).", names="--optimizer"
+        ),
+    )
     _: KW_ONLY
-    lr: float = 0.1
-    base_batch_size: int | None = None
-    momentum: float = 0.9
-    nesterov: bool | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 5e-4
-    schedule: str = "cosine"
-    warmup_epochs: float = 0.0
-    warmup: str = "linear"
-    milestones: tuple[float, ...] = ()
-    factor: float = 0.1
-    power: float = 2.0
-    final: float = 0.0
-    loss: str = "auto"
-    class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: float = 0.0
-    clip_norm: float | None = None
-    ema: float | None = None
-    swa: float | None = None
-    accumulate: int = 1
-    grow_batch: tuple[str, ...] = ()
-    options: Mapping[str, Scalar] = field(default_factory=dict)
-    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
+    lr: float = setting(
+        0.1,
+        "Peak learning rate, above 0; for base_batch_size images an update if that is set.",
+        limit=ABOVE_0,
+        usual=("0.1 for 256 images an update, or for 128 if they are up to 64 pixels", "0.001"),
+        words="learning-rate base-lr lr-base lr0",
+        flag=Flag(OPTIMIZER, "Peak learning rate, before it is scaled to the batch."),
+    )
+    base_batch_size: int | None = setting(
+        None,
+        "Scale the learning rate linearly: lr * batch_size / base_batch_size is used (Goyal et al. 2017). None uses "
+        "lr as it is.",
+        limit=ABOVE_0,
+        example=256,
+        usual=("256, or 128 for images up to 64 pixels", "none"),
+    )
+    momentum: float = setting(0.9, "Momentum of sgd and nag, from 0 to below 1.", limit=BELOW_1, words="momentum mom")
+    nesterov: bool | None = setting(
+        None, "Use Nesterov momentum in sgd. None does not, as in torch and MXNet; nag always does."
+    )
+    betas: tuple[float, float] = setting(
+        (0.9, 0.999),
+        "The two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.",
+        limit=ValueLimit(lambda betas: all(0 <= beta < 1 for beta in betas), BELOW_1.words),
+    )
+    eps: float = setting(1e-8, "Added to the denominator of the same optimizers, above 0.", limit=ABOVE_0)
+    weight_decay: float = setting(
+        5e-4,
+        "Weight decay, 0 or more; norms and biases are exempt.",
+        limit=NOT_NEGATIVE,
+        usual=("5e-05, or 0.0005 for images up to 64 pixels", "0.05"),
+        words="wd decay",
+        flag=Flag(OPTIMIZER),
+    )
+    schedule: str = setting(
+        "cosine",
+        "Learning-rate schedule, evaluated at every update: a law, LAW,NAME=VALUE, or several with their epochs "
+        "(cosine:80 constant:15). Laws: constant, linear, cosine, restarts, poly, exponential, inverse-sqrt, step, "
+        "factor, one-cycle, triangular, plateau, mxnet/factor, mxnet/multi-factor, mxnet/poly, mxnet/cosine.",
+        words="sched scheduler lr-scheduler lr-schedule",
+        flag=Flag(
+            OPTIMIZER,
+            'Learning-rate schedule: cosine, step, poly, one-cycle, plateau, "cosine:80 constant:15", ... (docs: '
+            "schedules; steady schedule plots it).",
+        ),
+    )
+    warmup_epochs: float = setting(
+        0.0,
+        "Epochs in which the learning rate rises from 0 to its peak.",
+        limit=NOT_NEGATIVE,
+        usual=("5, or 0.5 for images up to 64 pixels; at most a quarter of the run", "0.5"),
+        words="warmup",
+        flag=Flag(OPTIMIZER),
+    )
+    warmup: str = setting(
+        "linear",
+        "How it rises: linear, linear:SHARE from a share of the peak, constant:SHARE at it, or power:EXPONENT.",
+        example="power:2",
+    )
+    milestones: tuple[float, ...] = setting(
+        (),
+        "Epochs at which step and mxnet/multi-factor multiply the learning rate by factor, in rising order.",
+        limit=ValueLimit(lambda epochs: all(a < b for a, b in pairwise((0.0, *epochs))), "rising epochs above 0"),
+        example=[30, 60, 80],
+    )
+    factor: float = setting(
+        0.1,
+        "What step, factor and plateau multiply the learning rate by, above 0, up to 1.",
+        limit=UP_TO_1,
+        words="decay-rate lr-factor gamma",
+    )
+    power: float = setting(2.0, "Exponent of poly, above 0.", limit=ABOVE_0)
+    final: float = setting(
+        0.0,
+        "Where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.",
+        limit=between(0, 1, "a share of lr, 0 to 1"),
+    )
+    loss: str = setting(
+        "auto",
+        "Loss: cross-entropy, focal (focal:2 sets gamma), binary (each label by itself), binary-focal, hinge "
+        "(hinge:1 sets the margin), l1, l2 or pkg.mod:factory; auto is cross-entropy, and binary where images may "
+        "have several labels.",
+        usual="cross-entropy, or binary where images may have several labels",
+        words="criterion loss-function objective",
+        flag=Flag(LOSS),
+    )
+    class_weights: Literal["none", "balanced"] = setting(
+        "none",
+        "balanced lets an image weigh N / (K n) in the loss, where n of N images have its class, one of K; of "
+        "several labels, those that have one weigh (N - n) / n. none weighs all alike.",
+        words="class-weight",
+        flag=Flag(LOSS, "balanced: images of rare classes weigh more in the loss."),
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "Share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016); of several "
+        "labels, that is drawn towards 1/2.",
+        limit=ValueLimit(BELOW_1.holds, "0 up to 1"),
+        usual=("0.1, or 0 for images up to 64 pixels", "0.1"),
+        words="smoothing",
+        flag=Flag(LOSS),
+    )
+    clip_norm: float | None = setting(
+        None,
+        "Clip the gradient to this global norm, above 0. None does not clip.",
+        limit=ABOVE_0,
+        example=1,
+        words="clip-grad grad-clip gradient-clip-val clip-norm",
+    )
+    ema: float | None = setting(
+        None,
+        "Decay per update of an exponential moving average of the weights, which is evaluated and exported, between "
+        "0 and 1. None keeps no average.",
+        limit=ValueLimit(lambda decay: 0 < decay < 1, "between 0 and 1, such as 0.999"),
+        example=0.999,
+        words="ema-decay model-ema-decay",
+        flag=Flag(
+            OPTIMIZER,
+            "Decay per update of averaged weights, which are evaluated and exported; 0: none.",
+            read=lambda decay: decay or None,
+        ),
+    )
+    swa: float | None = setting(
+        None,
+        "Share of the run after which the weights of every update are averaged alike (stochastic weight averaging), "
+        "from 0 to below 1, such as 0.75; until then the weights are evaluated as they are. None keeps no average.",
+        limit=ValueLimit(BELOW_1.holds, "from 0 to below 1, such as 0.75"),
+        example=0.75,
+    )
+    accumulate: int = setting(
+        1,
+        "Compute each batch in this many equal parts: less memory, same update, but batch norms see one part at a "
+        "time.",
+        limit=FROM_1,
+    )
+    grow_batch: tuple[str, ...] = setting(
+        (),
+        'Multiply the batch after so many epochs, such as ["2@30", "2@60"] (page schedules); it is made of more '
+        "micro-batches of the same size, so that memory does not grow. The learning rate is not scaled to it.",
+        example="2@30,2@60",
+        flag=Flag(
+            OPTIMIZER,
+            "Multiply the batch after so many epochs, such as 2@30,2@60, in place of a falling rate.",
+            kind=str,
+            read=_split,
+        ),
+    )
+    options: Mapping[str, Scalar] = setting(
+        {},
+        'Other keyword arguments of the optimizer, such as {"batch_scale": 4} for lbsgd.',
+        example={"batch_scale": 4},
+    )
+    from_file: frozenset[str] = file_keys()
 
     def __post_init__(self) -> None:
-        check_types(self, "optim")
+        check(self, "optim")
         if self.nesterov is None:  # a recipe says which momentum; where it means nothing it is True, as it always was
             object.__setattr__(self, "nesterov", self.name != "sgd")
         is_other = self.name.startswith("timm/") or FACTORY.fullmatch(self.name)
@@ -290,16 +527,6 @@ class Optim:
             raise RecipeError(
                 f"optim.name is {self.name!r}; it must be one of {known}, timm/NAME or pkg.mod:factory.{near}"
             )
-        require(self.lr > 0, "optim.lr", self.lr, "above 0")
-        base = self.base_batch_size
-        require(base is None or base > 0, "optim.base_batch_size", base, "above 0")
-        require(0 <= self.momentum < 1, "optim.momentum", self.momentum, "from 0 up to, not including, 1")
-        require(all(0 <= b < 1 for b in self.betas), "optim.betas", self.betas, "from 0 up to, not including, 1")
-        require(self.eps > 0, "optim.eps", self.eps, "above 0")
-        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
-        require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
-        rising = all(a < b for a, b in zip((0.0, *self.milestones), self.milestones, strict=False))
-        require(rising, "optim.milestones", self.milestones, "rising epochs above 0")
         stages = parse_schedule(self.schedule)
         for stage in stages:
             has_steps = stage.law not in ("step", "mxnet/multi-factor") or bool(self.milestones or stage.updates)
@@ -316,22 +543,14 @@ class Optim:
                 f" {stages[0].law} begins low and rises by itself; leave one of them out (--warmup-epochs 0)"
             )
         parse_warmup(self.warmup)
-        require(0 < self.factor <= 1, "optim.factor", self.factor, "above 0, up to 1")
-        require(self.power > 0, "optim.power", self.power, "above 0")
-        require(0 <= self.final <= 1, "optim.final", self.final, "a share of lr, 0 to 1")
         loss = parse_loss(self.loss)
         if loss.is_factory and (self.class_weights != "none" or self.label_smoothing):
             raise RecipeError(
                 f"optim.loss={self.loss} does its own weighting and smoothing: set optim.class_weights=none and"
                 " optim.label_smoothing=0"
             )
-        require(0 <= self.label_smoothing < 1, "optim.label_smoothing", self.label_smoothing, "0 up to 1")
-        require(self.clip_norm is None or self.clip_norm > 0, "optim.clip_norm", self.clip_norm, "above 0")
-        require(self.ema is None or 0 < self.ema < 1, "optim.ema", self.ema, "between 0 and 1, such as 0.999")
-        require(self.swa is None or 0 <= self.swa < 1, "optim.swa", self.swa, "from 0 to below 1, such as 0.75")
         if self.swa is not None and self.ema is not None:
             raise RecipeError(f"optim.swa={self.swa:g} and optim.ema={self.ema:g} exclude each other: give --ema 0")
-        require(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
         growths = parse_growth(self.grow_batch)
         object.__setattr__(self, "grow_batch", tuple(f"{growth.times}@{growth.epoch:g}" for growth in growths))
         if growths and (counts := [stage.law for stage in stages if stage.law.startswith("mxnet/")]):
@@ -350,25 +569,40 @@ class Optim:
         return self.lr * batch_size / self.base_batch_size if self.base_batch_size else self.lr
 
 
+@documented
 @dataclass(frozen=True)
 class Precision:
-    """Number format, memory layout and compilation.
+    """Number format, memory layout and compilation."""
 
-    Args:
-        name: ``fp32``; ``tf32`` (fp32 with products rounded by NVIDIA's tensor cores); ``bf16`` or ``fp16`` (autocast,
-            with loss scaling for fp16); ``pure-bf16`` or ``pure-fp16`` (16-bit parameters and gradients with fp32
-            master weights, as MXNet's ``multi_precision``).
-        channels_last: store images as NHWC, which is faster for most convolutional networks.
-        compile: mode of ``torch.compile``; ``none`` runs the network eagerly.
-    """
-
-    name: Numbers = "fp32"
+    name: Numbers = setting(
+        "fp32",
+        "fp32; tf32 (fp32 with products rounded by NVIDIA's tensor cores); bf16 or fp16 (autocast, with loss scaling "
+        "for fp16); pure-bf16 or pure-fp16 (16-bit parameters and gradients with fp32 master weights, as MXNet's "
+        "multi_precision).",
+        usual="bf16 where the hardware computes in it, else fp32",
+        flag=Flag(
+            SPEED,
+            "fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16; auto: by measuring.",
+            names="--precision --dtype",
+            is_measured=True,
+        ),
+    )
     _: KW_ONLY
-    channels_last: bool = True
-    compile: CompileMode = "none"
+    channels_last: bool = setting(True, "Store images as NHWC, which is faster for most convolutional networks.")
+    compile: CompileMode = setting(
+        "none",
+        "Mode of torch.compile; none runs the network eagerly.",
+        flag=Flag(
+            SPEED,
+            "Compile the network first (torch.compile); other modes by --set precision.compile=MODE.",
+            names="--compile --torchcompile",
+            kind=bool,
+            read=lambda _: "default",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        check_types(self, "precision")
+        check(self, "precision")
 
     @property
     def records_graphs(self) -> bool:
@@ -391,126 +625,186 @@ class Precision:
         return "channels-last" if self.channels_last else "channels-first"
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The length of training: set exactly one of epochs and steps.
+    """The length of training: set exactly one of epochs and steps."""
 
-    Args:
-        epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for ``model.train=probe``.
-        steps: updates instead of epochs, 1 or more.
-        patience: end the run early when validation top-1 has not risen in so many evaluations, 1 or more. None never
-            does. The learning rate falls as planned for the whole run.
-        minutes: end the run early after so many minutes, start and evaluations included, above 0; what it does to the
-            weights depends on the machine. None never does.
-    """
-
-    epochs: float | None = None
-    steps: int | None = None
-    patience: int | None = None
-    minutes: float | None = None
+    epochs: float | None = setting(
+        None,
+        "Passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for model.train=probe.",
+        limit=between(0, MOST_EPOCHS, f"above 0, up to {MOST_EPOCHS:,}"),
+        usual=("90, or 30 for images up to 64 pixels", "8"),
+        words="max-epochs",
+        flag=Flag(OPTIMIZER, names="--epochs --num-epochs", implied=(("budget.steps", None),)),
+    )
+    steps: int | None = setting(
+        None,
+        "Updates instead of epochs, 1 or more.",
+        limit=between(1, MOST_STEPS, f"above 0, up to {MOST_STEPS:,}"),
+        example=10000,
+        words="max-steps num-steps steps",
+    )
+    patience: int | None = setting(
+        None,
+        "End the run early when validation top-1 has not risen in so many evaluations, 1 or more. The learning rate "
+        "falls as planned for the whole run.",
+        limit=ValueLimit(FROM_1.holds, "1 or more evaluations"),
+        example=3,
+        usual="never",
+        flag=Flag(OPTIMIZER),
+    )
+    minutes: float | None = setting(
+        None,
+        "End the run early after so many minutes, start and evaluations included, above 0; what it does to the "
+        "weights depends on the machine. None never does.",
+        limit=ABOVE_0,
+        example=60,
+    )
 
     def __post_init__(self) -> None:
-        check_types(self, "budget")
+        check(self, "budget")
         if (self.epochs is None) == (self.steps is None):
             raise RecipeError(f"budget needs epochs or steps, not both: epochs={self.epochs} steps={self.steps}")
-        epochs, steps = self.epochs, self.steps
-        limit = f"above 0, up to {MOST_EPOCHS:,}"
-        require(epochs is None or 0 <= epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
-        require(steps is None or 0 < steps <= MOST_STEPS, "budget.steps", steps, f"above 0, up to {MOST_STEPS:,}")
-        require(self.patience is None or self.patience >= 1, "budget.patience", self.patience, "1 or more evaluations")
-        require(self.minutes is None or self.minutes > 0, "budget.minutes", self.minutes, "above 0")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Devices, threads and processes. Not part of the digest: it does not say *what* is trained.
+    """Devices, threads and processes. Not part of the digest: it does not say *what* is trained."""
 
-    Args:
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``; ``cuda:0,2`` starts a rank on each.
-        threads: threads that load images, 1 to 256. None chooses by the cores that this process may use.
-        compute_threads: threads of torch operations on a CPU, 1 to 1024. None uses one for each core, shared among the
-            ranks.
-        procs: ranks to start on this machine, 1 to 256; ``auto`` starts one for each GPU. None starts none.
-        restarts: how often ranks are restarted after one was killed, 0 to 1000.
-        engine: how ranks train together: ``ddp`` exchanges gradients in every update, ``local`` averages weights once
-            in ``sync_every`` updates, for slow links, ``async`` lets workers push to servers, and wait for nobody.
-        shard: keep a part of parameters, gradients and the optimizer's state on each rank (FSDP), where the model does
-            not fit one device.
-        sync_every: updates between two averages of the weights with ``local``, 1 or more.
-        local_from: epochs of exchanging gradients in every update before ``local`` begins (post-local SGD), 0 or more.
-        outer: what ``local`` does with the averaged weights: ``average`` takes them, ``diloco`` makes a step of
-            Nesterov's momentum towards them.
-        outer_lr: learning rate of ``diloco``'s step, above 0.
-        outer_momentum: momentum of ``diloco``'s step, 0 to below 1.
-        servers: servers of ``async``, among which the parameters are divided, 1 to 64.
-        staleness: most updates that a push of ``async`` may have missed: 0 makes it synchronous, else at least one for
-            each other worker. None: there is no bound.
-        staleness_power: ``async`` divides the learning rate of a push by ``(1 + staleness) ** staleness_power``, 0 or
-            more; 0 uses it whole.
-        ray_address: running Ray cluster that ``async`` uses, such as ``10.0.0.1:6379`` or ``auto``. None starts Ray on
-            this machine.
-        deterministic: use only deterministic algorithms on a GPU; slower.
-        graph: record each update as a CUDA graph and replay it.
-        recompute: recompute activations in the backward pass: less memory, more time, same bits.
-        compress: format in which ranks exchange gradients: ``none``, ``fp16``, ``bf16``, ``2bit`` or ``powersgd``.
-        threshold: threshold of ``2bit``, above 0, in units of the summed gradient of a rank's images, as in MXNet.
-        power_rank: columns of ``powersgd``'s matrices, 1 to 128: more are more exact, and more bytes.
-        power_from: epochs of exchanging whole gradients before ``powersgd`` begins, 0 or more.
-        price: price of an hour of each machine, such as ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W`` or an instance:
-            ``p3.2xlarge@us-east-1:spot``. None: what the variable STEADYTRAIN_PRICE says, if anything.
-        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
-            than written in code.
-    """
-
-    device: str = "auto"
-    threads: int | None = None
-    compute_threads: int | None = None
-    procs: int | Literal["auto"] | None = None
-    restarts: int = 3
-    engine: Literal["ddp", "local", "async"] = "ddp"
-    shard: bool = False
-    sync_every: int = 32
-    local_from: float = 0.0
-    outer: Literal["average", "diloco"] = "average"
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
-    servers: int = 1
-    staleness: int | None = None
-    staleness_power: float = 1.0
-    ray_address: str | None = None
-    deterministic: bool = False
-    graph: bool = False
-    recompute: bool = False
-    compress: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = "none"
-    threshold: float = 0.5
-    power_rank: int = 2
-    power_from: float = 0.0
-    price: str | None = None
-    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
+    device: str = setting(
+        "auto",
+        "auto (a GPU if there is one), cpu, cuda, cuda:1; cuda:0,2 starts a rank on each.",
+        limit=ValueLimit(lambda device: _DEVICE.fullmatch(device) is not None, "auto, cpu, cuda or cuda:<number>"),
+        flag=Flag(SPEED),
+    )
+    threads: int | None = setting(
+        None,
+        "Threads that load images, 1 to 256.",
+        limit=between(1, 256),
+        example=4,
+        usual="by the number of cores",
+        words="num-workers workers preprocess-threads",
+        flag=Flag(
+            SPEED,
+            "Threads that load images; auto: by measuring.",
+            names="--threads --data-nthreads -j",
+            is_measured=True,
+        ),
+    )
+    compute_threads: int | None = setting(
+        None,
+        "Threads of torch operations on a CPU, 1 to 1024. None uses one for each core, shared among the ranks.",
+        limit=between(1, 1024),
+        example=8,
+    )
+    procs: int | Literal["auto"] | None = setting(
+        None,
+        "Ranks that train together on this machine, 1 to 256; auto: one for each GPU.",
+        limit=ValueLimit(lambda procs: procs == "auto" or 1 <= procs <= 256, "1 to 256, or auto"),
+        example="auto",
+        usual="1",
+        flag=Flag(RANKS),
+    )
+    restarts: int = setting(3, "How often ranks are restarted after one was killed, 0 to 1000.", limit=between(0, 1000))
+    engine: Literal["ddp", "local", "async"] = setting(
+        "ddp",
+        "How ranks train together: ddp exchanges gradients in every update; local averages weights once in "
+        "--sync-every updates, for slow links (docs: engines); async lets workers push to servers, and wait for "
+        "nobody (docs: async).",
+        flag=Flag(RANKS),
+    )
+    shard: bool = setting(
+        False,
+        "Keep a part of parameters, gradients and the optimizer's state on each rank (FSDP), where the model does "
+        "not fit one device.",
+    )
+    sync_every: int = setting(
+        32,
+        "Updates between two averages of the weights with --engine local, 1 or more.",
+        limit=FROM_1,
+        flag=Flag(RANKS),
+    )
+    local_from: float = setting(
+        0.0,
+        "Epochs of exchanging gradients in every update before --engine local begins (post-local SGD), 0 or more.",
+        limit=NOT_NEGATIVE,
+        flag=Flag(RANKS),
+    )
+    outer: Literal["average", "diloco"] = setting(
+        "average",
+        "What local does with the averaged weights: average takes them, diloco makes a step of Nesterov's momentum "
+        "towards them.",
+    )
+    outer_lr: float = setting(0.7, "Learning rate of diloco's step, above 0.", limit=ABOVE_0)
+    outer_momentum: float = setting(
+        0.9, "Momentum of diloco's step, 0 to below 1.", limit=ValueLimit(BELOW_1.holds, "0 to below 1")
+    )
+    servers: int = setting(
+        1,
+        "Servers of --engine async, among which the parameters are divided, 1 to 64.",
+        limit=between(1, 64),
+        flag=Flag(RANKS),
+    )
+    staleness: int | None = setting(
+        None,
+        "Most updates that a push of --engine async may have missed: 0 makes it synchronous, else at least one for "
+        "each other worker.",
+        limit=NOT_NEGATIVE,
+        usual="no bound",
+        flag=Flag(RANKS),
+    )
+    staleness_power: float = setting(
+        1.0,
+        "async divides the learning rate of a push by (1 + staleness) ** staleness_power, 0 or more; 0 uses it whole.",
+        limit=NOT_NEGATIVE,
+    )
+    ray_address: str | None = setting(
+        None,
+        "Running Ray cluster for --engine async, such as 10.0.0.1:6379 or auto.",
+        usual="Ray is started here",
+        flag=Flag(RANKS),
+    )
+    deterministic: bool = setting(False, "Use only deterministic algorithms on a GPU; slower.", flag=Flag(SPEED))
+    graph: bool = setting(
+        False,
+        "Record each update as a CUDA graph and replay it: faster for small networks.",
+        flag=Flag(SPEED),
+    )
+    recompute: bool = setting(
+        False,
+        "Recompute activations in the backward pass: less memory, more time, same bits.",
+        flag=Flag(SPEED, names="--recompute --grad-checkpointing"),
+    )
+    compress: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = setting(
+        "none", "Format in which ranks exchange gradients: none, fp16, bf16, 2bit or powersgd."
+    )
+    threshold: float = setting(
+        0.5,
+        "Threshold of 2bit, above 0, in units of the summed gradient of a rank's images, as in MXNet.",
+        limit=ABOVE_0,
+    )
+    power_rank: int = setting(
+        2, "Columns of powersgd's matrices, 1 to 128: more are more exact, and more bytes.", limit=between(1, 128)
+    )
+    power_from: float = setting(
+        0.0, "Epochs of exchanging whole gradients before powersgd begins, 0 or more.", limit=NOT_NEGATIVE
+    )
+    price: str | None = setting(
+        None,
+        "Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W or an instance, such as p3.2xlarge or "
+        "p3.2xlarge@us-east-1:spot; shows what the run costs.",
+        example="p3.2xlarge@us-east-1",
+        usual="$STEADYTRAIN_PRICE",
+        flag=Flag(OUTPUT),
+    )
+    from_file: frozenset[str] = file_keys()
 
     def __post_init__(self) -> None:
         if isinstance(self.price, int | float) and not isinstance(self.price, bool):  # price = 2.40 in a recipe file
             object.__setattr__(self, "price", f"{self.price:g}")
-        check_types(self, "parallel")
-        is_device = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4}(,[0-9]{1,4})*)?", self.device)
-        require(bool(is_device), "parallel.device", self.device, "auto, cpu, cuda or cuda:<number>")
-        procs = self.procs
-        require(not isinstance(procs, int) or 1 <= procs <= 256, "parallel.procs", procs, "1 to 256, or auto")
-        require(0 <= self.restarts <= 1000, "parallel.restarts", self.restarts, "0 to 1000")
-        require(self.sync_every >= 1, "parallel.sync_every", self.sync_every, "1 or more")
-        require(0 <= self.local_from < float("inf"), "parallel.local_from", self.local_from, "0 or more")
-        require(0 < self.outer_lr < float("inf"), "parallel.outer_lr", self.outer_lr, "above 0")
-        require(0 <= self.outer_momentum < 1, "parallel.outer_momentum", self.outer_momentum, "0 to below 1")
-        require(1 <= self.power_rank <= 128, "parallel.power_rank", self.power_rank, "1 to 128")
-        require(0 <= self.power_from < float("inf"), "parallel.power_from", self.power_from, "0 or more")
-        require(1 <= self.servers <= 64, "parallel.servers", self.servers, "1 to 64")
-        require(self.staleness is None or self.staleness >= 0, "parallel.staleness", self.staleness, "0 or more")
-        power = self.staleness_power
-        require(0 <= power < float("inf"), "parallel.staleness_power", power, "0 or more")
-        require(0 < self.threshold < float("inf"), "parallel.threshold", self.threshold, "above 0")
-        require(self.threads is None or 1 <= self.threads <= 256, "parallel.threads", self.threads, "1 to 256")
-        compute = self.compute_threads
-        require(compute is None or 1 <= compute <= 1024, "parallel.compute_threads", compute, "1 to 1024")
+        check(self, "parallel")
 
 
 def listed_gpus(device: str) -> tuple[int, ...]:
@@ -525,46 +819,55 @@ def listed_gpus(device: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if is_list else ()
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """Intervals of logging, evaluating and saving. Not part of the digest: no weight depends on them.
+    """Intervals of logging, evaluating and saving. Not part of the digest: no weight depends on them."""
 
-    Args:
-        log_steps: updates between two log lines, 1 or more.
-        evaluate_epochs: epochs between two evaluations, above 0; the last update is always evaluated.
-        save_steps: updates between two checkpoints, 1 or more. None saves at evaluations and by time.
-        save_minutes: minutes between two checkpoints, above 0; the last update is always saved. None saves so often
-            that checkpoints take at most 1 % of the time. See :meth:`seconds_between_saves`.
-        keep: newest checkpoints to keep, 1 or more.
-        stall_minutes: end a run that makes no progress for this many minutes after a warning. 0 or None never ends it.
-        upload: a URI (``s3://bucket/runs/a``) that the run is kept at as well: what is new is sent in the background
-            after each checkpoint.
-        from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
-            than written in code.
-    """
-
-    log_steps: int = 20
-    evaluate_epochs: float = 1.0
-    save_steps: int | None = None
-    save_minutes: float | None = None
-    keep: int = 2
-    stall_minutes: float | None = 15.0
-    upload: str | None = None
-    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
+    log_steps: int = setting(
+        20,
+        "Updates between two log lines, 1 or more.",
+        limit=FROM_1,
+        words="log-interval log-every-n-steps disp-batches",
+    )
+    evaluate_epochs: float = setting(
+        1.0,
+        "Epochs between two evaluations, above 0; the last update is always evaluated.",
+        limit=ABOVE_0,
+        words="check-val-every-n-epoch val-interval",
+    )
+    save_steps: int | None = setting(
+        None,
+        "Updates between two checkpoints, 1 or more. None saves at evaluations and by time.",
+        limit=FROM_1,
+        example=500,
+    )
+    save_minutes: float | None = setting(
+        None,
+        "Minutes between two checkpoints, above 0; the last update is always saved. None saves so often that "
+        "checkpoints take at most 1 % of the time.",
+        limit=ABOVE_0,
+        example=10,
+    )
+    keep: int = setting(2, "Newest checkpoints to keep, 1 or more.", limit=FROM_1, words="checkpoint-hist")
+    stall_minutes: float | None = setting(
+        15.0,
+        "End a run that makes no progress for this many minutes after a warning. 0 or None never ends it.",
+        limit=ValueLimit(NOT_NEGATIVE.holds, "0 or more; 0: never"),
+    )
+    upload: str | None = setting(
+        None,
+        "A URI (s3://bucket/runs/a) that the run is kept at as well: what is new is sent in the background after "
+        "each checkpoint.",
+        example="s3://bucket/runs/a",
+    )
+    from_file: frozenset[str] = file_keys()
 
     def __post_init__(self) -> None:
-        check_types(self, "every")
+        check(self, "every")
         if self.upload is not None:
             require("://" in self.upload, "every.upload", self.upload, "a URI, such as s3://bucket/runs/a")
             refuse_secrets("every.upload", self.upload)
-        require(self.log_steps >= 1, "every.log_steps", self.log_steps, "1 or more")
-        require(self.evaluate_epochs > 0, "every.evaluate_epochs", self.evaluate_epochs, "above 0")
-        require(self.save_steps is None or self.save_steps >= 1, "every.save_steps", self.save_steps, "1 or more")
-        minutes = self.save_minutes
-        require(minutes is None or minutes > 0, "every.save_minutes", minutes, "above 0")
-        require(self.keep >= 1, "every.keep", self.keep, "1 or more")
-        stall = self.stall_minutes
-        require(stall is None or 0 <= stall < float("inf"), "every.stall_minutes", stall, "0 or more; 0: never")
 
     def seconds_between_saves(self, cost: float, *, evaluated: bool = False) -> float:
         """Seconds after which a checkpoint is due again, where one takes ``cost`` seconds.

@@ -99,7 +99,7 @@ def build(
         raise RecipeError(
             f"{where or kind.__name__.lower()} is {shorten(values)}; it must be a table of keys and values"
         )
-    hints = _hints(kind)  # type: ignore[arg-type]
+    hints = hints_of(kind)
     known = fields(kind)  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
     for name in values:
@@ -127,7 +127,7 @@ def check_types(part: Any, where: str) -> None:
     Raises:
         RecipeError: names the field, its value and what it must be.
     """
-    hints = _hints(type(part))  # type: ignore[arg-type]
+    hints = hints_of(type(part))
     for name, hint in hints.items():
         value = getattr(part, name)
         value = str(value) if isinstance(value, Path) and str in (hint, *get_args(hint)) else value
@@ -188,6 +188,11 @@ def _as_float(value: Any, hint: Any) -> Any:
 
 def _plain_names(kind: type) -> list[str]:
     return [field.name for field in fields(kind) if field.metadata.get(PLAIN, True)]
+
+
+def hints_of(kind: Any) -> Mapping[str, Any]:
+    """Return the annotations of a dataclass's fields that are plain data."""
+    return _hints(kind)
 
 
 @cache  # annotations are strings: their evaluation takes more than all the checks

@@ -7,9 +7,9 @@ import hashlib
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 from steadytrain.config.batches import (
@@ -22,11 +22,24 @@ from steadytrain.config.batches import (
     parse_sizes,
 )
 from steadytrain.config.conflicts import find_conflicts
-from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision, require
+from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import build, check_types, leaves, plain, shorten
+from steadytrain.config.plain import build, hints_of, leaves, plain, shorten
+from steadytrain.config.settings import (
+    OPTIMIZER,
+    OUTPUT,
+    Flag,
+    RecipeSetting,
+    ValueLimit,
+    between,
+    check,
+    documented,
+    require,
+    setting,
+    settings_of,
+)
 from steadytrain.config.strangers import FILE_KEYS
-from steadytrain.config.synonyms import advice, synonym
+from steadytrain.config.synonyms import advice, plain_word
 from steadytrain.errors import RecipeError, did_you_mean
 
 ASIDE = ("sweep", "tuning")
@@ -35,31 +48,18 @@ ASIDE = ("sweep", "tuning")
 _NO_TEXT = re.compile("[\\0\ud800-\udc7f\udd00-\udfff]")
 """What no path and no printed word may have; the other surrogates stand for bytes that are no UTF-8."""
 
-LATER_KEYS: tuple[tuple[str, str, object], ...] = (
-    ("data", "order", "global"),
-    ("data", "balance", "none"),
-    ("data", "repeats", 1),
-    ("data", "grow_size", []),
-    ("data", "root", None),
-    ("data", "labels", None),
-    ("data", "path_column", None),
-    ("data", "label_column", []),
-    ("data", "split_column", None),
-    ("data", "transforms", []),
-    ("precision", "compile", "none"),
-    ("optim", "options", {}),
-    ("optim", "loss", "auto"),
-    ("optim", "class_weights", "none"),
-    ("optim", "warmup", "linear"),
-    ("model", "freeze", []),
-    ("optim", "swa", None),
-    ("optim", "grow_batch", []),
-    ("budget", "patience", None),
-    ("budget", "minutes", None),
-)
-"""Keys that came later than the first digests, with the value that leaves a digest as it was."""
+FIRST_KEYS = {
+    "data": "train val holdout classes size augment area ratio pad flip crop interpolation mean std",
+    "model": "name pretrained weights train decay batch_norm options",
+    "optim": "name lr base_batch_size momentum nesterov betas eps weight_decay schedule warmup_epochs milestones "
+    "factor power final label_smoothing clip_norm ema accumulate",
+    "precision": "name channels_last",
+    "budget": "epochs steps",
+}
+"""Keys, by part, that a digest has whatever they say. Any other is left out at its default: older digests stay."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The settings of a run that decide what is trained.
@@ -72,8 +72,6 @@ class Recipe:
         budget: how long to train.
         parallel: devices, threads and processes.
         every: how often to log, evaluate and save.
-        batch_size: images an update, over all devices, 1 to 1,048,576.
-        seed: seed of initialisation, order and augmentation, 0 or more.
     """
 
     data: Data
@@ -83,15 +81,34 @@ class Recipe:
     budget: Budget = field(default_factory=lambda: Budget(epochs=10))
     parallel: Parallel = field(default_factory=Parallel)
     every: Every = field(default_factory=Every)
-    batch_size: int = 128
-    seed: int = 0
+    batch_size: int = setting(
+        128,
+        "Images an update, over all devices, 1 to 1,048,576.",
+        limit=between(1, MOST_IMAGES),
+        usual=(
+            "128 on each GPU; at most a tenth of the images, but at least 2",
+            "16 on each GPU; at most a tenth of the images, but at least 2",
+        ),
+        words="batch bs train-batch-size",
+        flag=Flag(
+            OPTIMIZER,
+            "Images an update, over all devices; auto: what is fastest here, by measuring.",
+            names="--batch-size -b",
+            is_measured=True,
+        ),
+    )
+    seed: int = setting(
+        0,
+        "Seed of initialisation, order and augmentation, 0 or more.",
+        limit=ValueLimit(lambda seed: 0 <= seed < 2**63, "0 to 2**63 - 1"),
+        words="seed-everything random-seed manual-seed random-state",
+        flag=Flag(OUTPUT),
+    )
 
     def __post_init__(self) -> None:
-        check_types(self, "")
-        require(1 <= self.batch_size <= MOST_IMAGES, "batch_size", self.batch_size, f"1 to {MOST_IMAGES}")
+        check(self, "")
         largest = self.batch_size * math.prod(growth.times for growth in parse_growth(self.optim.grow_batch))
         require(largest <= MOST_IMAGES, "batch_size x optim.grow_batch", largest, f"up to {MOST_IMAGES}")
-        require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
         is_probe, epochs = parse_train(self.model.train).main == "probe", self.budget.epochs
         require(is_probe or epochs != 0, "budget.epochs", epochs, f"above 0, up to {MOST_EPOCHS:,}")
         if is_probe and epochs != 0:
@@ -145,9 +162,9 @@ class Recipe:
         ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for.
         """
         values = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
-        for part, name, usual in LATER_KEYS:
-            if values[part][name] == usual:
-                del values[part][name]
+        for part, names in FIRST_KEYS.items():
+            first, usual = names.split(), _defaults(part)
+            values[part] = {name: v for name, v in values[part].items() if name in first or v != usual[name]}
         if self.waits_for_evaluations:
             values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
@@ -220,20 +237,42 @@ class Recipe:
             raise RecipeError(f"the recipe is not JSON: {error}") from None
         return Recipe.from_dict(values)
 
-    @staticmethod
-    def from_toml(text: str) -> Recipe:
-        """Read TOML; raises RecipeError where it is not a recipe."""
-        try:
-            values = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise RecipeError(f"the recipe is not TOML: {error}") from None
-        return Recipe.from_dict({name: part for name, part in values.items() if name not in ASIDE})
-
     def differences(self, other: Recipe) -> list[str]:
         """Return what a change of recipe comes down to, a line each: ``optim.lr: 0.1 -> 0.2``."""
         values, others = dict(leaves(self.to_dict())), dict(leaves(other.to_dict()))
         keys = sorted(values.keys() | others.keys())
         return [f"{k}: {values.get(k)!r} -> {others.get(k)!r}" for k in keys if values.get(k) != others.get(k)]
+
+
+@cache
+def recipe_settings() -> Mapping[str, RecipeSetting]:
+    """Return every setting of the recipe by its key: ``optim.lr``, ``seed``."""
+    return dict(settings_of(Recipe))
+
+
+@cache
+def _other_words() -> Mapping[str, str]:
+    words = {word: key for key, setting in recipe_settings().items() for word in setting.words.split()}
+    return words | {"layer-before-fullc": "model.options.layer_before_fullc"}
+
+
+def synonym(word: str) -> str:
+    """Return the recipe's key that a word of another trainer is exactly; empty where there is none.
+
+    >>> synonym("--wd"), synonym("optim.learning_rate"), synonym("--amp")
+    ('optim.weight_decay', 'optim.lr', '')
+    """
+    return _other_words().get(plain_word(word), "")
+
+
+@cache
+def _defaults(part: str) -> Mapping[str, Any]:
+    """Return the defaults of a part's fields as plain data; those that must be given are left out."""
+    defaults = {
+        entry.name: entry.default if entry.default_factory is MISSING else entry.default_factory()
+        for entry in fields(hints_of(Recipe)[part])
+    }
+    return {name: plain(value) for name, value in defaults.items() if value is not MISSING}
 
 
 def _key_hint(key: str, known: Iterable[str]) -> str:

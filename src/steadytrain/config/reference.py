@@ -1,83 +1,22 @@
-"""The keys of the recipe as a reference: type, defaults and meaning, from the docstrings and the annotations alone.
+"""The keys of the recipe as a reference, and the help of flags: all from the settings' fields.
 
->>> row = next(row for row in recipe_keys("optim") if row.key == "optim.lr")
+>>> row = next(row for row in recipe_keys("model") if row.key == "model.decay")
 >>> row.train, row.finetune, row.example
-('0.1', '0.001', '--set optim.lr=0.1')
+('0.75', '0.8', '--set model.decay=0.75')
 """
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Any
 
 from steadytrain.config.defaults import usual_recipe
-from steadytrain.config.plain import leaves, type_words
-from steadytrain.config.recipe import Recipe
+from steadytrain.config.plain import hints_of, leaves, type_words
+from steadytrain.config.recipe import Recipe, recipe_settings
 from steadytrain.errors import RecipeError, did_you_mean
-
-EXAMPLES: dict[str, Any] = {
-    "data.train": "photos/",
-    "data.val": "val.rec",
-    "data.classes": "train.json",
-    "data.size": 192,
-    "data.grow_size": "128@0,160@6,192@12",
-    "data.flip": True,
-    "data.transforms": "randaugment:2,9,mixup:0.2",
-    "data.crop": 0.95,
-    "data.interpolation": "bicubic",
-    "data.mean": [0.5, 0.5, 0.5],
-    "data.std": [0.25, 0.25, 0.25],
-    "data.root": "images/",
-    "data.labels": "labels.csv",
-    "data.path_column": "filename",
-    "data.label_column": "diagnosis",
-    "data.split_column": "fold",
-    "model.weights": "resnet50.safetensors",
-    "model.freeze": "conv_stem,blocks.0",
-    "model.options.drop_rate": 0.1,
-    "optim.options.batch_scale": 4,
-    "optim.base_batch_size": 256,
-    "optim.milestones": [30, 60, 80],
-    "optim.warmup": "power:2",
-    "optim.clip_norm": 1,
-    "optim.ema": 0.999,
-    "optim.swa": 0.75,
-    "optim.grow_batch": "2@30,2@60",
-    "budget.steps": 10000,
-    "budget.patience": 3,
-    "budget.minutes": 60,
-    "parallel.threads": 4,
-    "parallel.compute_threads": 8,
-    "parallel.procs": "auto",
-    "parallel.price": "p3.2xlarge@us-east-1",
-    "every.save_steps": 500,
-    "every.save_minutes": 10,
-    "every.upload": "s3://bucket/runs/a",
-}
-"""Of keys whose default is nothing."""
-
-WORKED_OUT = {
-    "data.train": ("required", "required"),
-    "model.name": (
-        "timm/resnet50; resnet20 for images up to 64 pixels",
-        "a small one whose weights are on this machine, else timm/mobilenetv3_large_100",
-    ),
-    "budget.epochs": ("90; 30 for images up to 64 pixels", "8"),
-    "batch_size": (
-        "128 on each GPU; at most a tenth of the images, but at least 2",
-        "16 on each GPU; at most a tenth of the images, but at least 2",
-    ),
-    "optim.warmup_epochs": ("5; 0.5 for images up to 64 pixels; at most a quarter of the run", "0.5"),
-    "optim.base_batch_size": ("256; 128 for images up to 64 pixels", "none"),
-    "optim.weight_decay": ("5e-05; 0.0005 for images up to 64 pixels", "0.05"),
-    "optim.label_smoothing": ("0.1; 0 for images up to 64 pixels", "0.1"),
-    "precision.name": ("bf16 where the hardware computes in it, else fp32",) * 2,
-}
-"""Defaults that depend on the data or on the machine, of ``train`` and of ``finetune``."""
 
 
 @dataclass(frozen=True)
@@ -98,38 +37,51 @@ def recipe_keys(part: str = "") -> Iterator[RecipeKey]:
     Raises:
         RecipeError: there is no such part.
     """
-    parts = {name: hint for name, hint in get_type_hints(Recipe).items() if is_dataclass(hint)}
+    parts = {name: hint for name, hint in hints_of(Recipe).items() if is_dataclass(hint)}
     if part and part not in parts:
         raise RecipeError(f"the recipe has no part {part!r}: it has {', '.join(parts)}.{did_you_mean(part, parts)}")
-    train, finetune = (
-        dict(leaves(usual_recipe("DATA", finetune=finetune, small=False).to_dict())) for finetune in (False, True)
-    )
-    for name, kind in parts.items():
+    for key, setting in recipe_settings().items():
+        name, _, field = key.rpartition(".")
         if part in ("", name):
-            yield from _keys_of(kind, f"{name}.", train, finetune)
-    if not part:
-        yield from _keys_of(Recipe, "", train, finetune)
+            example, shown = setting.example, key
+            if isinstance(example, dict):
+                shown, example = next((f"{key}.{option}", value) for option, value in example.items())
+            value = _usual_values(finetune=False).get(key) if example is None else example
+            text, hint = _words(value).replace(", ", ","), hints_of(parts[name] if name else Recipe)[field]
+            train, finetune = default_words(key)
+            yield RecipeKey(key, type_words(hint), train, finetune, setting.meaning, f"--set {shown}={text}")
 
 
-def _keys_of(kind: Any, prefix: str, train: dict[str, Any], finetune: dict[str, Any]) -> Iterator[RecipeKey]:
-    meanings, hints = _meanings(kind), get_type_hints(kind)
-    for field in fields(kind):
-        key, hint = prefix + field.name, hints[field.name]
-        if is_dataclass(hint) or not field.metadata.get("plain", True):
-            continue
-        usual = WORKED_OUT.get(key, (_words(train.get(key)), _words(finetune.get(key))))
-        shown = next((example for example in EXAMPLES if example.startswith(f"{key}.")), key)
-        value = EXAMPLES.get(shown, train.get(key))
-        text = _words(value).replace(", ", ",")
-        yield RecipeKey(key, type_words(hint), *usual, meanings[field.name], f"--set {shown}={text}")
+def default_words(key: str) -> tuple[str, str]:
+    """Return the default of a key in words, of ``train`` and of ``finetune``."""
+    usual = recipe_settings()[key].usual
+    if usual:
+        return (usual, usual) if isinstance(usual, str) else usual
+    return _words(_usual_values(finetune=False).get(key)), _words(_usual_values(finetune=True).get(key))
 
 
-def _meanings(kind: Any) -> dict[str, str]:
-    """Read the arguments that a docstring explains."""
-    text = inspect.getdoc(kind) or ""
-    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", text.partition("Args:\n")[2], re.MULTILINE)
-    plain = {name: " ".join(words.split()).replace("``", "") for name, words in entries}
-    return {name: re.sub(r" See :meth:`\w+`.", "", words[:1].upper() + words[1:]) for name, words in plain.items()}
+def flag_help(key: str, verb: str = "") -> str:
+    """Return what ``--help`` of a verb says of the flag that sets a key; without a verb, the defaults of both.
+
+    >>> flag_help("optim.ema", "train")
+    'Decay per update of averaged weights, which are evaluated and exported; 0: none. [default: none]'
+    >>> flag_help("budget.epochs"), flag_help("budget.epochs", "resume")  # that of a run is the run's value
+    ('Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]', \
+'Passes over the training data.')
+    """
+    setting = recipe_settings()[key]
+    assert setting.flag is not None
+    text, value = setting.flag.help or setting.meaning, setting.usual or _usual_values(finetune=True).get(key)
+    if value is None or value is False or setting.flag.kind is bool or verb == "resume":
+        return text
+    train, finetune = default_words(key)
+    both = train if train == finetune else f"train: {train}; finetune: {finetune}"
+    return f"{text} [default: {({'train': train, 'finetune': finetune}).get(verb, both)}]"
+
+
+@cache
+def _usual_values(*, finetune: bool) -> Mapping[str, Any]:
+    return dict(leaves(usual_recipe("DATA", finetune=finetune, small=False).to_dict()))
 
 
 def _words(value: object) -> str:

@@ -1,39 +1,10 @@
-"""Synonyms: what users of timm, Lightning, Keras and MXNet call the recipe's values, and what it lacks.
+"""What users of timm, Lightning, Keras and MXNet ask for that is said otherwise here, or not there.
 
-A word is looked up without its dashes: ``--weight-decay``, ``weight_decay`` and ``optim.weight_decay`` are one.
+Words that are exactly a setting of the recipe stand at its field (:mod:`steadytrain.config.parts`). A word is looked up
+without its dashes: ``--weight-decay``, ``weight_decay`` and ``optim.weight_decay`` are one.
 """
 
 from __future__ import annotations
-
-SAME = {
-    **dict.fromkeys(("opt", "optim", "optimizer"), "optim.name"),
-    **dict.fromkeys(("wd", "decay"), "optim.weight_decay"),
-    **dict.fromkeys(("sched", "scheduler", "lr-scheduler", "lr-schedule"), "optim.schedule"),
-    **dict.fromkeys(("learning-rate", "base-lr", "lr-base", "lr0"), "optim.lr"),
-    **dict.fromkeys(("momentum", "mom"), "optim.momentum"),
-    **dict.fromkeys(("smoothing",), "optim.label_smoothing"),
-    **dict.fromkeys(("criterion", "loss-function", "objective"), "optim.loss"),
-    **dict.fromkeys(("class-weight",), "optim.class_weights"),
-    **dict.fromkeys(("warmup",), "optim.warmup_epochs"),
-    **dict.fromkeys(("decay-rate", "lr-factor", "gamma"), "optim.factor"),
-    **dict.fromkeys(("clip-grad", "grad-clip", "gradient-clip-val", "clip-norm"), "optim.clip_norm"),
-    **dict.fromkeys(("ema-decay", "model-ema-decay"), "optim.ema"),
-    **dict.fromkeys(("max-epochs",), "budget.epochs"),
-    **dict.fromkeys(("max-steps", "num-steps", "steps"), "budget.steps"),
-    **dict.fromkeys(("num-workers", "workers", "preprocess-threads"), "parallel.threads"),
-    **dict.fromkeys(("architecture", "arch"), "model.name"),
-    **dict.fromkeys(("crop-pct",), "data.crop"),
-    **dict.fromkeys(("interpolation",), "data.interpolation"),
-    **dict.fromkeys(("val-fraction", "val-split", "validation-split"), "data.holdout"),
-    **dict.fromkeys(("seed-everything", "random-seed", "manual-seed", "random-state"), "seed"),
-    **dict.fromkeys(("batch", "bs", "train-batch-size"), "batch_size"),
-    **dict.fromkeys(("imgsz", "image-size", "resolution"), "data.size"),
-    **dict.fromkeys(("log-interval", "log-every-n-steps", "disp-batches"), "every.log_steps"),
-    **dict.fromkeys(("check-val-every-n-epoch", "val-interval"), "every.evaluate_epochs"),
-    **dict.fromkeys(("checkpoint-hist",), "every.keep"),
-    **dict.fromkeys(("layer-before-fullc",), "model.options.layer_before_fullc"),
-}
-"""Word -> the key that is exactly the same: on the command line it works as an alias."""
 
 _DATA_FIRST = "the data to train on stand first: steady train DATA"
 _FREEZE = (
@@ -120,26 +91,18 @@ NOT_YET = {
 """Word -> what it asks for, which is not there."""
 
 
-def synonym(word: str) -> str:
-    """Return the recipe's key that a word of another trainer is exactly; empty where there is none.
-
-    >>> synonym("--wd"), synonym("optim.learning_rate"), synonym("--amp")
-    ('optim.weight_decay', 'optim.lr', '')
-    """
-    return SAME.get(_plain(word), "")
-
-
 def advice(word: str) -> str:
     """Say what to give instead of a word of another trainer, in a sentence; empty where nothing is known of it.
 
     >>> advice("--amp"), advice("--wandb")[:19]
     (' Instead: --precision bf16, or fp16.', ' Not supported yet:')
     """
-    plain = _plain(word)
+    plain = plain_word(word)
     if plain in OTHERWISE:
         return f" Instead: {OTHERWISE[plain]}."
     return f" Not supported yet: {NOT_YET[plain]}." if plain in NOT_YET else ""
 
 
-def _plain(word: str) -> str:
+def plain_word(word: str) -> str:
+    """Return a word as the tables have it: without its part and dashes, in small letters."""
     return word.rpartition(".")[2].lstrip("-").replace("_", "-").lower()

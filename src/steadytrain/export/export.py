@@ -140,6 +140,7 @@ def export_model(
     classes: str | Path | Sequence[str] | None = None,
     numbers: StoredNumbers = "fp32",
     aot: bool = False,
+    device: str = "auto",
     data: str | Path | None = None,
     max_loss: float = 0.5,
     images: int | None = None,
@@ -152,7 +153,9 @@ def export_model(
         output: what to write: ``.onnx``, ``.xml`` (OpenVINO), ``.pt2`` (torch.export), ``.engine`` (TensorRT),
             ``.safetensors``, or a folder as timm and the Hugging Face hub have them. A file of that name is replaced.
         numbers: ``int8``, ``fp16`` or ``bf16`` instead of fp32: kept only where it is faster, and as accurate.
-        aot: compile a ``.pt2`` by AOTInductor for this processor.
+        aot: compile a ``.pt2`` by AOTInductor, for ``device``.
+        device: where the network is written, checked and measured: ``auto`` (a GPU for ``.engine``, else the CPU),
+            ``cpu``, ``cuda``, ``cuda:1``. A :class:`Trained` is where it is already.
         data: images to check by (a folder, files, a ``.rec``), with labels where it is a data set; None: the run's
             validation data, else noise.
         max_loss: points of top-1 (or mAP) that other numbers may cost.
@@ -179,6 +182,9 @@ def export_model(
     """
     path, kind = Path(output), kind_of(output)
     _require_numbers(path, kind, numbers, aot)
+    if {"engine": "cpu", "xml": "cuda"}.get(kind) == device.partition(":")[0]:
+        other = "an NVIDIA GPU (TensorRT)" if kind == "engine" else "the CPU (OpenVINO)"
+        raise InputError(f"{path} is for {other}, and not for --device {device}: leave it out, or write .onnx or .pt2")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}: make it, or choose another")
     source = place.path if isinstance(place, Trained) else place.directory if isinstance(place, Run) else Path(place)
@@ -187,7 +193,8 @@ def export_model(
     if isinstance(place, Trained):
         trained = place
     else:
-        device = "cuda" if kind == "engine" else "cpu"
+        if device == "auto":
+            device = "cuda" if kind == "engine" else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, numbers="fp32", device=device)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from steadytrain.config.parts import require
 from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
+from steadytrain.config.settings import require
 from steadytrain.errors import RecipeError
 from steadytrain.files import replace_file
 from steadytrain.format import clean, count, percent, rate, size, text_table, wrap

@@ -20,8 +20,8 @@ from statistics import fmean
 from typing import Any
 
 from steadytrain.config import Recipe
-from steadytrain.config.parts import require
 from steadytrain.config.plain import build, check_types, leaves, plain
+from steadytrain.config.settings import require
 from steadytrain.errors import InputError, RecipeError, RunError
 from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name

@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from steadytrain.config.synonyms import synonym
+from steadytrain.config.recipe import synonym
 from steadytrain.interop.logs.run import NAN, LogRun
 
 KEYS = {

@@ -147,7 +147,7 @@ def restore(
         return _restore_pretrained(model_name, _policy(numbers, choose_device(device)), names)
     if not isinstance(place, Run) and model is None and is_mxnet(place):
         return _restore_mxnet(str(place), _policy(numbers, choose_device(device)), names, size)
-    path = _weights_file(place.directory if isinstance(place, Run) else Path(place), which)
+    path = weights_file(place.directory if isinstance(place, Run) else Path(place), which)
     if path.suffix in exported.SUFFIXES:
         return _restore_exported(path, model, device, numbers, names)
     if path.is_file():
@@ -346,7 +346,12 @@ def _chosen(run: Run, path: Path) -> str:
     return ""
 
 
-def _weights_file(place: Path, which: Which) -> Path:
+def weights_file(place: Path, which: Which = "best") -> Path:
+    """Return the file of weights of a run, or of a folder as the Hugging Face hub has them; a file is its own.
+
+    Raises:
+        RunError: there is none.
+    """
     if not place.is_dir():
         if not place.exists():
             raise RunError(

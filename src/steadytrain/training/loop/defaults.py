@@ -38,6 +38,7 @@ from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import OpenedData, open_named
+from steadytrain.training.inference.trained import weights_file
 from steadytrain.training.loop.attempt import Outcome, train_opened
 from steadytrain.training.progress import wants_progress
 
@@ -206,6 +207,8 @@ def choose_recipe(
     model, weights = chosen.get("model.name"), chosen.get("model.weights")
     if weights is not None:
         changes.setdefault("model.pretrained", False)
+        if any((Path(str(weights)) / name).exists() for name in ("recipe.json", "config.json")):  # a run, or the hub's
+            changes["model.weights"] = weights = str(weights_file(Path(str(weights))))
     if finetune and model is None:
         model = _choose_model(weights, say)
     precision = _precision()

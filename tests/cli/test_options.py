@@ -1,0 +1,77 @@
+"""The flags of the verbs that train are made from the settings of the recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from steadytrain.cli import parse
+from steadytrain.cli.options import FLAGS, TrainingOptions
+from steadytrain.cli.train import num_procs
+from steadytrain.config.plain import plain
+from steadytrain.config.recipe import recipe_settings
+from steadytrain.config.reference import recipe_keys
+from steadytrain.errors import RecipeError
+
+BESIDE = {"budget.epochs": {"budget.steps"}, "model.weights": {"model.pretrained"}}
+"""Keys that a flag sets with its own."""
+
+
+def test_a_flag_and_set_mean_the_same() -> None:
+    texts = {row.key: row.example.partition("=")[2] for row in recipe_keys()}
+    of_flags, of_set = ["train", "data"], ["train", "data"]
+    for _, (key, flag) in FLAGS.items():
+        text = "default" if key == "precision.compile" else "none" if texts[key] == "none" else texts[key]
+        if text == "none" or (text == "false" and flag.kind is None):
+            continue  # nothing is set
+        of_flags += [flag.name] if flag.kind is bool else [flag.name, text]
+        of_set += ["--set", f"{key}={text}"]
+    by_flags, by_set = (plain(parse(words)["options"].changes) for words in (of_flags, of_set))
+    extra = {beside for key in by_set for beside in BESIDE.get(key, ())}
+    texts = {key: value if isinstance(value, list) else [value] for key, value in by_set.items()}
+    assert {
+        key: value if isinstance(value, list) else [value] for key, value in by_flags.items() if key not in extra
+    } == texts
+    assert len(by_set) > 25
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"), [("--holdout", "data.holdout"), ("--seed", "seed"), ("--warmup-epochs", "optim.warmup_epochs")]
+)
+def test_a_flag_of_nothing_is_a_choice_too(flag: str, key: str) -> None:
+    assert parse(["train", "data", flag, "0"])["options"].changes == {key: 0}
+
+
+def test_no_flag_is_no_change() -> None:
+    assert TrainingOptions().changes == {} and "options" not in parse(["train", "data"])
+
+
+def test_a_recipe_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, reads = tmp_path / "recipe.json", []
+    file.write_text('{"optim": {"lr": 0.3}}')
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: reads.append(text) or loads(text))
+    options = TrainingOptions(recipe=file, flags={"epochs": 2})
+    assert options.chosen == {"optim.lr": 0.3, "budget.epochs": 2, "budget.steps": None}
+    assert replace(options, run="a").value("optim.lr") == 0.3
+    assert len(reads) == 1
+    file.write_text('{"optim": {"lr": 0.25}}')
+    os.utime(file, (1, 1))
+    assert replace(options, run="b").value("optim.lr") == 0.25, "another content is read again"
+
+
+def test_ranks_beyond_the_limit_are_refused_before_any_is_started() -> None:
+    with pytest.raises(RecipeError, match=r"^parallel.procs is 257; it must be 1 to 256, or auto$"):
+        num_procs("data", TrainingOptions(flags={"procs": 257}))
+
+
+def test_every_setting_says_what_it_means_in_the_documentation_of_its_part() -> None:
+    from steadytrain import config
+
+    for key, setting in recipe_settings().items():
+        part, _, name = key.rpartition(".")
+        assert f"    {name}: {setting.meaning}" in (getattr(config, part.title() or "Recipe").__doc__ or "")
