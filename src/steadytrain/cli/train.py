@@ -705,11 +705,10 @@ def _print_outcome(runs: Sequence[Run], *, json: bool) -> None:
 def _print_verdict(run: Run) -> None:
     """Print what held a run back on standard error: in words on a terminal, else as a line."""
     from steadytrain.monitor import diagnose, read_history
-    from steadytrain.monitor.evidence import gather_evidence
     from steadytrain.reports.verdict import verdict_brief, verdict_line
 
     try:
-        first = diagnose(gather_evidence(read_history(run, condensed=True))).causes[0]
+        first = diagnose(read_history(run, condensed=True).evidence()).causes[0]
     except Exception as error:  # noqa: BLE001 - whatever a log holds, the run is well, and its end is told next
         note(f"no verdict: {error}")
         return

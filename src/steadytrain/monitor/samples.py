@@ -8,18 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from steadytrain.events import (
-    Ceilings,
-    Compiled,
     DeviceStats,
     Evaluated,
     Event,
-    FeedPlaced,
     FeedStats,
     MachineStats,
     Saved,
     ServerStats,
-    StepMeasured,
-    ThreadStats,
 )
 from steadytrain.format import size
 
@@ -169,6 +164,23 @@ def _combine(newest: FeedStats, other: FeedStats, sign: int) -> FeedStats:
     return replace(newest, **counted, cpu_seconds=cpu if is_known else None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateTimes:
+    """How long updates take; zeros where there was none.
+
+    Args:
+        seconds: 5th, 50th and 95th percentile of an update's seconds, its wait included.
+        waits: the same percentiles of the wait in them.
+        fast: seconds without its wait of an update that a quarter of them undercut.
+        slowest: step -> seconds of the slowest updates, in the order in which they were made; at most 32.
+    """
+
+    seconds: Percentiles = (0.0, 0.0, 0.0)
+    waits: Percentiles = (0.0, 0.0, 0.0)
+    fast: float = 0.0
+    slowest: Mapping[int, float] = field(default_factory=dict)
+
+
 class StepTimes:
     """Streaming quantiles of step time and wait; of many steps every second, fourth, ... is kept, evenly."""
 
@@ -189,26 +201,15 @@ class StepTimes:
                 self._every *= 2
         self._count += 1
 
-    @property
-    def seconds(self) -> Percentiles:
-        """5th, 50th and 95th percentile of an update's seconds; zeros where there was none."""
-        return percentiles([seconds for seconds, _ in self._kept])
-
-    @property
-    def waits(self) -> Percentiles:
-        """Return the percentiles of the wait."""
-        return percentiles([wait for _, wait in self._kept])
-
-    @property
-    def fast_update(self) -> float:
-        """Lower quartile of an update's seconds without its wait; 0 before there is one."""
+    def result(self) -> UpdateTimes:
+        """Return the times so far."""
         updates = sorted(max(0.0, seconds - wait) for seconds, wait in self._kept)
-        return updates[len(updates) // 4] if updates else 0.0
-
-    @property
-    def slowest(self) -> dict[int, float]:
-        """Step -> seconds of the slowest updates, in the order in which they were made."""
-        return dict(sorted((step, seconds) for seconds, step in self._slowest))
+        return UpdateTimes(
+            seconds=percentiles([seconds for seconds, _ in self._kept]),
+            waits=percentiles([wait for _, wait in self._kept]),
+            fast=updates[len(updates) // 4] if updates else 0.0,
+            slowest=dict(sorted((step, seconds) for seconds, step in self._slowest)),
+        )
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
@@ -225,16 +226,11 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 @dataclass
 class RunSamples:
-    """The samples of a run by phase, and the newest of what is measured once."""
+    """The samples of a run by phase, and sums of what is counted."""
 
     feeds: dict[int, FeedStats] = field(default_factory=dict)
     machines: dict[int, Mean[MachineStats]] = field(default_factory=dict)
     devices: dict[int, dict[int, Mean[DeviceStats]]] = field(default_factory=dict)
-    measured: StepMeasured | None = None
-    ceilings: Ceilings | None = None
-    compiled: Compiled | None = None
-    placed: FeedPlaced | None = None
-    threads: ThreadStats | None = None
     servers: ServerStats | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
@@ -242,10 +238,9 @@ class RunSamples:
     _used: set[int] = field(default_factory=set)
 
     def begin_attempt(self) -> None:
-        """Forget what belongs to a single attempt: its feed, its compiled code and which GPUs it used."""
+        """Forget what belongs to a single attempt: its feed, and which GPUs it used."""
         self._feed = None
         self._used = set()
-        self.compiled = None
 
     def take(self, event: Event, phase: int) -> None:
         """Fold in an event that belongs to a phase of the run."""
@@ -263,16 +258,6 @@ class RunSamples:
                 self.evaluations = (self.evaluations[0] + 1, self.evaluations[1] + max(0.0, event.seconds))
             case Saved():
                 self.checkpoints = (self.checkpoints[0] + 1, self.checkpoints[1] + max(0.0, event.pause))
-            case StepMeasured():
-                self.measured = event
-            case Ceilings():
-                self.ceilings = event
-            case Compiled():
-                self.compiled = event
-            case FeedPlaced():
-                self.placed = event
-            case ThreadStats():
-                self.threads = event
             case ServerStats():
                 self.servers = server_sum(self.servers, event)
 

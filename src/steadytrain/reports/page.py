@@ -328,7 +328,7 @@ def _heroes(account: Account) -> list[dict[str, str]]:
 
 def _places(account: Account) -> dict[str, str]:
     """Describe where and with what the run was trained."""
-    started, feed = account.history.started, account.history.newest.get("FeedStats")
+    started, feed = account.history.started, account.history.newest(FeedStats)
     assert started is not None
     words = {f"data: {key}": _counted(key, value) for key, value in started.data.items() if key != "rejected"}
     data = account.run.recipe.data
@@ -338,7 +338,7 @@ def _places(account: Account) -> dict[str, str]:
             words["data: val"] = "held out"
     words |= {f"model: {key}": _counted(key, value) for key, value in started.model.items()}
     words |= {f"machine: {key}": _counted(key, value) for key, value in started.machine.items()}
-    if isinstance(feed, FeedStats):
+    if feed is not None:
         busy = f"read {duration(feed.read_seconds)}, decode {duration(feed.decode_seconds)}"
         words["feed: busy"] = f"{busy}, batch {duration(feed.batch_seconds)}"
         words["feed: waiting for the model"] = duration(feed.blocked_seconds)

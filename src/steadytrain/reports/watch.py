@@ -23,7 +23,6 @@ from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats, Event, FeedStats, LogReader, MachineStats, Stalled, Started
 from steadytrain.format import duration, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
-from steadytrain.monitor.evidence import gather_evidence
 from steadytrain.reports.charts import COLUMNS, ChartPoint, points
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
 from steadytrain.reports.summary import RunScore, best_and_last
@@ -84,7 +83,7 @@ class Watch:
 
     def _take(self, event: Event) -> None:
         history = self.history
-        feed = history.newest.get("FeedStats")
+        feed = history.newest(FeedStats)
         history.take(event)
         if event.rank or not history.attempts:
             return
@@ -96,7 +95,7 @@ class Watch:
                 self.points = still_valid
                 self.generation += 1
         try:
-            new = points(event, history, feed if isinstance(feed, FeedStats) else None)
+            new = points(event, history, feed)
         except (TypeError, AttributeError):  # a log that was edited by hand must not end the watch
             return
         self.points += new
@@ -124,7 +123,7 @@ class Watch:
         if self.history.started is None:
             return None
         if self._verdict is None or self._verdict[0] != self.history.num_facts:
-            self._verdict = (self.history.num_facts, diagnose(gather_evidence(self.history)))
+            self._verdict = (self.history.num_facts, diagnose(self.history.evidence()))
         return self._verdict[1]
 
 
@@ -236,9 +235,7 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
         )
     ledger, logged = history.ledger(), history.logged[-1] if history.logged else None
     best, last = best_and_last(history)
-    machine = history.newest.get("MachineStats")
     queue = dict(zip(COLUMNS["feed"], watch.newest["feed"].row, strict=True)) if "feed" in watch.newest else None
-    devices = [event for event in history.newest.values() if isinstance(event, DeviceStats)]
     return RunSnapshot(
         moment=now,
         name=name,
@@ -268,8 +265,8 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
         cost=cost,
         ledger=ledger,
         feed=FeedQueue(**{name: queue[name] or 0.0 for name in ("ready", "depth", "starved")}) if queue else None,
-        machine=machine if isinstance(machine, MachineStats) else None,
-        devices=tuple(sorted(devices, key=lambda device: device.index)),
+        machine=history.newest(MachineStats),
+        devices=tuple(history.devices[index] for index in sorted(history.devices)),
         host=started.machine,
         diagnosis=watch.diagnosis,
         stalled=history.stalled,
