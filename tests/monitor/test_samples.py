@@ -14,7 +14,6 @@ from steadytrain.monitor.samples import (
     StepTimes,
     feed_difference,
     feed_sum,
-    percentiles,
 )
 
 
@@ -140,5 +139,7 @@ def test_the_slowest_updates_are_all_found_in_their_order() -> None:
 
 
 def test_nothing_has_percentiles_of_zero() -> None:
-    assert percentiles([]) == (0.0, 0.0, 0.0)
-    assert percentiles([3.0]) == (3.0, 3.0, 3.0)
+    times = StepTimes()
+    assert times.result().seconds == (0.0, 0.0, 0.0)
+    times.add(1, seconds=3.0, wait=1.0)
+    assert times.result().seconds == (3.0, 3.0, 3.0) and times.result().fast == 2.0

@@ -15,9 +15,10 @@ from steadytrain.events import DeviceStats, EpochTrained, Event, FeedStats, Mach
 from steadytrain.monitor import RunHistory, Slice, read_history
 from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, style, thin
 from steadytrain.reports.plots import speeds_page
-from steadytrain.reports.summary import Account, wilson
+from steadytrain.reports.summary import Account
 from steadytrain.reports.time_spent import stacked
 from steadytrain.run import Run
+from steadytrain.statistics import wilson
 
 values = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=300)
 
@@ -124,7 +125,7 @@ def test_the_feed_is_told_between_two_words_of_it() -> None:
 
 def test_what_is_not_known_or_not_finite_has_no_point() -> None:
     (machine,) = rows_of(MachineStats(seconds=1.0, cores=2, machine_cores=2, pressure={"cpu": 0.5}))
-    assert [machine[name] for name in ("cpu", "cores", "pressure_cpu", "pressure_io")] == [None, 2, 0.5, None]
+    assert [machine[name] for name in ("cpu", "ranks", "pressure_cpu", "pressure_io")] == [None, 0.0, 0.5, None]
     assert rows_of(logged(20, loss=float("nan")))[0]["loss"] is None
     (device,) = rows_of(DeviceStats(seconds=1.0, index=3, name="x", memory_bytes=5, memory_total_bytes=10))
     assert device["memory"] == 0.5

@@ -34,7 +34,7 @@ from steadytrain.run import MAX_REPEATS, REPEAT, Run
 if TYPE_CHECKING:
     from steadytrain.distributed.ray_cluster import Cluster
     from steadytrain.training import Group
-    from steadytrain.training.finetuning.plan import Plan
+    from steadytrain.training.finetuning.plan import FinetunePlan
 
 AUTO_SECONDS = 60.0
 """Seconds that ``--batch-size auto`` and its like may take."""
@@ -355,7 +355,9 @@ def _train_all(
     return code
 
 
-def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = None) -> tuple[Recipe, Plan | None]:
+def _fit_minutes(
+    draft: Recipe, options: TrainingOptions, folder: Path | None = None
+) -> tuple[Recipe, FinetunePlan | None]:
     """Fit a recipe into ``--budget-minutes``, if given; a run that exists in ``folder`` keeps its plan."""
     minutes = options.budget_minutes
     if minutes is None:

@@ -30,8 +30,8 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.parameter_server import (
     Form,
     MakeOptimizer,
-    Place,
-    State,
+    ParameterPlace,
+    TensorState,
     as_tensor,
     compress,
     cut,
@@ -221,7 +221,7 @@ class AsyncEngine(Engine):
             {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
         ]
         flat = torch.cat([memory.float().cpu() for memory in memories])
-        states: dict[int, State] = {
+        states: dict[int, TensorState] = {
             number: {name: saved_value(name, value, self._parameters[number]) for name, value in state.items()}
             for number, state in optimizer._loaded.items()
         }
@@ -410,7 +410,9 @@ class AsyncEngine(Engine):
         self._progress = dict(state.get("async", {}))
 
 
-def _within(memories: Sequence[Tensor], places: Sequence[Place], start: int, end: int) -> list[tuple[int, Tensor]]:
+def _within(
+    memories: Sequence[Tensor], places: Sequence[ParameterPlace], start: int, end: int
+) -> list[tuple[int, Tensor]]:
     """Return the parts of parameters' memories in a range of all elements, each with where it begins."""
     segments: list[tuple[int, Tensor]] = []
     for memory, place in zip(memories, places, strict=True):
@@ -420,9 +422,11 @@ def _within(memories: Sequence[Tensor], places: Sequence[Place], start: int, end
     return segments
 
 
-def _cut_states(states: Mapping[int, State], places: Sequence[Place], start: int, end: int) -> dict[int, State]:
+def _cut_states(
+    states: Mapping[int, TensorState], places: Sequence[ParameterPlace], start: int, end: int
+) -> dict[int, TensorState]:
     """Cut the optimizer's states to a range of all elements."""
-    in_range: dict[int, State] = {}
+    in_range: dict[int, TensorState] = {}
     for number, state in states.items():
         first, last = max(start, places[number].start), min(end, places[number].end)
         if first < last:

@@ -26,6 +26,7 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.engines import ENGINES, Parity, Worker, WorkerError, missing, usual_numbers
 from steadytrain.export.networks import NETWORKS
 from steadytrain.machine import facts
+from steadytrain.statistics import quantiles
 from steadytrain.training.build import choose_device
 
 TURNS = 4
@@ -400,7 +401,7 @@ def _finish(contender: _Contender, folder: str, *, comparable: bool, most: int) 
     """Sum an engine's turns up and compare its outputs."""
     batches = []
     for size, times in contender.seconds.items():
-        p50, p99 = np.percentile(times, (50, 99), method="inverted_cdf").tolist()
+        p50, p99 = quantiles(times, 0.5, 0.99)
         rate = contender.sizes[size] * len(times) / sum(times)
         batches.append(
             BatchSpeed(

@@ -44,6 +44,7 @@ from steadytrain.events import (
 from steadytrain.format import count
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
+from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, STEADY, Ledger, Slice, empty, merge_slices, slices
 from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
 from steadytrain.run import Run
@@ -222,7 +223,7 @@ class RunHistory:
     @property
     def is_multi_label(self) -> bool:
         """Return whether an image may have several labels: evaluations are then ranked by mAP."""
-        return self.started is not None and self.started.data.get("multi_label") is True
+        return self.started is not None and self.started.is_multi_label
 
     def epoch(self, step: float) -> float:
         """Return how many times the training set has been seen after so many updates: no more than was asked for."""
@@ -230,6 +231,30 @@ class RunHistory:
         if self.started is None or per_epoch <= 0:
             return 0.0
         return min(self.started.batches.progress(step) / per_epoch, self.recipe.budget.epochs or math.inf)
+
+    @property
+    def progress(self) -> RunReach:
+        """How far the run has come; zeros before it began."""
+        if (started := self.started) is None:
+            return RunReach()
+        return RunReach(
+            step=self.step,
+            steps=started.steps,
+            epoch=self.epoch(self.step),
+            epochs=self.epoch(started.steps),
+            share=started.batches.progress(self.step) / started.batches.first if started.steps else 0.0,
+        )
+
+    @property
+    def best(self) -> RunScore | None:
+        """The evaluation with the highest top-1, or mAP (the first of equals)."""
+        known = [event.score if math.isfinite(event.score) else -1.0 for event in self.evaluated]
+        return RunScore.of(self.evaluated[known.index(max(known))]) if known else None
+
+    @property
+    def last(self) -> RunScore | None:
+        """The newest evaluation."""
+        return RunScore.of(self.evaluated[-1]) if self.evaluated else None
 
     def elapsed(self, time: float | None = None) -> float:
         """Return the seconds that the run had taken at a moment (None: its newest event), without pauses in between.

@@ -17,6 +17,7 @@ from steadytrain.events import (
     ServerStats,
 )
 from steadytrain.format import size
+from steadytrain.statistics import quantiles
 
 Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
 
@@ -35,7 +36,7 @@ START, FIRST, LATER = range(3)
 MAX_STEPS = 4096
 SCARCE = 0.1  # of the memory: where so little was left, a process was killed for want of it
 MAX_SLOWEST = 32
-Percentiles = tuple[float, float, float]
+PERCENTILES = (0.05, 0.5, 0.95)
 
 
 class Mean(Generic[Sampled]):
@@ -175,8 +176,8 @@ class UpdateTimes:
         slowest: step -> seconds of the slowest updates, in the order in which they were made; at most 32.
     """
 
-    seconds: Percentiles = (0.0, 0.0, 0.0)
-    waits: Percentiles = (0.0, 0.0, 0.0)
+    seconds: tuple[float, ...] = (0.0, 0.0, 0.0)
+    waits: tuple[float, ...] = (0.0, 0.0, 0.0)
     fast: float = 0.0
     slowest: Mapping[int, float] = field(default_factory=dict)
 
@@ -203,25 +204,14 @@ class StepTimes:
 
     def result(self) -> UpdateTimes:
         """Return the times so far."""
-        updates = sorted(max(0.0, seconds - wait) for seconds, wait in self._kept)
+        if not self._kept:
+            return UpdateTimes()
         return UpdateTimes(
-            seconds=percentiles([seconds for seconds, _ in self._kept]),
-            waits=percentiles([wait for _, wait in self._kept]),
-            fast=updates[len(updates) // 4] if updates else 0.0,
+            seconds=quantiles([seconds for seconds, _ in self._kept], *PERCENTILES),
+            waits=quantiles([wait for _, wait in self._kept], *PERCENTILES),
+            fast=quantiles([max(0.0, seconds - wait) for seconds, wait in self._kept], 0.25)[0],
             slowest=dict(sorted((step, seconds) for seconds, step in self._slowest)),
         )
-
-
-def percentiles(values: Sequence[float]) -> Percentiles:
-    """Return the 5th, 50th and 95th percentile, each a value of the sample; zeros for no values.
-
-    >>> percentiles([float(value) for value in range(101)])
-    (5.0, 50.0, 95.0)
-    """
-    if not values:
-        return 0.0, 0.0, 0.0
-    ordered, last = sorted(values), len(values) - 1
-    return ordered[round(0.05 * last)], ordered[round(0.5 * last)], ordered[round(0.95 * last)]
 
 
 @dataclass
