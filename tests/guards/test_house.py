@@ -19,7 +19,7 @@ SOURCE = PROJECT / "src"
 
 # A package imports from the rows above its own; those of the first row know each other as well.
 LAYERS = (
-    {"errors", "config", "events", "files", "format", "run", "statistics"},
+    {"errors", "config", "events", "files", "format", "intervals", "run"},
     {"machine", "native", "interop"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},

@@ -17,12 +17,12 @@ from typing import Any
 from tests.reports.runs import Clock, course, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed
+from steadytrain.intervals import spread
 from steadytrain.monitor import diagnose
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account
 from steadytrain.reports.verdict import verdict_sentences
 from steadytrain.run import Run
-from steadytrain.statistics import spread
 
 EVIL = "<script>alert(1)</script>&amp;\"'"
 

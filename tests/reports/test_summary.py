@@ -18,10 +18,10 @@ from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged,
 
 from steadytrain.cli.render import event_line, event_words
 from steadytrain.events import Ended, EpochTrained, Failed
+from steadytrain.intervals import spread, wilson
 from steadytrain.monitor import read_history
 from steadytrain.reports.summary import epochs, find_repeats, summarise
 from steadytrain.run import Run
-from steadytrain.statistics import spread, wilson
 
 
 def new(folder: Path) -> Run:

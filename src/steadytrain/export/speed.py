@@ -25,8 +25,8 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.engines import ENGINES, Parity, Worker, WorkerError, missing, usual_numbers
 from steadytrain.export.networks import NETWORKS
+from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
-from steadytrain.statistics import quantiles
 from steadytrain.training.build import choose_device
 
 TURNS = 4

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from steadytrain.events import Evaluated
-from steadytrain.statistics import Interval, wilson
+from steadytrain.intervals import Interval, wilson
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from steadytrain.events import (
     ServerStats,
 )
 from steadytrain.format import size
-from steadytrain.statistics import quantiles
+from steadytrain.intervals import quantiles
 
 Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
 

@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.interop.logs import LogRun
+from steadytrain.intervals import Interval as Interval
+from steadytrain.intervals import spread as spread
+from steadytrain.intervals import wilson as wilson
 from steadytrain.reports.files import KINDS, find_all, kind_of, names, write
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account as Account
 from steadytrain.reports.summary import Summary as Summary
 from steadytrain.reports.summary import summarise as summarise
 from steadytrain.run import Run
-from steadytrain.statistics import Interval as Interval
-from steadytrain.statistics import spread as spread
-from steadytrain.statistics import wilson as wilson
 
 
 def report(

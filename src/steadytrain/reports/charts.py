@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from steadytrain.events import DeviceStats, EpochTrained, Evaluated, Event, FeedStats, Logged, MachineStats, Step
+from steadytrain.intervals import wilson
 from steadytrain.monitor import RunHistory
-from steadytrain.statistics import wilson
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 4000

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.errors import DataError, SteadyError
 from steadytrain.format import count, number, percent
+from steadytrain.intervals import wilson
 from steadytrain.reports.summary import Account
-from steadytrain.statistics import wilson
 
 if TYPE_CHECKING:
     from steadytrain.data.recordio.reader import Records

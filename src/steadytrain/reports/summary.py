@@ -17,11 +17,11 @@ from steadytrain.cost.bill import Bill
 from steadytrain.errors import InputError
 from steadytrain.events import EpochTrained, Logged, Started
 from steadytrain.interop.logs import LogRun
+from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Ledger, RunHistory, read_history
 from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
-from steadytrain.statistics import Spread, spread
 
 MOST_BYTES = 10_000_000
 """A log up to here is read with all its steps, in about a second; of a longer one the log lines tell the rates."""

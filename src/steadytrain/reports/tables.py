@@ -26,11 +26,11 @@ from steadytrain.format import (
     tells_top5,
     text_table,
 )
+from steadytrain.intervals import Interval, Spread
 from steadytrain.monitor.figures import RunScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
 from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats
 from steadytrain.reports.time_spent import rows, to_dict
-from steadytrain.statistics import Interval, Spread
 
 MARK = "steadytrain-report"
 
@@ -117,7 +117,7 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
 def spread_words(value: Spread | None, *, percents: bool = False) -> str:
     """Format a spread, as percents with two digits or as a number with four.
 
-    >>> from steadytrain.statistics import spread
+    >>> from steadytrain.intervals import spread
     >>> spread_words(spread([0.90, 0.92, 0.91]), percents=True)
     '91.00 % ± 1.00 (88.52 to 93.48)'
     """

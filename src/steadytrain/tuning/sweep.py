@@ -25,11 +25,11 @@ from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.errors import InputError, RecipeError, RunError
 from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
+from steadytrain.intervals import Interval, Spread, spread
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, reached
 from steadytrain.reports.tables import finite, interval_text, spread_words
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
-from steadytrain.statistics import Interval, Spread, spread
 
 MOST_RUNS = 10_000
 TABLE_FILE, PAGE_FILE = "sweep.json", "report.html"

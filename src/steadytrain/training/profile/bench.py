@@ -21,9 +21,9 @@ from steadytrain import models
 from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
+from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
 from steadytrain.models.build import Built
-from steadytrain.statistics import quantiles
 from steadytrain.training import build
 from steadytrain.training.clock import COMPUTE
 from steadytrain.training.compute.compile import compile_update, record_update

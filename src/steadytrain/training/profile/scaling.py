@@ -20,7 +20,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
-from steadytrain.statistics import quantiles
+from steadytrain.intervals import quantiles
 from steadytrain.training import build
 from steadytrain.training.compute.timing import Pass, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
