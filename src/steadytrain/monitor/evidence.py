@@ -88,7 +88,7 @@ class Evidence:
 
     @property
     def feed(self) -> FeedStats | None:
-        """What the feed did in the steady part."""
+        """The feed's activity in the steady part."""
         return self.steady.feed
 
     @property

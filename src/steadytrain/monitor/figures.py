@@ -11,7 +11,7 @@ from steadytrain.intervals import Interval, wilson
 
 @dataclass(frozen=True, kw_only=True)
 class RunReach:
-    """How far a run has come: updates that count, and passes over the data; ``steps`` and ``epochs``: the whole run's.
+    """Progress of a run: updates that count, and passes over the data; ``steps`` and ``epochs`` are the whole run's.
 
     ``share``: of the run's images that it has come to. All are 0 where a log does not tell them.
     """

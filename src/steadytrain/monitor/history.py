@@ -234,7 +234,7 @@ class RunHistory:
 
     @property
     def progress(self) -> RunReach:
-        """How far the run has come; zeros before it began."""
+        """The run's progress; zeros before it began."""
         if (started := self.started) is None:
             return RunReach()
         return RunReach(

@@ -167,7 +167,7 @@ def _combine(newest: FeedStats, other: FeedStats, sign: int) -> FeedStats:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateTimes:
-    """How long updates take; zeros where there was none.
+    """Durations of updates; zeros where there was none.
 
     Args:
         seconds: 5th, 50th and 95th percentile of an update's seconds, its wait included.

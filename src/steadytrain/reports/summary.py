@@ -35,7 +35,7 @@ MOST_EPOCHS_A_LINE = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """What a run trains, and on what; None where a log does not tell.
+    """The recipe, data and machine of a run; None where a log does not tell.
 
     ``repeats_digest``: of the recipe without its ``seed``. ``data_set``: tells the images that were trained and
     evaluated on apart from others, by their digests where known.
@@ -57,7 +57,7 @@ class RunSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCourse:
-    """How a run went.
+    """Status and history of a run.
 
     ``status`` with ``why``: for ``interrupted`` and ``failed`` what is known of the reason.
     ``restarts``: attempts after the first; ``repeated_steps``: updates done again after them.
@@ -76,7 +76,7 @@ class RunCourse:
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuality:
-    """How well a run does. Accuracies are fractions, None where nothing was recorded.
+    """Scores and losses of a run. Accuracies are fractions, None where nothing was recorded.
 
     ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
     ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
@@ -94,7 +94,7 @@ class RunQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpeed:
-    """How fast a run goes. Durations in seconds, None where nothing was recorded.
+    """Rates and durations of a run. Durations in seconds, None where nothing was recorded.
 
     ``seconds_per_epoch``: of training steps alone.
     ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its epochs' own

@@ -184,7 +184,7 @@ class RunSnapshot:
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several labels."""
+        """Return whether an image may have several labels."""
         return self.started is not None and self.started.is_multi_label
 
     def to_dict(self) -> dict[str, Any]:
