@@ -230,13 +230,16 @@ def pairs(values: Mapping[str, object]) -> str:
     return " ".join(f"{key}={quoted(str(value))}" for key, value in values.items())
 
 
-def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), least: Sequence[int] = ()) -> str:
-    """Lay out a table: a line for each row, two spaces between columns.
+def text_table(
+    rows: Sequence[Sequence[str]], *, right: Collection[int] = (), least: Sequence[int] = (), gap: int = 2
+) -> str:
+    """Lay out a table: a line for each row.
 
     Args:
         rows: of as many cells each.
         right: columns that are flush at their right.
         least: widths that the first columns have at least.
+        gap: spaces between columns.
 
     >>> print(text_table([["images/s", "batch"], ["9", "1024"]], right=[0]))
     images/s  batch
@@ -246,7 +249,7 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), le
     widths = [max(pair) for pair in zip_longest(widths, least, fillvalue=0)]
     sides = [str.rjust if column in right else str.ljust for column in range(len(widths))]
     return "\n".join(
-        "  ".join(side(cell, wide) for side, cell, wide in zip(sides, row, widths, strict=True)).rstrip()
+        (" " * gap).join(side(cell, wide) for side, cell, wide in zip(sides, row, widths, strict=True)).rstrip()
         for row in rows
     )
 

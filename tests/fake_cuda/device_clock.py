@@ -28,7 +28,6 @@ from steadytrain.config import Budget, Data, Model, Parallel, Recipe
 from steadytrain.data.loader import Batch
 from steadytrain.distributed.world import World
 from steadytrain.events import Event, Started
-from steadytrain.monitor.evidence import gather_evidence
 from steadytrain.monitor.history import RunHistory
 from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules.diagnose import Diagnosis, diagnose
@@ -531,7 +530,7 @@ def verdict(*ranks: Simulated) -> Diagnosis:
     history = RunHistory(recipe(ranks[0].case))
     for event in (event for rank in ranks for event in rank.events):
         history.take(event)
-    return diagnose(gather_evidence(history))
+    return diagnose(history.evidence())
 
 
 def main() -> None:

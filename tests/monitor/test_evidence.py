@@ -19,9 +19,9 @@ from steadytrain.events import (
     Stalled,
     StepMeasured,
 )
-from steadytrain.monitor.evidence import Evidence, gather_evidence
+from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.history import RunHistory
-from steadytrain.monitor.ledger import STEADY
+from steadytrain.monitor.ledger import INPUT, STEADY
 
 EPOCH = NUM_TRAIN // BATCH
 
@@ -34,7 +34,7 @@ def history_of(run: Recorder, *more: Event) -> RunHistory:
 
 
 def gathered(run: Recorder, *more: Event) -> Evidence:
-    return gather_evidence(history_of(run, *more))
+    return history_of(run, *more).evidence()
 
 
 def two_epochs() -> Recorder:
@@ -51,13 +51,13 @@ def two_epochs() -> Recorder:
 
 def test_the_first_pass_over_the_data_is_told_from_the_later_ones() -> None:
     facts = gathered(two_epochs())
-    assert facts.first_epoch is not None
-    assert facts.later is not None
-    assert set(facts.first_epoch) == set(facts.later) == set(STEADY)
-    assert sum(facts.first_epoch.values()) == pytest.approx(1.0)
-    assert facts.first_epoch["input_storage"] == pytest.approx(0.8 * 0.3 / 0.6, abs=0.02)
-    assert facts.later["input_storage"] == pytest.approx(0.0)
-    assert facts.later["input_decode"] == pytest.approx(0.1 / 0.4, abs=0.01)
+    assert facts.first.shares is not None
+    assert facts.steady.shares is not None
+    assert set(facts.first.shares) == set(facts.steady.shares) == set(STEADY)
+    assert sum(facts.first.shares.values()) == pytest.approx(1.0)
+    assert facts.first.shares["input_storage"] == pytest.approx(0.8 * 0.3 / 0.6, abs=0.02)
+    assert facts.steady.shares["input_storage"] == pytest.approx(0.0)
+    assert facts.steady.shares["input_decode"] == pytest.approx(0.1 / 0.4, abs=0.01)
     assert facts.first_part == pytest.approx(0.6, abs=0.01)
 
 
@@ -68,17 +68,17 @@ def test_a_run_that_has_not_come_beyond_its_first_pass_has_no_later_one() -> Non
         run.update(forward=0.1)
         run.account()
     facts = gathered(run)
-    assert facts.first_epoch is None
-    assert facts.later is None
+    assert facts.first.shares is None
+    assert facts.steady.shares is None
     assert facts.position == NUM_TRAIN
 
 
 def test_the_feed_is_told_of_the_steady_part_and_of_the_first_pass_apart() -> None:
     facts = gathered(two_epochs())
     assert facts.feed is not None
-    assert facts.feed_first is not None
+    assert facts.first.feed is not None
     assert facts.feed.read_seconds == pytest.approx(0.0, abs=0.21)
-    assert facts.feed_first.read_seconds == pytest.approx(0.2 * EPOCH, rel=0.15)
+    assert facts.first.feed.read_seconds == pytest.approx(0.2 * EPOCH, rel=0.15)
     assert facts.feed.images == pytest.approx(NUM_TRAIN, rel=0.1)
 
 
@@ -91,7 +91,7 @@ def test_what_threads_made_before_the_loop_made_batches_itself_is_theirs() -> No
         run.account(feed=False)
         run.events.append(replace(run.stats(run.step * BATCH), by_loop=index >= EPOCH, time=run.time, attempt=1))
     facts = gathered(run)
-    assert facts.feed_first is not None and not facts.feed_first.by_loop
+    assert facts.first.feed is not None and not facts.first.feed.by_loop
     assert facts.feed is not None and facts.feed.by_loop
 
 
@@ -124,11 +124,11 @@ def test_updates_are_told_by_part_and_by_percentile_without_the_first() -> None:
         run.update(input=0.1, forward=0.1 + slow, backward=0.2)
         run.account()
     facts = gathered(run)
-    assert facts.step_seconds == pytest.approx((0.4, 0.4, 0.4))
-    assert facts.wait_seconds == pytest.approx((0.1, 0.1, 0.1))
-    assert facts.step_parts["input"] == pytest.approx(0.1)
-    assert facts.step_parts["backward"] == pytest.approx(0.2)
-    assert max(facts.slowest, key=lambda step: facts.slowest[step]) == 51
+    assert facts.updates.seconds == pytest.approx((0.4, 0.4, 0.4))
+    assert facts.updates.waits == pytest.approx((0.1, 0.1, 0.1))
+    assert facts.mean_seconds(*INPUT) == pytest.approx(0.1)
+    assert facts.mean_seconds("backward") == pytest.approx(0.2)
+    assert max(facts.updates.slowest, key=lambda step: facts.updates.slowest[step]) == 51
 
 
 def test_evaluations_and_checkpoints_are_counted() -> None:
@@ -154,11 +154,9 @@ def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
     measured = StepMeasured(step=1, batch_size=10, other_batch_size=2, passes={}, fixed_seconds=0.0)
     stall = Stalled(step=1, what="feed", seconds=9.0, expected_seconds=0.1, culprit="thread 2", stacks="stacks.txt")
     history = history_of(two_epochs(), old, new, placed, measured, stall, stall)
-    evidence = gather_evidence(history)
-    assert evidence.ceilings is not None
-    assert evidence.ceilings.feed_images_per_second == 9.0
-    assert evidence.measured is not None
-    assert history.samples.placed is not None
+    evidence = history.evidence()
+    assert evidence.newest(Ceilings) == replace(new, attempt=1, time=history.last_time)
+    assert evidence.newest(StepMeasured) and evidence.newest(FeedPlaced)
     assert len(history.stalls) == 2
 
 
@@ -175,7 +173,7 @@ def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
 
 def test_before_a_run_began_there_is_no_evidence() -> None:
     with pytest.raises(RunError, match="has not started yet"):
-        gather_evidence(RunHistory(RECIPE))
+        RunHistory(RECIPE).evidence()
 
 
 def test_cores_are_in_use_during_updates_whatever_else_a_run_waits_for() -> None:

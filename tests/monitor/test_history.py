@@ -26,8 +26,7 @@ from steadytrain.events import (
     from_json,
     read,
 )
-from steadytrain.monitor import evidence, ledger, read_history
-from steadytrain.monitor.evidence import gather_evidence
+from steadytrain.monitor import ledger, read_history
 from steadytrain.monitor.history import RunHistory
 from steadytrain.monitor.ledger import BUCKETS, STEADY, Ledger
 from steadytrain.run import Run
@@ -121,9 +120,9 @@ def test_looking_at_it_while_it_runs_changes_nothing(happenings: list[tuple[str,
         looked.take(event)
         looked.ledger()
         looked.timeline(7)
-        gather_evidence(looked)
+        looked.evidence()
     assert looked.ledger() == absorbed(events).ledger()
-    assert gather_evidence(looked) == gather_evidence(absorbed(events))
+    assert looked.evidence() == absorbed(events).evidence()
     assert looked.timeline() == absorbed(events).timeline()
 
 
@@ -325,7 +324,7 @@ def test_what_was_measured_long_after_a_run_is_known_and_adds_no_second() -> Non
     )
     book.take(ceilings)
     assert book.ledger() == before
-    assert gather_evidence(book).ceilings == ceilings
+    assert book.newest(Ceilings) == ceilings
 
 
 def test_each_rank_has_a_ledger_of_its_own() -> None:
@@ -336,8 +335,8 @@ def test_each_rank_has_a_ledger_of_its_own() -> None:
     other.account()
     book = absorbed([*first.events, *other.events])
     assert book.ledger() == ledger_of(first)
-    assert gather_evidence(book).ranks[1]["communication"] > 0.3
-    assert set(gather_evidence(book).ranks) == {0, 1}
+    assert book.evidence().ranks[1].by_bucket["communication"] > 0.3
+    assert set(book.evidence().ranks) == {0, 1}
 
 
 def test_an_attempt_that_failed_before_it_started_changes_nothing_but_the_end() -> None:
@@ -449,15 +448,15 @@ def test_all_ranks_are_read_and_the_first_ones_ledger_is_told(tmp_path: Path) ->
     other.update(communication=5.0)
     other.account()
     written(tmp_path / "run", other.events, rank=1)
-    facts = evidence(run)
+    facts = read_history(run).evidence()
     assert set(facts.ranks) == {0, 1}
-    assert facts.ranks[1]["communication"] == pytest.approx(5 / 7)
+    assert facts.ranks[1].by_bucket["communication"] == pytest.approx(5 / 7)
     assert facts.ledger.seconds == pytest.approx(ledger(run).seconds)
 
 
 def test_a_run_in_which_nothing_was_started_has_no_ledger(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", RECIPE)
-    for ask in (ledger, evidence):
+    for ask in (ledger, read_history):
         with pytest.raises(RunError, match="has no events yet"):
             ask(run)
 

@@ -14,7 +14,6 @@ from steadytrain.monitor.samples import (
     StepTimes,
     feed_difference,
     feed_sum,
-    percentiles,
 )
 
 
@@ -126,19 +125,21 @@ def test_percentiles_of_a_long_run_are_those_of_all_its_updates() -> None:
     times = StepTimes()
     for step in range(10 * MAX_STEPS):
         times.add(step, seconds=(step * 7919 % 1000) / 1000, wait=0.0)
-    assert times.seconds == pytest.approx((0.05, 0.5, 0.95), abs=0.02)
-    assert times.waits == (0.0, 0.0, 0.0)
+    assert times.result().seconds == pytest.approx((0.05, 0.5, 0.95), abs=0.02)
+    assert times.result().waits == (0.0, 0.0, 0.0)
 
 
 def test_the_slowest_updates_are_all_found_in_their_order() -> None:
     times = StepTimes()
     for step in range(1, 5001):
         times.add(step, seconds=2.0 if step % 250 == 0 else 0.1, wait=0.0)
-    slow = {step: seconds for step, seconds in times.slowest.items() if seconds > 1}
+    slow = {step: seconds for step, seconds in times.result().slowest.items() if seconds > 1}
     assert list(slow) == list(range(250, 5001, 250))
-    assert len(times.slowest) == MAX_SLOWEST
+    assert len(times.result().slowest) == MAX_SLOWEST
 
 
 def test_nothing_has_percentiles_of_zero() -> None:
-    assert percentiles([]) == (0.0, 0.0, 0.0)
-    assert percentiles([3.0]) == (3.0, 3.0, 3.0)
+    times = StepTimes()
+    assert times.result().seconds == (0.0, 0.0, 0.0)
+    times.add(1, seconds=3.0, wait=1.0)
+    assert times.result().seconds == (3.0, 3.0, 3.0) and times.result().fast == 2.0

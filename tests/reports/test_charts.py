@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tests.reports.runs import BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import DeviceStats, EpochTrained, Event, FeedStats, MachineStats
+from steadytrain.intervals import wilson
 from steadytrain.monitor import RunHistory, Slice, read_history
-from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, style, thin
+from steadytrain.reports.charts import COLOURS, COLUMNS, LIVE_CHARTS, MAX_POINTS, TEMPLATES, charts, points, style, thin
 from steadytrain.reports.plots import speeds_page
-from steadytrain.reports.summary import Account, wilson
+from steadytrain.reports.summary import Account
 from steadytrain.reports.time_spent import stacked
 from steadytrain.run import Run
 
@@ -124,7 +125,7 @@ def test_the_feed_is_told_between_two_words_of_it() -> None:
 
 def test_what_is_not_known_or_not_finite_has_no_point() -> None:
     (machine,) = rows_of(MachineStats(seconds=1.0, cores=2, machine_cores=2, pressure={"cpu": 0.5}))
-    assert [machine[name] for name in ("cpu", "cores", "pressure_cpu", "pressure_io")] == [None, 2, 0.5, None]
+    assert [machine[name] for name in ("cpu", "ranks", "pressure_cpu", "pressure_io")] == [None, 0.0, 0.5, None]
     assert rows_of(logged(20, loss=float("nan")))[0]["loss"] is None
     (device,) = rows_of(DeviceStats(seconds=1.0, index=3, name="x", memory_bytes=5, memory_total_bytes=10))
     assert device["memory"] == 0.5
@@ -153,3 +154,11 @@ def test_the_page_of_speeds_has_the_reports_style_and_names_are_text() -> None:
     text = speeds_page([row])
     assert "prefers-color-scheme: dark" in text and "<h1>&lt;b&gt;net on cpu</h1>" in text
     assert "batches of 8" in text and "<td>9.00</td>" in text
+
+
+def test_every_curve_of_the_live_page_has_a_column_a_colour_and_in_a_key_its_name() -> None:
+    css = (TEMPLATES / "live.css").read_text(encoding="utf-8")
+    for chart in LIVE_CHARTS:
+        assert {curve.column for curve in chart.curves} <= set(COLUMNS[chart.series])
+        assert all(f"--{curve.colour}: #" in css for curve in chart.curves), chart.id
+        assert len(chart.curves) == 1 or all(curve.label for curve in chart.curves), chart.id

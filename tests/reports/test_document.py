@@ -6,9 +6,11 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+from tests.reports.runs import finished
+
 from steadytrain.data.results.predictions import ImageResult
 from steadytrain.monitor.ledger import Ledger, empty
-from steadytrain.reports.summary import Epoch, Summary
+from steadytrain.reports.summary import Epoch, summarise
 from steadytrain.reports.time_spent import to_dict
 
 TEXT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
@@ -21,9 +23,9 @@ def explained(text: str) -> list[str]:
     return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
 
 
-def test_every_field_is_explained() -> None:
+def test_every_field_is_explained(tmp_path: Path) -> None:
     images, _, figures = TEXT.partition("## What the figures mean")
     document = explained(figures)
-    there = [field.name for field in (*fields(Summary), *fields(Epoch))]
+    there = [*summarise(finished(tmp_path)).to_dict(), *(field.name for field in fields(Epoch))]
     assert sorted(document) == sorted([*there, "per_epoch", "per_class", "ledger", *to_dict(NOTHING)])
     assert explained(images) == list(ImageResult._fields)

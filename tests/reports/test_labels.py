@@ -49,8 +49,8 @@ def run(tmp_path: Path) -> Run:
 
 def test_the_best_evaluation_has_the_highest_map(run: Run) -> None:
     account = Account.of(run)
-    best, last = account.summary.best, account.summary.last
-    assert account.summary.is_multi_label and best is not None and last is not None
+    best, last = account.summary.quality.best, account.summary.quality.last
+    assert account.summary.quality.is_multi_label and best is not None and last is not None
     assert (best.step, best.value, best.interval) == (40, 0.72, None)
     assert (last.step, last.value, last.top1) == (60, 0.65, 0.4)
     assert run.progress().best == next(event for event in run.events() if getattr(event, "mean_ap", None) == 0.72)

@@ -17,9 +17,10 @@ from typing import Any
 from tests.reports.runs import Clock, course, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed
+from steadytrain.intervals import spread
 from steadytrain.monitor import diagnose
 from steadytrain.reports.page import page
-from steadytrain.reports.summary import Account, spread
+from steadytrain.reports.summary import Account
 from steadytrain.reports.verdict import verdict_sentences
 from steadytrain.run import Run
 
@@ -188,7 +189,7 @@ def test_runs_are_ranked_among_those_on_the_same_data(tmp_path: Path) -> None:
 def test_repeats_are_one_row_with_their_mean_and_spread(tmp_path: Path) -> None:
     accounts = [on(tmp_path, f"seed-{seed}", "a.rec", best=0.8, seed=seed) for seed in range(3)]
     accounts.append(on(tmp_path, "other", "a.rec", best=0.5, lr=0.2))
-    tops = spread(account.summary.best.top1 for account in accounts[:3] if account.summary.best)
+    tops = spread(account.summary.quality.best.top1 for account in accounts[:3] if account.summary.quality.best)
     assert tops is not None
     (table,) = re.findall(r'<table class="runs">(.*?)</table>', page(accounts), re.DOTALL)
     first, second = table.split('<tr><th scope="row">')[1:]

@@ -18,8 +18,9 @@ from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged,
 
 from steadytrain.cli.render import event_line, event_words
 from steadytrain.events import Ended, EpochTrained, Failed
+from steadytrain.intervals import spread, wilson
 from steadytrain.monitor import read_history
-from steadytrain.reports.summary import epochs, find_repeats, spread, summarise, wilson
+from steadytrain.reports.summary import epochs, find_repeats, summarise
 from steadytrain.run import Run
 
 
@@ -92,11 +93,11 @@ def test_best_is_the_highest_top1_and_last_the_newest(tmp_path: Path) -> None:
     scores = [evaluated(10, 0.5), evaluated(20, math.nan), evaluated(30, 0.8), evaluated(40, 0.8), evaluated(50, 0.7)]
     write(run, [started(), *map(step, range(1, 51)), *scores], Clock())
     summary = summarise(run)
-    assert summary.best is not None
-    assert summary.last is not None
-    assert (summary.best.step, summary.best.top1, summary.best.n) == (30, 0.8, 5000)
-    assert summary.best.top1_95 == wilson(0.8, 5000)
-    assert summary.last.step == 50
+    assert summary.quality.best is not None
+    assert summary.quality.last is not None
+    assert (summary.quality.best.step, summary.quality.best.top1, summary.quality.best.n) == (30, 0.8, 5000)
+    assert summary.quality.best.top1_95 == wilson(0.8, 5000)
+    assert summary.quality.last.step == 50
 
 
 def test_steady_rate_is_that_of_the_ledger_and_overall_rate_counts_everything(tmp_path: Path) -> None:
@@ -105,10 +106,12 @@ def test_steady_rate_is_that_of_the_ledger_and_overall_rate_counts_everything(tm
     write(run, [started(), *(step(i, seconds=0.5) for i in range(1, 31)), *lines, evaluated(30)], Clock(), end=True)
     summary = summarise(run)
     assert (
-        summary.images_per_second == pytest.approx(BATCH / 0.5) == read_history(run).ledger().steady_images_per_second
+        summary.speed.images_per_second
+        == pytest.approx(BATCH / 0.5)
+        == read_history(run).ledger().steady_images_per_second
     )
-    assert summary.seconds == pytest.approx(30 * 0.5 + 2.0)
-    assert summary.images_per_second_overall == pytest.approx(30 * BATCH / 17.0)
+    assert summary.speed.seconds == pytest.approx(30 * 0.5 + 2.0)
+    assert summary.speed.images_per_second_overall == pytest.approx(30 * BATCH / 17.0)
 
 
 def test_wait_share_is_weighted_by_time(tmp_path: Path) -> None:
@@ -118,36 +121,37 @@ def test_wait_share_is_weighted_by_time(tmp_path: Path) -> None:
         replace(logged(20, rate=1280.0), wait_share=0.0),
     ]
     write(run, [started(), *map(step, range(1, 21)), *lines], Clock())
-    assert summarise(run).wait_share == pytest.approx(0.4 * 10 / 11)
+    assert summarise(run).speed.wait_share == pytest.approx(0.4 * 10 / 11)
 
 
 def test_a_run_without_validation_has_no_score(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(num_val=0), *map(step, range(1, 21)), logged(20)], Clock(), end=True)
     summary = summarise(run)
-    assert (summary.best, summary.last, summary.num_val) == (None, None, 0)
-    assert summary.train_top1 == 0.5
+    assert (summary.quality.best, summary.quality.last, summary.setup.num_val) == (None, None, 0)
+    assert summary.quality.train_top1 == 0.5
 
 
 def test_losses_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
     run = new(tmp_path)
     lines = [logged(20), logged(40, loss=math.nan), logged(60, loss=math.inf)]
     write(run, [started(), *map(step, range(1, 61)), *lines], Clock())
-    assert summarise(run).not_finite == 2
+    assert summarise(run).quality.not_finite == 2
 
 
 def test_restarts_and_repeated_steps_are_told(tmp_path: Path) -> None:
     summary = summarise(restarted(tmp_path))
-    assert (summary.status, summary.attempts, summary.restarts, summary.repeated_steps) == ("finished", 2, 1, 96)
-    assert summary.notices == ("checkpoint step-00000800 is corrupt: passed over",)
-    assert summary.began == BEGAN
+    course = summary.course
+    assert (course.status, course.attempts, course.restarts, course.repeated_steps) == ("finished", 2, 1, 96)
+    assert summary.course.notices == ("checkpoint step-00000800 is corrupt: passed over",)
+    assert summary.course.began == BEGAN
 
 
 def test_a_failed_run_says_why_and_at_which_step(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(), *map(step, range(1, 8)), Failed(error="StorageError", message="the disk is full")], Clock())
     summary = summarise(run)
-    assert (summary.status, summary.why) == ("failed", "StorageError at step 7: the disk is full")
+    assert (summary.course.status, summary.course.why) == ("failed", "StorageError at step 7: the disk is full")
 
 
 def test_a_run_that_a_signal_or_until_stopped_is_not_called_preempted(tmp_path: Path) -> None:
@@ -160,7 +164,7 @@ def test_a_run_that_a_signal_or_until_stopped_is_not_called_preempted(tmp_path: 
 def test_a_stopped_run_says_how(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(), step(1), Ended(status="preempted", step=1, seconds=1, images=128)], Clock())
-    assert (summarise(run).status, summarise(run).why) == (
+    assert (summarise(run).course.status, summarise(run).course.why) == (
         "interrupted",
         "stopped by a signal or --until, saved at step 1: the same command resumes it",
     )
@@ -170,7 +174,7 @@ def test_a_run_that_finished_after_failing_is_finished(tmp_path: Path) -> None:
     run, clock = new(tmp_path), Clock()
     write(run, [started(), step(1), Failed(error="StorageError", message="full")], clock)
     write(run, [started(0), step(1)], clock, end=True)
-    assert (summarise(run).status, summarise(run).why) == ("finished", "")
+    assert (summarise(run).course.status, summarise(run).course.why) == ("finished", "")
 
 
 def here(run: Run, pid: int) -> None:
@@ -183,7 +187,7 @@ def here(run: Run, pid: int) -> None:
 def test_a_run_whose_process_lives_is_running(tmp_path: Path) -> None:
     run = new(tmp_path)
     here(run, os.getpid())
-    assert summarise(run).status == "running"
+    assert summarise(run).course.status == "running"
 
 
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
@@ -192,31 +196,31 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
     run = new(tmp_path)
     here(run, gone.pid)
     summary = summarise(run)
-    assert summary.status == "interrupted"
-    assert summary.why.startswith("killed (last event: step 1)")
+    assert summary.course.status == "interrupted"
+    assert summary.course.why.startswith("killed (last event: step 1)")
 
 
 def test_a_killed_process_that_its_parent_has_not_waited_for_is_not_running(tmp_path: Path) -> None:
     run = new(tmp_path)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         here(run, process.pid)
-        assert summarise(run).status == "running"
+        assert summarise(run).course.status == "running"
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert summarise(run).status == "interrupted"
+        assert summarise(run).course.status == "interrupted"
 
 
 def test_a_process_that_was_given_the_same_number_later_is_not_the_run(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [replace(started(), machine={"host": platform.node()}), step(1)], Clock(BEGAN - 10**8))
     (run.directory / "lock").write_text(str(os.getpid()))
-    assert summarise(run).status == "interrupted"
+    assert summarise(run).course.status == "interrupted"
 
 
 def test_a_run_on_another_machine_counts_as_running_while_it_is_heard_of(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(), step(1)], Clock(time.time() - 10))
-    assert summarise(run).status == "running"
+    assert summarise(run).course.status == "running"
 
 
 def test_epochs_share_log_lines_by_their_steps(tmp_path: Path) -> None:
@@ -249,7 +253,8 @@ def test_an_epochs_training_figures_are_its_own_and_not_those_of_a_later_log_lin
     part = EpochTrained(step=25, epoch=3, n=640, loss=0.5, top1=0.3, images_per_second=640.0)
     write(run, [replace(begun, step=20), *map(step, range(21, 26)), part], clock)
     assert [row.train_loss for row in epochs(read_history(run))] == [2.0, 1.0, 0.5]
-    assert (summarise(run).train_loss, summarise(run).train_top1) == (0.5, 0.3)  # as in its row, not of a log line
+    quality = summarise(run).quality  # as in its row, not of a log line
+    assert (quality.train_loss, quality.train_top1) == (0.5, 0.3)
     write(run, [replace(begun, step=19), *map(step, range(20, 22))], clock)
     assert [row.train_loss for row in epochs(read_history(run))] == [2.0, None]
 

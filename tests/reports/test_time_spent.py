@@ -101,12 +101,12 @@ def test_a_run_that_only_began_has_a_page_without_seconds(tmp_path: Path) -> Non
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started()], Clock())
     parts = Account.of(run)
-    assert parts.summary.images_per_second_overall is None
+    assert parts.summary.speed.images_per_second_overall is None
     assert "Where the time went" in page([parts])
 
 
 def test_overall_counts_images_once_and_the_time_of_both(tmp_path: Path) -> None:
-    through, again = Account.of(finished(tmp_path)).summary, Account.of(restarted(tmp_path)).summary
+    through, again = Account.of(finished(tmp_path)).summary.speed, Account.of(restarted(tmp_path)).summary.speed
     assert through.images_per_second_overall is not None
     assert again.images_per_second_overall is not None
     assert again.images_per_second_overall < 0.95 * through.images_per_second_overall
@@ -117,7 +117,7 @@ def test_the_wall_time_begins_with_the_process(tmp_path: Path) -> None:
     begun = started()
     began = type(begun)(**{**vars(begun), "startup": {"process": 3.0, "model": 1.0}})
     write(run, [began, *map(step, range(1, 41))], Clock())
-    assert Account.of(run).summary.seconds == pytest.approx(4.0 + 40 * 0.25)
+    assert Account.of(run).summary.speed.seconds == pytest.approx(4.0 + 40 * 0.25)
 
 
 def test_no_bucket_is_left_out_and_none_is_taken_for_another() -> None:

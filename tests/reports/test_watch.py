@@ -37,7 +37,7 @@ def test_what_is_watched_is_what_a_report_would_tell(tmp_path: Path) -> None:
     moment = snapshot(watched)
     assert moment.ledger == ledger(run)
     assert moment.signs.status == "finished"
-    assert (moment.step, moment.steps) == (1055, 1055)
+    assert (moment.progress.step, moment.progress.steps) == (1055, 1055)
     assert moment.best is not None
     assert moment.best.top1 == max(event.top1 for event in read_history(run).evaluated)
     assert moment.seconds == pytest.approx(moment.ledger.wall_seconds, rel=0.01), "one wall time, start-up included"
@@ -65,7 +65,7 @@ def test_a_copied_folder_of_a_run_can_be_watched_and_is_not_written_to(tmp_path:
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "copy").iterdir()}
     watched = Watch(Run.open(tmp_path / "copy"))
     watched.read()
-    assert snapshot(watched).step == 100
+    assert snapshot(watched).progress.step == 100
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "copy").iterdir()} == before
 
 
@@ -78,7 +78,7 @@ def test_a_log_that_is_replaced_is_told_anew(tmp_path: Path) -> None:
     (other.directory / "events.jsonl").replace(run.directory / "events.jsonl")
     watched.read()
     assert watched.generation > generation
-    assert snapshot(watched).step == 100
+    assert snapshot(watched).progress.step == 100
     assert len([point for point in watched.points if point.series == "train"]) == 5
 
 
@@ -181,7 +181,7 @@ def test_events_that_were_edited_by_hand_end_nothing(tmp_path: Path) -> None:
     (run.directory / "events.jsonl").write_text(text, encoding="utf-8")
     watched = Watch(run)
     watched.read()
-    assert snapshot(watched).step == 100
+    assert snapshot(watched).progress.step == 100
 
 
 def test_the_newest_warning_is_kept(tmp_path: Path) -> None:

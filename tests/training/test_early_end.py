@@ -35,7 +35,7 @@ def test_patience_ends_a_run_and_says_when_and_why(hopeless: Recipe, tmp_path: P
     assert run.weights.exists() and (run.directory / "best.safetensors").exists()
     assert checkpoints.saved(run.checkpoints)[-1].name == "step-00000030"
     assert list(steps(run)) == [], "it is finished"
-    assert summarise(run).steps_done == 30
+    assert summarise(run).progress.step == 30
 
 
 def test_a_run_that_goes_on_rising_is_left_alone(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:

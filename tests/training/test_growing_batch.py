@@ -82,7 +82,7 @@ def test_every_update_takes_the_images_of_its_stage(growing: Recipe, tmp_path: P
     assert epochs == [(1, 10, 320), (2, 15, 320), (3, 17, 384)]
     assert all(event.images == 1024 for event in seen if isinstance(event, Ended))
     summary = summarise(Run.open(tmp_path / "run"))
-    assert (summary.steps_done, summary.epochs_done, summary.epochs) == (17, 3, 3)
+    assert (summary.progress.step, summary.progress.epoch, summary.progress.epochs) == (17, 3, 3)
 
 
 def test_it_is_the_update_of_one_large_batch_in_micro_batches() -> None:

@@ -265,7 +265,7 @@ def test_the_last_update_counts_as_the_epochs_asked_for(recipe: Recipe, tmp_path
     assert [event.epoch for event in happened if isinstance(event, Logged)][-1] == 2.0
     assert next(event.steps for event in happened if isinstance(event, Started)) == 11  # 660 images, of 640
     summary = summarise(run)
-    assert summary.epochs == summary.epochs_done == 2.0
+    assert summary.progress.epochs == summary.progress.epoch == 2.0
 
 
 def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Recipe, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_an_interrupted_run_is_told_so_and_goes_on_from_its_newest_checkpoint(re
 
         with pytest.raises(KeyboardInterrupt):
             list(steps(run, stop=interrupt))
-        assert (summarise(run).status, summarise(run).why) == ("interrupted", why)
+        assert (summarise(run).course.status, summarise(run).course.why) == ("interrupted", why)
         assert train(run).status == "finished"
 
 

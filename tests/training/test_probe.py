@@ -11,8 +11,8 @@ import pytest
 
 from steadytrain.config import Recipe
 from steadytrain.errors import InputError, RunError
-from steadytrain.events import Event, FeedPlaced, Noticed, Started
-from steadytrain.monitor import evidence, ledger
+from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, StepMeasured
+from steadytrain.monitor import ledger, read_history
 from steadytrain.run import Run
 from steadytrain.training import steps, train
 from steadytrain.training.profile import probe
@@ -54,8 +54,8 @@ def test_a_finished_run_is_probed_and_only_its_events_grow(recipe: Recipe, tmp_p
     finished = run.finished()
     assert finished is not None and finished.step == 20
     assert ledger(run).wall_seconds == seconds
-    known = evidence(run)
-    assert known.ceilings is not None and known.measured is not None and known.attempts == 1
+    known = read_history(run).evidence()
+    assert known.newest(Ceilings) and known.newest(StepMeasured) and known.attempts == 1
 
 
 def test_an_interrupted_run_that_was_probed_ends_with_the_same_weights(

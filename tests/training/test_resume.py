@@ -63,7 +63,7 @@ def test_a_run_goes_on_saying_that_the_attempt_before_was_killed_and_what_memory
         )
     (run.directory / "lock").write_text("4194304")  # a process that there is none of
     memory = "it last used 3.9 GB of memory, of a limit of 4.0 GB: it probably ran out of memory; lower --batch-size"
-    assert memory in summarise(run).why
+    assert memory in summarise(run).course.why
     notices = [event.message for event in _of(Noticed, list(steps(run)))]
     assert f"the attempt before (attempt 1) was killed, or the machine went down; {memory}" in notices
     assert not any(

@@ -556,14 +556,17 @@ def _temperature_text(document: Mapping[str, Any]) -> list[str]:
 def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
     """Describe what a temperature does."""
     halves = " and ".join(f"{value:.4g}" for value in document["halves"])
-    name, score = document["score_name"], percent(document["score"], 2)
+    score = percent(document["score"], 2)
+    cells = [
+        ["", "before", "after"],
+        ["NLL", number(document["nll_before"], 4), number(document["nll"], 4)],
+        ["ECE", percent(document["ece_before"], 2), percent(document["ece"], 2)],
+        [document["score_name"], score, score],
+    ]
     lines = [
         f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
         f"temperature {document['temperature']:.4g}: fitted on {count(document['n'], 'image')}, kept with the weights",
-        f"{'':5}  {'before':>8}  {'after':>8}",
-        f"{'NLL':5}  {number(document['nll_before'], 4):>8}  {number(document['nll'], 4):>8}",
-        f"{'ECE':5}  {percent(document['ece_before'], 2):>8}  {percent(document['ece'], 2):>8}",
-        f"{name:5}  {score:>8}  {score:>8}",
+        text_table(cells, right=(1, 2), least=(5, 8, 8)),
         "After: each half of the images by the temperature fitted on the other half",
         f"({halves}).",
     ]

@@ -20,11 +20,13 @@ from steadytrain.events import Started
 from steadytrain.format import clean, count, duration, money, per_rank, percent
 
 if TYPE_CHECKING:
-    from steadytrain.training.finetuning.plan import Plan
+    from steadytrain.training.finetuning.plan import FinetunePlan
     from steadytrain.training.profile.explain import Explained
 
 
-def print_explained(recipe: Recipe, options: TrainingOptions, plan: Plan | None = None, *, ranks: int = 1) -> None:
+def print_explained(
+    recipe: Recipe, options: TrainingOptions, plan: FinetunePlan | None = None, *, ranks: int = 1
+) -> None:
     """Print what the recipe comes down to with so many ranks; nothing is trained, and no run is made."""
     from steadytrain.training.profile.explain import explain
 
@@ -38,7 +40,7 @@ def print_explained(recipe: Recipe, options: TrainingOptions, plan: Plan | None 
         print_text("\n".join([*lines, *_explained_lines(recipe, explained)]))
 
 
-def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+def _plan_rows(plan: FinetunePlan) -> Iterator[tuple[str, str]]:
     """Describe what was chosen, and each option with what it takes."""
     yield "budget", plan.words
     for option in plan.options:

@@ -14,7 +14,7 @@ from steadytrain.cli.options import DeviceFlag, Json, WhichFlag, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
-from steadytrain.format import clean, number, percent, rate
+from steadytrain.format import NONE, clean, number, percent, rate, text_table
 
 if TYPE_CHECKING:
     from steadytrain.export.export import Exportation
@@ -109,16 +109,13 @@ def _text(result: Exportation) -> str:
     """Describe an export: how it was checked, and the table of measurements, if any."""
     last, lines = result.rows[-1], []
     if len(result.rows) > 1:
-        lines += [
-            f"{'format':12} {'engine':12} {'MB':>7} {'images/s':>9} {'images':>7} {'top-1':>8} {'difference':>10}"
-            f" {'same 5':>8}"
-        ]
+        cells = [["format", "engine", "MB", "images/s", "images", "top-1", "difference", "same 5"]]
         for row in result.rows:
-            judged = number(None) if row.n is None else f"{row.n:,}"
-            difference = number(None) if row.difference is None else f"{row.difference:.2g}"
-            cells = f"{row.format:12} {row.engine:12} {row.bytes / 1e6:7.1f} {rate(row.images_per_second):>9}"
-            cells += f" {judged:>7} {percent(row.score, 2):>8} {difference:>10} {percent(row.top5_agreement, 1):>8}"
-            lines.append(cells)
+            difference = NONE if row.difference is None else f"{row.difference:.2g}"
+            speed = [f"{row.bytes / 1e6:.1f}", rate(row.images_per_second), number(row.n)]
+            agreement = [percent(row.score, 2), difference, percent(row.top5_agreement, 1)]
+            cells.append([row.format, row.engine, *speed, *agreement])
+        lines.append(text_table(cells, right=range(2, 8), least=(12, 12, 7, 9, 7, 8, 10, 8), gap=1))
         numbers = last.format.rpartition(" ")[2]
         few = f"on {result.num_compared} of these"
         lines += [

@@ -353,7 +353,8 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
         "blocked": steady.blocked_share,
     }
     shares["other"] = max(0.0, 1 - sum(shares.values()))
-    lines += ["", "share of the threads' time", *(f"  {name:<15}{share:7.1%}" for name, share in shares.items())]
+    cells = [[f"  {name}", f"{share:.1%}"] for name, share in shares.items()]
+    lines += ["", "share of the threads' time", text_table(cells, right=(1,), least=(17, 7), gap=0)]
     if speeds := document.get("transforms"):
         where = "on the CPU" if speeds[0]["device"] == "cpu" else "on the GPU"
         lines += ["", f"transforms of a batch of {document['batch_size']}, {where}, at the start of an update"]
@@ -707,14 +708,11 @@ def _bandwidth_text(document: Mapping[str, Any]) -> str:
         f"{document['procs']} ranks on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}",
     ]
     for link in document["backends"]:
-        lines += ["", f"{link['backend']:<22} {'ms':>8} {'push+pull':>10} {'GB/s/rank':>9} {'error':>7}"]
+        cells = [[link["backend"], "ms", "push+pull", "GB/s/rank", "error"]]
         for way in link["ways"]:
-            n = way["exchanges"]
-            name, speed = (
-                f"{n} {_WAYS[way['way']].format('s' * (n != 1))}",
-                f"{way['bytes_per_second'] / 1e6:,.0f} MB/s",
-            )
-            figures = f"{way['gigabytes_per_second']:>9.3g} {way['error']:>7.0e}"
-            lines.append(f"{name:<22} {way['seconds'] * 1000:>8,.2f} {speed:>10} {figures}")
-        lines.append(f"{'a single number':<22} {link['latency_seconds'] * 1000:>8,.2f}")
+            n, speed = way["exchanges"], f"{way['bytes_per_second'] / 1e6:,.0f} MB/s"
+            figures = [f"{way['seconds'] * 1000:,.2f}", speed, f"{way['gigabytes_per_second']:.3g}"]
+            cells.append([f"{n} {_WAYS[way['way']].format('s' * (n != 1))}", *figures, f"{way['error']:.0e}"])
+        cells.append(["a single number", f"{link['latency_seconds'] * 1000:,.2f}", "", "", ""])
+        lines += ["", text_table(cells, right=range(1, 5), least=(22, 8, 10, 9, 7), gap=1)]
     return "\n".join([*lines, "", engines_text(document["engines"], 60)])

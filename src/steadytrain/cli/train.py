@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from steadytrain.distributed.ray_cluster import Cluster
     from steadytrain.training import Group
     from steadytrain.training.data import OpenedData
-    from steadytrain.training.finetuning.plan import Plan
+    from steadytrain.training.finetuning.plan import FinetunePlan
 
 AUTO_SECONDS = 60.0
 """Seconds that ``--batch-size auto`` and its like may take."""
@@ -376,7 +376,9 @@ def _train_all(
     return code
 
 
-def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = None) -> tuple[Recipe, Plan | None]:
+def _fit_minutes(
+    draft: Recipe, options: TrainingOptions, folder: Path | None = None
+) -> tuple[Recipe, FinetunePlan | None]:
     """Fit a recipe into ``--budget-minutes``, if given; a run that exists in ``folder`` keeps its plan."""
     minutes = options.budget_minutes
     if minutes is None:
@@ -768,11 +770,10 @@ def _print_outcome(runs: Sequence[Run], *, json: bool) -> None:
 def _print_verdict(run: Run) -> None:
     """Print what held a run back on standard error: in words on a terminal, else as a line."""
     from steadytrain.monitor import diagnose, read_history
-    from steadytrain.monitor.evidence import gather_evidence
     from steadytrain.reports.verdict import verdict_brief, verdict_line
 
     try:
-        first = diagnose(gather_evidence(read_history(run, condensed=True))).causes[0]
+        first = diagnose(read_history(run, condensed=True).evidence()).causes[0]
     except Exception as error:  # noqa: BLE001 - whatever a log holds, the run is well, and its end is told next
         note(f"no verdict: {error}")
         return

@@ -185,19 +185,22 @@ class Log:
 def state_line(now: RunSnapshot) -> str:
     """Describe where the run stands as one ``key=value`` line.
 
-    >>> from steadytrain.reports.status import Signs
-    >>> from steadytrain.reports.watch import RunSnapshot
-    >>> state_line(RunSnapshot(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
+    >>> import tempfile
+    >>> from steadytrain.config import Budget, Data, Model, Recipe
+    >>> from steadytrain.reports.watch import Watch, snapshot
+    >>> from steadytrain.run import Run
+    >>> recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
+    >>> state_line(snapshot(Watch(Run.create(tempfile.mkdtemp() + "/a", recipe))))
     'status=waiting'
     """
     from steadytrain.monitor.ledger import INPUT
 
-    values: dict[str, object] = {"status": now.signs.status}
-    if now.steps:
-        values |= {"step": f"{now.step}/{now.steps}", "epoch": f"{now.epoch:.2f}"}
-    if now.train_loss is not None:
+    progress, values = now.progress, dict[str, object](status=now.signs.status)
+    if progress.steps:
+        values |= {"step": f"{progress.step}/{progress.steps}", "epoch": f"{progress.epoch:.2f}"}
+    if now.logged is not None:
         right = "exact_match" if now.is_multi_label else "top1"
-        values |= {"loss": f"{now.train_loss:.4f}", right: f"{now.train_top1:.4f}"}
+        values |= {"loss": f"{now.logged.loss:.4f}", right: f"{now.logged.top1:.4f}"}
     if now.last is not None:
         values["val_mean_ap" if now.is_multi_label else "val_top1"] = f"{now.last.value:.4f}"
     rates = {"images_per_second": now.images_per_second.now}
@@ -230,10 +233,13 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
     from steadytrain.reports.time_spent import largest_buckets
     from steadytrain.reports.verdict import verdict_sentences
 
-    lines = [clean(f"{now.name}: {now.model}, {now.signs}")]
-    ledger, rates = now.ledger, now.images_per_second
-    if now.steps:
-        step, passes = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {epoch(now.epochs)}"
+    lines = [clean(f"{now.run.name}: {now.model}, {now.signs}")]
+    ledger, rates, progress = now.ledger, now.images_per_second, now.progress
+    if progress.steps:
+        step, passes = (
+            f"step {progress.step:,} of {progress.steps:,}",
+            f"epoch {progress.epoch:.2f} of {epoch(progress.epochs)}",
+        )
         lines.append(f"{step}, {passes}, after {clock(now.seconds)}")
         if rates.overall is not None:
             lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
@@ -241,9 +247,9 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
             name, best = score_name(now.is_multi_label), now.best
             interval = f" ({interval_text(best.interval)})" if best.interval else ""
             lines.append(f"best {name} {percent(best.value, 2)}{interval} at epoch {best.epoch:.3g}")
-        if now.train_loss is not None:
+        if now.logged is not None:
             right = "exact match" if now.is_multi_label else "top-1"
-            lines.append(f"train loss {number(now.train_loss, 4)}, train {right} {percent(now.train_top1, 2)}")
+            lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 2)}")
         if now.remaining_seconds is not None:
             lines.append(f"about {clock(now.remaining_seconds)} left")
         if now.cost is not None:

@@ -65,12 +65,12 @@ class RunDrawing:
 
     def head(self) -> Iterator[Text]:
         """Yield name, state, progress, cost and alarms."""
-        now, width = self.now, self.width
+        now, width, progress = self.now, self.width, self.now.progress
         dot, between = ("*", " - ") if self.ascii_only else ("●", " · ")
         colour = COLOURS[now.signs.status]
         title = Text.assemble(
             (f"{dot} ", colour),
-            (clean(now.name), "bold"),
+            (clean(now.run.name), "bold"),
             between + clean(now.model) + between,
             (clean(str(now.signs)), colour),
         )
@@ -78,12 +78,12 @@ class RunDrawing:
         if title.cell_len + len(moment) + 2 <= width:
             title.append(" " * (width - title.cell_len - len(moment)) + moment, "bright_black")
         yield title
-        if now.steps:
-            share = now.share
+        if progress.steps:
+            share = progress.share
             left = "" if now.remaining_seconds is None else f"  {clock(now.remaining_seconds)} left"
             right = f"{share:4.0%}  {clock(now.seconds)}{left}"
-            yield bar_line(f"epoch {now.epoch:.2f}/{epoch(now.epochs)}", share, right, width, self.ascii_only)
-        if now.cost is not None and now.steps:
+            yield bar_line(f"epoch {progress.epoch:.2f}/{epoch(progress.epochs)}", share, right, width, self.ascii_only)
+        if now.cost is not None and progress.steps:
             yield Text(f"cost: {now.cost}")
         for alarm in now.alarms():
             yield from (Text(line, style="bold red") for line in textwrap.wrap(clean(alarm), width))
@@ -99,10 +99,10 @@ class RunDrawing:
 
     def curves(self) -> Iterator[Text]:
         now, rates = self.now, self.now.images_per_second
-        if now.train_loss is not None:
-            yield self.row("loss", f"{now.train_loss:.4f} train", "train", 3)
+        if now.logged is not None:
+            yield self.row("loss", f"{now.logged.loss:.4f} train", "train", 3)
             if not now.is_multi_label:
-                yield self.row("train top-1", percent(now.train_top1, 2), "train", 4)
+                yield self.row("train top-1", percent(now.logged.top1, 2), "train", 4)
         if now.last is not None:
             best = f", best {percent(now.best.value, 2)}" if now.best else ""
             name = score_name(now.is_multi_label)

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NotRequired,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from steadytrain.errors import RecipeError, did_you_mean
 
 T = TypeVar("T")
+Check: TypeAlias = Callable[[object], bool]
 PLAIN = "plain"
 """Metadata of a field: False keeps it out of plain data, which then has no such key."""
 
@@ -141,21 +153,71 @@ def check_types(part: Any, where: str) -> None:
 
 def fits(value: object, hint: Any) -> bool:
     """Return whether a value fits an annotation: an int fits float, a bool neither, NaN and infinity nothing."""
+    return _fitting(hint)(value)
+
+
+def checker(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...]) -> Check:
+    """Return what tells whether a value fits an annotation.
+
+    Args:
+        hint: a class, a union, a literal, or a tuple, sequence, mapping or typed dictionary of such.
+        leaves: what to take for some of them, such as ``int``.
+        sequences: types that a tuple or sequence may have.
+    """
+    if hint in leaves:
+        return leaves[hint]
     origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(fits(value, option) for option in args)
     if origin is Literal:
-        return value in args
-    if origin is tuple:
-        sized = args[-1] is Ellipsis or (isinstance(value, tuple) and len(value) == len(args))
-        return isinstance(value, tuple) and sized and all(fits(v, args[0]) for v in value)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return hint is Any or isinstance(value, origin or hint)
+        return lambda value: value in args
+    if is_typeddict(hint):
+        return _table_check(hint, leaves, sequences)
+    is_class = isinstance(origin, type)
+    inner = [checker(arg, leaves, sequences) for arg in args if arg is not Ellipsis]
+    if origin in (Union, UnionType):
+        return lambda value: any(check(value) for check in inner)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return lambda value: (
+            isinstance(value, sequences)
+            and len(value) == len(inner)  # type: ignore[arg-type]
+            and all(check(item) for check, item in zip(inner, value, strict=True))  # type: ignore[call-overload]
+        )
+    if is_class and issubclass(origin, Mapping):
+        of_key, of_value = inner
+        return lambda value: (
+            isinstance(value, Mapping) and all(map(of_key, value)) and all(map(of_value, value.values()))
+        )
+    if is_class and issubclass(origin, Sequence):
+        return lambda value: isinstance(value, sequences) and all(map(inner[0], value))  # type: ignore[call-overload]
+    return lambda value: isinstance(value, origin or hint)
+
+
+def _table_check(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...]) -> Check:
+    """Check the keys that a table must have, and those that it may; more are of a later version."""
+    checks = {name: checker(value, leaves, sequences) for name, value in get_type_hints(hint).items()}
+    hints = get_type_hints(hint, include_extras=True)  # __required_keys__ cannot read annotations that are strings
+    required = {name for name, value in hints.items() if get_origin(value) is not NotRequired}
+    anything = leaves[Any]
+
+    def fits(value: object) -> bool:
+        if not isinstance(value, dict) or not required <= value.keys() or not anything(value):
+            return False
+        return all(check(value[name]) for name, check in checks.items() if name in value)
+
+    return fits
+
+
+_LEAVES: Mapping[Any, Check] = {
+    float: lambda value: (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    ),
+    int: lambda value: isinstance(value, int) and not isinstance(value, bool),
+    Any: lambda value: True,
+}
+
+
+@cache
+def _fitting(hint: Any) -> Check:
+    return checker(hint, _LEAVES, (tuple,))
 
 
 def type_words(hint: Any) -> str:

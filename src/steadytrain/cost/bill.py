@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from steadytrain.cost.prices import Offer, Price, known_price, peaks, to_dict
 from steadytrain.errors import InputError
-from steadytrain.events import Failed, Started
+from steadytrain.events import Failed, Started, StepMeasured
 from steadytrain.format import money
 from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
@@ -483,8 +483,8 @@ def what_if(history: RunHistory, offers: Iterable[Offer], work: float) -> list[W
     accelerator = accelerator_of(str(started.machine.get("device", "")))
     if accelerator is not None:
         flops, bandwidth = ranks * _peak(accelerator, kind), ranks * peaks()[accelerator]["bandwidth"]
-    elif history.samples.measured is not None and history.samples.measured.peak_flops:
-        flops, bandwidth = ranks * history.samples.measured.peak_flops / 1e12, None
+    elif (measured := history.newest(StepMeasured)) is not None and measured.peak_flops:
+        flops, bandwidth = ranks * measured.peak_flops / 1e12, None
     else:
         return []
     computing = ledger.share(*COMPUTING)

@@ -31,9 +31,9 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.parameter_server import (
     Form,
     MakeOptimizer,
+    ParameterPlace,
     ParameterServer,
-    Place,
-    State,
+    TensorState,
     as_tensor,
     compress,
     cut,
@@ -227,7 +227,7 @@ class AsyncEngine(Engine):
             {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
         ]
         flat = torch.cat([memory.float().cpu() for memory in memories])
-        states: dict[int, State] = {
+        states: dict[int, TensorState] = {
             number: {name: saved_value(name, value, self._parameters[number]) for name, value in state.items()}
             for number, state in optimizer._loaded.items()
         }
@@ -427,7 +427,9 @@ class AsyncEngine(Engine):
         self._progress = dict(state.get("async", {}))
 
 
-def _within(memories: Sequence[Tensor], places: Sequence[Place], start: int, end: int) -> list[tuple[int, Tensor]]:
+def _within(
+    memories: Sequence[Tensor], places: Sequence[ParameterPlace], start: int, end: int
+) -> list[tuple[int, Tensor]]:
     """Return the parts of parameters' memories in a range of all elements, each with where it begins."""
     segments: list[tuple[int, Tensor]] = []
     for memory, place in zip(memories, places, strict=True):
@@ -437,9 +439,11 @@ def _within(memories: Sequence[Tensor], places: Sequence[Place], start: int, end
     return segments
 
 
-def _cut_states(states: Mapping[int, State], places: Sequence[Place], start: int, end: int) -> dict[int, State]:
+def _cut_states(
+    states: Mapping[int, TensorState], places: Sequence[ParameterPlace], start: int, end: int
+) -> dict[int, TensorState]:
     """Cut the optimizer's states to a range of all elements."""
-    in_range: dict[int, State] = {}
+    in_range: dict[int, TensorState] = {}
     for number, state in states.items():
         first, last = max(start, places[number].start), min(end, places[number].end)
         if first < last:

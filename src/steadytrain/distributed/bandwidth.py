@@ -42,7 +42,7 @@ _MOST_CHECKED = 10_000_000  # values drawn again, for all ranks together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class ExchangeRate:
     """One way of exchanging all gradients of a model.
 
     Args:
@@ -73,7 +73,7 @@ class Link:
 
     backend: str
     latency_seconds: float
-    ways: tuple[Measured, ...]
+    ways: tuple[ExchangeRate, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[i
     yield "2bit", parts, two_bit
 
 
-def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, seconds: float) -> Measured:
+def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, seconds: float) -> ExchangeRate:
     rank, size = network.group.world.rank, network.group.world.size
     gradients = [_draw(rank, number, n).to(network.device) for number, n in enumerate(parts)]
 
@@ -234,7 +234,7 @@ def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, s
     rounds = min(max(math.ceil(seconds / max(network.seconds(exchange, 1), 1e-9)), _FEWEST), _MOST)
     spent = network.seconds(exchange, rounds)
     num = sum(parts) * _VALUE
-    return Measured(
+    return ExchangeRate(
         way=way,
         exchanges=len(parts),
         bytes=num,

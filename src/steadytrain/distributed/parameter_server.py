@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 
 from steadytrain.distributed.compression import CompressionName, pack, unpack
 
-Array: TypeAlias = NDArray[Any]
+Vector: TypeAlias = NDArray[Any]
 MakeOptimizer: TypeAlias = Callable[[list[dict[str, Any]]], Optimizer]
-State: TypeAlias = dict[str, tuple[bool, Any]]
+TensorState: TypeAlias = dict[str, tuple[bool, Any]]
 """What an optimizer keeps of a tensor: by name, whether it has an element for each of the tensor's, and the value."""
 
 REMEMBERED = 1000
@@ -43,7 +43,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """Location of a parameter: its group, its first element among those of all, and its memory layout."""
 
     group: int
@@ -59,22 +59,22 @@ class Place:
         return self.start + size
 
 
-def places_of(groups: Sequence[Mapping[str, Any]]) -> tuple[Place, ...]:
+def places_of(groups: Sequence[Mapping[str, Any]]) -> tuple[ParameterPlace, ...]:
     """Lay all parameters of an optimizer's groups one behind the other."""
-    places: list[Place] = []
+    places: list[ParameterPlace] = []
     for number, group in enumerate(groups):
         for parameter in group["params"]:
             start = places[-1].end if places else 0
-            places.append(Place(number, start, tuple(parameter.shape), tuple(parameter.stride())))
+            places.append(ParameterPlace(number, start, tuple(parameter.shape), tuple(parameter.stride())))
     return tuple(places)
 
 
-def cut(places: Sequence[Place], servers: int, *, whole: bool) -> tuple[int, ...]:
+def cut(places: Sequence[ParameterPlace], servers: int, *, whole: bool) -> tuple[int, ...]:
     """Divide all elements evenly among servers: the borders, one more than there are servers.
 
     ``whole``: only between two tensors, at the border that is nearest.
 
-    >>> places = [Place(0, 0, (10,), (1,)), Place(0, 10, (100, 10), (10, 1))]
+    >>> places = [ParameterPlace(0, 0, (10,), (1,)), ParameterPlace(0, 10, (100, 10), (10, 1))]
     >>> cut(places, 2, whole=False), cut(places, 2, whole=True)
     ((0, 505, 1010), (0, 10, 1010))
     """
@@ -110,13 +110,13 @@ class ParameterServer:
 
     def load(
         self,
-        places: Sequence[Place],
+        places: Sequence[ParameterPlace],
         groups: Sequence[Mapping[str, Any]],
         make: MakeOptimizer,
         step: int,
         first: int,
-        weights: Array,
-        states: Mapping[int, State],
+        weights: Vector,
+        states: Mapping[int, TensorState],
         *,
         whole: bool,
         keeps_gradients: bool,
@@ -167,7 +167,7 @@ class ParameterServer:
         self._momenta.clear()
         self._first_momenta = self._momentum()
 
-    def pull(self, rank: int) -> tuple[Array, int, float]:
+    def pull(self, rank: int) -> tuple[Vector, int, float]:
         """Return the weights, float32 [n], how many updates are in them, and the seconds that the last one took."""
         if self._wants_pulled:
             self._pulled[rank] = self._weights.clone()
@@ -180,8 +180,8 @@ class ParameterServer:
         form: Form,
         missing: Sequence[int],
         options: Sequence[Mapping[str, Any]],
-        gradient: Array,
-    ) -> tuple[Array, int, float]:
+        gradient: Vector,
+    ) -> tuple[Vector, int, float]:
         """Make the update of a worker's gradient, once for each batch; return as :meth:`pull` does.
 
         Args:
@@ -212,7 +212,7 @@ class ParameterServer:
         missing: Sequence[int],
         options: Sequence[Mapping[str, Any]],
         shares: int,
-        gradient: Array,
+        gradient: Vector,
     ) -> None:
         """Take a worker's share of update number ``update``, and make it when all ``shares`` are there."""
         if update != self._applied:
@@ -226,11 +226,11 @@ class ParameterServer:
             self._step(0, total, missing, options)  # one worker's momentum for the gradients of all
             self._applied += 1
 
-    def deposit(self, rank: int, residual: Array) -> None:
+    def deposit(self, rank: int, residual: Vector) -> None:
         """Keep a copy of a worker's residual, float32 [n], for a checkpoint."""
         self._residuals[rank] = as_tensor(residual).clone()
 
-    def sum_residuals(self, ranks: Sequence[int]) -> Array:
+    def sum_residuals(self, ranks: Sequence[int]) -> Vector:
         """Return the sum of these workers' residuals, float32 [n]."""
         total = torch.zeros_like(self._weights)
         for rank in ranks:
@@ -241,9 +241,9 @@ class ParameterServer:
         """Return whether this server has applied the update of a batch."""
         return batch in self._batches
 
-    def save(self) -> tuple[Array, int, dict[int, State]]:
+    def save(self) -> tuple[Vector, int, dict[int, TensorState]]:
         """Return the weights, how many updates are in them, and the optimizer's state by parameter."""
-        states: dict[int, State] = {}
+        states: dict[int, TensorState] = {}
         for number, parameter in self._parameters.items():
             state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
             state = {**state, **_mean([momentum[number] for momentum in self._momenta.values()])}
@@ -284,7 +284,7 @@ class ParameterServer:
             for number, parameter in self._parameters.items()
         }
 
-    def _decompress(self, gradient: Array, form: Form) -> Tensor:
+    def _decompress(self, gradient: Vector, form: Form) -> Tensor:
         """Return a gradient as float32 [n]."""
         values = as_tensor(gradient)
         if form.name == "2bit":
@@ -294,7 +294,7 @@ class ParameterServer:
         return values if self._keeps_gradients else values.clone()
 
 
-def compress(gradient: Tensor, residual: Tensor | None, form: Form) -> Array:
+def compress(gradient: Tensor, residual: Tensor | None, form: Form) -> Vector:
     """Compress a gradient, float32 [n] on the CPU, for sending; ``residual`` is that of ``2bit``, and is updated."""
     if form.name == "2bit":
         assert residual is not None
@@ -306,7 +306,7 @@ def compress(gradient: Tensor, residual: Tensor | None, form: Form) -> Array:
     return gradient.numpy()
 
 
-def as_tensor(array: Array) -> Tensor:
+def as_tensor(array: Vector) -> Tensor:
     """Return a tensor of an array's memory, which may be shared and is only read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

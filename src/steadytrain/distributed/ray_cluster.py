@@ -88,7 +88,7 @@ class ServerActor:
 
 
 @dataclass(frozen=True)
-class Host:
+class ServerHandle:
     """Handle of running servers for the process that started them.
 
     ``variables``: of the environment of workers.
@@ -128,7 +128,7 @@ def host_servers(
     folder: str | None = None,
     node_ip: str | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> Iterator[Host]:
+) -> Iterator[ServerHandle]:
     """Run a coordinator and servers for the length of the block.
 
     Args:
@@ -173,7 +173,7 @@ def host_servers(
             ray.get([actor.call.remote("has_applied", 0) for actor in actors])
             ray.get(coordinator.watch_servers.remote(actors))
         place = {"address": address or addresses["gcs_address"], "namespace": namespace, "servers": servers}
-        yield Host({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
+        yield ServerHandle({VARIABLE: json.dumps({**place, "node_ip": node_ip})}, coordinator, ray)
 
 
 def run_tasks(address: str, task: Callable[[int, int], T], count: int | None) -> list[T]:
@@ -244,7 +244,7 @@ def _await_ranks(ray: Any, coordinator: Any, should_stop: Callable[[], bool]) ->
 @contextmanager
 def enter(
     rank: int, *, address: str, namespace: str, node_ip: str | None, should_stop: Callable[[], bool]
-) -> Iterator[Host]:
+) -> Iterator[ServerHandle]:
     """Reach the servers that the first rank of a launcher hosts, as another of its ranks.
 
     Raises:
@@ -257,11 +257,11 @@ def enter(
             servers = cluster.ask(Coordinator.enter, rank, RETRY_SECONDS)
         if not servers:
             raise RankLostError("this rank was asked to end before the run began")
-        yield Host({VARIABLE: json.dumps({**place, "servers": servers})}, cluster._coordinator, cluster._ray)
+        yield ServerHandle({VARIABLE: json.dumps({**place, "servers": servers})}, cluster._coordinator, cluster._ray)
 
 
 @contextmanager
-def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[Host, int]]:
+def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[ServerHandle, int]]:
     """Register more workers for a run that goes on elsewhere, for the length of the block.
 
     Yields:
@@ -277,7 +277,7 @@ def enlist(count: int, *, address: str, namespace: str) -> Iterator[tuple[Host, 
                 raise InputError(f"the run's bound on staleness is too narrow for {count} more workers (--staleness)")
             first, servers = answer
             place = {"address": address, "namespace": namespace, "servers": servers}
-            yield Host({VARIABLE: json.dumps(place)}, cluster._coordinator, cluster._ray), first
+            yield ServerHandle({VARIABLE: json.dumps(place)}, cluster._coordinator, cluster._ray), first
     except RankLostError as error:
         raise InputError(f"there is no run to join: {error}") from error
 

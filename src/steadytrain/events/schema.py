@@ -201,6 +201,11 @@ class Started(Event):
     price: Mapping[str, Any] | None = field(default=None, metadata={SHAPE: PriceKeys | None})
 
     @property
+    def is_multi_label(self) -> bool:
+        """Return whether an image may have several labels: evaluations are then ranked by mAP."""
+        return self.data.get("multi_label") is True
+
+    @property
     def batches(self) -> Batches:
         """The images of each update."""
         grown = [BatchStage(*row) for row in self.growth]
@@ -425,10 +430,9 @@ class FeedStats(Event):
 
     ``decode`` without, ``augment`` is cutting, resizing and mirroring; ``cpu_seconds`` of all busy ones the threads
     were on a processor. Of ``asked`` requests for a batch ``starved`` found none ready; ``ready`` were, on the average,
-    and ``depth`` are made ahead at most. ``per_thread``: images, and busy and blocked seconds of each thread. Of the
-    ``kept_bytes`` of decoded images ``shared_bytes`` are kept once for several processes of the machine, and
-    ``device_bytes`` are on the device as well. ``by_loop``: the loop itself makes the batches when it wants them, from
-    images that are kept, and the threads have ended.
+    and ``depth`` are made ahead at most. Of the ``kept_bytes`` of decoded images ``shared_bytes`` are kept once for
+    several processes of the machine, and ``device_bytes`` are on the device as well. ``by_loop``: the loop itself makes
+    the batches when it wants them, from images that are kept, and the threads have ended.
     """
 
     step: int
@@ -449,7 +453,6 @@ class FeedStats(Event):
     ready: float = 0.0
     depth: int = 0
     by_loop: bool = False
-    per_thread: Sequence[Mapping[str, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

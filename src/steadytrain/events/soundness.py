@@ -7,13 +7,14 @@ nothing is nested deeper than any kind needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from types import NoneType
+from typing import Any, get_type_hints
 
+from steadytrain.config.plain import Check, checker
 from steadytrain.events.schema import SHAPE, Event, Started, Step
 
 MOST = 1e18
@@ -29,8 +30,6 @@ MAY_BE_NAN = frozenset(
     {"epoch", "loss", "top1", "top5", "mean_ap", "lr", "images_per_second", "wait_share", "grad_norm"}
 )
 """Fields that hold what a diverged run measured, infinities included."""
-
-Check = Callable[[object], bool]
 
 
 def is_sound(event: Event) -> bool:
@@ -90,54 +89,8 @@ def _checks(kind: type[Event]) -> _Checks:
 
 def _check_of(name: str, hint: Any) -> Check:
     if name not in MAY_BE_NAN:
-        return _check(hint)
+        return checker(hint, _LEAVES, (list, tuple))
     return _is_any_float if hint is float else lambda value: value is None or _is_any_float(value)
-
-
-def _check(hint: Any) -> Check:
-    origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return is_plain
-    if hint is float:
-        return _is_number
-    if hint is int:
-        return lambda value: type(value) is int and 0 <= value < MOST
-    if origin in (Union, UnionType):
-        options = [_check(option) for option in args]
-        return lambda value: any(fits(value) for fits in options)
-    if origin is Literal:
-        return lambda value: isinstance(value, str) and value in args
-    if is_typeddict(hint):
-        return _table_check(hint)
-    if origin is tuple:
-        items = [_check(item) for item in args]
-        return lambda value: (
-            isinstance(value, list | tuple)
-            and len(value) == len(items)
-            and all(fits(item) for fits, item in zip(items, value, strict=True))
-        )
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        of_value = is_plain if args[1] is Any else _check(args[1])
-        return lambda value: isinstance(value, dict) and all(map(of_value, value.values()))
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        of_item = _check(args[0])
-        return lambda value: isinstance(value, list | tuple) and all(map(of_item, value))
-    assert isinstance(hint, type), hint
-    return lambda value: isinstance(value, hint)
-
-
-def _table_check(hint: Any) -> Check:
-    """Check the keys that a table must have, and those that it may; more are of a later version."""
-    checks = {name: _check(value) for name, value in get_type_hints(hint).items()}
-    hints = get_type_hints(hint, include_extras=True)  # __required_keys__ cannot read annotations that are strings
-    required = {name for name, value in hints.items() if get_origin(value) is not NotRequired}
-
-    def fits(value: object) -> bool:
-        if not isinstance(value, dict) or not required <= value.keys() or not is_plain(value):
-            return False
-        return all(check(value[name]) for name, check in checks.items() if name in value)
-
-    return fits
 
 
 def _is_number(value: object) -> bool:
@@ -148,3 +101,10 @@ def _is_any_float(value: object) -> bool:
     if type(value) is int:
         return -MOST < value < MOST
     return type(value) is float and (not math.isfinite(value) or -1e300 < value < 1e300)
+
+
+_LEAVES: Mapping[Any, Check] = {
+    float: _is_number,
+    int: lambda value: type(value) is int and 0 <= value < MOST,
+    Any: is_plain,
+}

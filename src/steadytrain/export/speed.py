@@ -25,6 +25,7 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.export.engines import ENGINES, Parity, Worker, WorkerError, missing, usual_numbers
 from steadytrain.export.networks import NETWORKS
+from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
 from steadytrain.training.device import choose_device
 
@@ -400,7 +401,7 @@ def _finish(contender: _Contender, folder: str, *, comparable: bool, most: int) 
     """Sum an engine's turns up and compare its outputs."""
     batches = []
     for size, times in contender.seconds.items():
-        p50, p99 = np.percentile(times, (50, 99), method="inverted_cdf").tolist()
+        p50, p99 = quantiles(times, 0.5, 0.99)
         rate = contender.sizes[size] * len(times) / sum(times)
         batches.append(
             BatchSpeed(

@@ -28,7 +28,7 @@ from steadytrain.distributed.ray_cluster import (
     PASSWORD,
     RETRY_SECONDS,
     TASK_BYTES,
-    Host,
+    ServerHandle,
     enlist,
     enter,
     has_password,
@@ -306,7 +306,7 @@ class _Workers:
         self.left -= 1
         return self.left >= 0
 
-    def run(self, count: int, host: Host, received: Sequence[int], *, first: int = 0) -> int:
+    def run(self, count: int, host: ServerHandle, received: Sequence[int], *, first: int = 0) -> int:
         """Start workers from number ``first`` on, restart those that are killed, and return the exit code of all."""
         self._first, self._size = first, first + count
         self._processes.clear()
@@ -352,14 +352,14 @@ class _Workers:
                 self._say(f"worker {failed + first}: {line}")
         return job_exit_code(exit_code(codes[place]) for place in ended)
 
-    def _start_again(self, place: int, host: Host) -> None:
+    def _start_again(self, place: int, host: ServerHandle) -> None:
         name, rank = ending(self._processes[place].returncode), self._first + place
         left = host.lose(rank)
         batches = f" with {left} batches unfinished, which others do" if left else ""
         self._say(f"worker {rank} was killed by {name}{batches}: it is started again")
         self._processes[place] = self._start(place, host)
 
-    def _start(self, place: int, host: Host) -> subprocess.Popen[bytes]:
+    def _start(self, place: int, host: ServerHandle) -> subprocess.Popen[bytes]:
         rank, first = self._first + place, self._first
         variables: Mapping[str, str] = {}
         if not self._is_launched:

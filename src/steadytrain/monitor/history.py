@@ -14,20 +14,23 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
 from steadytrain.events import (
     Accounted,
     Ceilings,
+    Compiled,
     DeviceStats,
     Ended,
     EpochTrained,
     Evaluated,
     Event,
     Failed,
-    FeedStats,
+    FeedPlaced,
     Logged,
     MachineStats,
     Noticed,
@@ -40,7 +43,9 @@ from steadytrain.events import (
 )
 from steadytrain.format import count
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
-from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, empty, merge_slices, slices
+from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
+from steadytrain.monitor.figures import RunReach, RunScore
+from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, STEADY, Ledger, Slice, empty, merge_slices, slices
 from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
 from steadytrain.run import Run
 
@@ -63,7 +68,7 @@ class RunHistory:
         trained: what each epoch came to, by its number.
         rates: the learning rates of steps, of a long run those of some, and the log lines' where steps were not read.
         saved, noticed, stalls: all of them.
-        newest: the newest sample of a kind, the newest of each GPU by ``DeviceStats-INDEX``.
+        devices: the newest sample of each GPU, by its index.
         stalled: the newest standstill, until an update is made again.
         recent: the newest steps of the newest attempt.
         repeated_steps: updates done again after restarts.
@@ -87,7 +92,8 @@ class RunHistory:
         self.noticed: list[Noticed] = []
         self.stalls: list[Stalled] = []
         self.stalled: Stalled | None = None
-        self.newest: dict[str, Event] = {}
+        self.devices: dict[int, DeviceStats] = {}
+        self._newest: dict[type[Event], Event] = {}
         self.recent: deque[Step] = deque(maxlen=MAX_RECENT)
         self.repeated_steps = 0
         self.last_time = 0.0
@@ -112,12 +118,14 @@ class RunHistory:
             self._begin(Attempt(event.attempt, event if isinstance(event, Started) else None, event.time))
             is_new = False
         if event.attempt == 0 and isinstance(event, (Ceilings, StepMeasured)):  # measured while nobody trained
-            self.samples.take(event, LATER)
+            self._newest[type(event)] = event
         if not self.attempts:
             self.ended = event if isinstance(event, Failed) else None
             return
         self.last_time = max(self.last_time, event.time)
-        self.num_facts += not isinstance(event, (Step, Logged))
+        if not isinstance(event, (Step, Logged)):
+            self.num_facts += 1
+            self._newest[type(event)] = event
         match event:
             case Step():
                 self.recent.append(event)
@@ -140,10 +148,8 @@ class RunHistory:
             case Ended() | Failed():
                 self.ended = event
                 self.endings.append(event)
-            case FeedStats() | MachineStats():
-                self.newest[event.kind] = event
             case DeviceStats():
-                self.newest[f"{event.kind}-{event.index}"] = event
+                self.devices[event.index] = event
         if is_new:
             return
         attempt = self.attempts[-1]
@@ -173,6 +179,7 @@ class RunHistory:
             attempt.before = before.before + before.last_time - before.process_began
         self.attempts.append(attempt)
         self.samples.begin_attempt()
+        self._newest.pop(Compiled, None)
         self.recent.clear()
         self.stalled = self.ended = None
 
@@ -216,7 +223,7 @@ class RunHistory:
     @property
     def is_multi_label(self) -> bool:
         """Return whether an image may have several labels: evaluations are then ranked by mAP."""
-        return self.started is not None and self.started.data.get("multi_label") is True
+        return self.started is not None and self.started.is_multi_label
 
     def epoch(self, step: float) -> float:
         """Return how many times the training set has been seen after so many updates: no more than was asked for."""
@@ -224,6 +231,30 @@ class RunHistory:
         if self.started is None or per_epoch <= 0:
             return 0.0
         return min(self.started.batches.progress(step) / per_epoch, self.recipe.budget.epochs or math.inf)
+
+    @property
+    def progress(self) -> RunReach:
+        """The run's progress; zeros before it began."""
+        if (started := self.started) is None:
+            return RunReach()
+        return RunReach(
+            step=self.step,
+            steps=started.steps,
+            epoch=self.epoch(self.step),
+            epochs=self.epoch(started.steps),
+            share=started.batches.progress(self.step) / started.batches.first if started.steps else 0.0,
+        )
+
+    @property
+    def best(self) -> RunScore | None:
+        """The evaluation with the highest top-1, or mAP (the first of equals)."""
+        known = [event.score if math.isfinite(event.score) else -1.0 for event in self.evaluated]
+        return RunScore.of(self.evaluated[known.index(max(known))]) if known else None
+
+    @property
+    def last(self) -> RunScore | None:
+        """The newest evaluation."""
+        return RunScore.of(self.evaluated[-1]) if self.evaluated else None
 
     def elapsed(self, time: float | None = None) -> float:
         """Return the seconds that the run had taken at a moment (None: its newest event), without pauses in between.
@@ -238,6 +269,67 @@ class RunHistory:
         attempt = attempts[-1] if attempts else self.attempts[0]
         until = time if attempt is newest else min(time, attempt.last_time)
         return attempt.before + max(0.0, until - attempt.process_began)
+
+    def newest(self, kind: type[E]) -> E | None:
+        """Return the newest event of a kind; None where there is none. Of GPUs see :attr:`devices`."""
+        return cast("E | None", self._newest.get(kind))
+
+    def evidence(self) -> Evidence:
+        """Return the facts that a verdict is based on. Raises RunError before the run began."""
+        if self.started is None:
+            raise RunError("this run has not started yet: start it, then try again")
+        middles = [attempt.after_first_epoch() for attempt in self.attempts]
+        ends = [attempt.end() for attempt in self.attempts]
+        first_epoch = later = None
+        first_part = 0.0
+        length = self.attempts[-1].num_train
+        if length and self.position > length + 2 * self.started.batch_size:
+            first_seconds, later_seconds = empty(), empty()
+            for attempt, middle, end in zip(self.attempts, middles, ends, strict=True):
+                then, now = self.by_bucket(middle, attempt), self.by_bucket(end, attempt)
+                for bucket in STEADY:
+                    first_seconds[bucket] += then[bucket]
+                    later_seconds[bucket] += max(0.0, now[bucket] - then[bucket])
+            first_epoch, later = _steady_shares(first_seconds), _steady_shares(later_seconds)
+            spent = [sum(seconds[bucket] for bucket in STEADY) for seconds in (first_seconds, later_seconds)]
+            first_part = _ratio(spent[0], sum(spent)) or 0.0
+        cores_first = cores = None
+        placed, samples = self.newest(FeedPlaced), self.samples
+        if placed is None or placed.place != "process":  # a feed in a process of its own computes as well
+            cpu_first, cpu = (sum(mark.update_cpu for mark in marks) for marks in (middles, ends))
+            updating_first, updating = (sum(mark.updating for mark in marks) for marks in (middles, ends))
+            cores_first = _ratio(cpu_first, updating_first)
+            cores = _ratio(cpu - cpu_first, updating - updating_first) or cores_first
+        return Evidence(
+            ledger=self.ledger(),
+            started=self.started,
+            recipe=self.recipe,
+            position=self.position,
+            first=Stretch(
+                shares=first_epoch,
+                feed=samples.feed(FIRST, START),
+                machine=_during_updates(samples.machine(FIRST, START), cores_first),
+            ),
+            steady=Stretch(
+                shares=later,
+                feed=samples.feed(LATER, FIRST, START),
+                machine=_during_updates(samples.machine(LATER, FIRST, START), cores),
+            ),
+            first_part=first_part,
+            updates=self.step_times.result(),
+            events=dict(self._newest),
+            devices=samples.gpus(LATER, FIRST, START),
+            evaluations=samples.evaluations,
+            checkpoints=samples.checkpoints,
+            ranks={rank: other._rank_shares() for rank, other in self.ranks.items()},
+            servers=samples.servers,
+            attempts=len(self.attempts),
+            unreadable=self.unreadable,
+        )
+
+    def _rank_shares(self) -> RankShares:
+        feed = self.samples.feed(LATER, FIRST, START)
+        return RankShares(by_bucket=self.ledger().shares, exchanging=self.exchanging, images=feed.images if feed else 0)
 
     @property
     def exchanging(self) -> float | None:
@@ -315,7 +407,7 @@ class RunHistory:
             seconds["warmup"] -= usual_warmup
             for name, value in usual.items():
                 seconds[name] += usual_warmup * value / usual_image
-        if measured := self.samples.measured:  # what of the passes does not shrink with the batch is the host's
+        if measured := self.newest(StepMeasured):  # what of the passes does not shrink with the batch is the host's
             full = measured.passes.get("full", 0.0)
             part = min(1.0, max(0.0, measured.fixed_seconds / full)) if full > 0 else 0.0
             for name in ("forward", "backward"):
@@ -329,6 +421,26 @@ def _warmup_images(attempt: Attempt) -> int:
     """Return the images of the updates whose computing is recorded as warm-up."""
     recorded = attempt.warmup_images
     return WARM_UPDATES * attempt.batch_size if recorded is None else recorded
+
+
+def _steady_shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    total = sum(seconds[bucket] for bucket in STEADY)
+    return {bucket: seconds[bucket] / total if total > 0 else 0.0 for bucket in STEADY}
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if above > 0 and below > 0 else None
+
+
+def _during_updates(machine: MachineStats | None, used: float | None) -> MachineStats | None:
+    """Return the machine's figures during updates, given its overall figures and the cores that updates use.
+
+    Where the run waits for a disk or a lock between updates, or evaluates, it uses less of its cores then, or more.
+    """
+    if machine is None or machine.cpu is None or machine.idle is None or used is None:
+        return machine
+    cores = machine.cpu + machine.idle
+    return replace(machine, cpu=min(used, cores), idle=max(0.0, cores - used))
 
 
 def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -> RunHistory:

@@ -8,20 +8,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from steadytrain.events import (
-    Ceilings,
-    Compiled,
     DeviceStats,
     Evaluated,
     Event,
-    FeedPlaced,
     FeedStats,
     MachineStats,
     Saved,
     ServerStats,
-    StepMeasured,
-    ThreadStats,
 )
 from steadytrain.format import size
+from steadytrain.intervals import quantiles
 
 Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
 
@@ -40,7 +36,7 @@ START, FIRST, LATER = range(3)
 MAX_STEPS = 4096
 SCARCE = 0.1  # of the memory: where so little was left, a process was killed for want of it
 MAX_SLOWEST = 32
-Percentiles = tuple[float, float, float]
+PERCENTILES = (0.05, 0.5, 0.95)
 
 
 class Mean(Generic[Sampled]):
@@ -169,6 +165,23 @@ def _combine(newest: FeedStats, other: FeedStats, sign: int) -> FeedStats:
     return replace(newest, **counted, cpu_seconds=cpu if is_known else None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateTimes:
+    """Durations of updates; zeros where there was none.
+
+    Args:
+        seconds: 5th, 50th and 95th percentile of an update's seconds, its wait included.
+        waits: the same percentiles of the wait in them.
+        fast: seconds without its wait of an update that a quarter of them undercut.
+        slowest: step -> seconds of the slowest updates, in the order in which they were made; at most 32.
+    """
+
+    seconds: tuple[float, ...] = (0.0, 0.0, 0.0)
+    waits: tuple[float, ...] = (0.0, 0.0, 0.0)
+    fast: float = 0.0
+    slowest: Mapping[int, float] = field(default_factory=dict)
+
+
 class StepTimes:
     """Streaming quantiles of step time and wait; of many steps every second, fourth, ... is kept, evenly."""
 
@@ -189,52 +202,25 @@ class StepTimes:
                 self._every *= 2
         self._count += 1
 
-    @property
-    def seconds(self) -> Percentiles:
-        """5th, 50th and 95th percentile of an update's seconds; zeros where there was none."""
-        return percentiles([seconds for seconds, _ in self._kept])
-
-    @property
-    def waits(self) -> Percentiles:
-        """Return the percentiles of the wait."""
-        return percentiles([wait for _, wait in self._kept])
-
-    @property
-    def fast_update(self) -> float:
-        """Lower quartile of an update's seconds without its wait; 0 before there is one."""
-        updates = sorted(max(0.0, seconds - wait) for seconds, wait in self._kept)
-        return updates[len(updates) // 4] if updates else 0.0
-
-    @property
-    def slowest(self) -> dict[int, float]:
-        """Step -> seconds of the slowest updates, in the order in which they were made."""
-        return dict(sorted((step, seconds) for seconds, step in self._slowest))
-
-
-def percentiles(values: Sequence[float]) -> Percentiles:
-    """Return the 5th, 50th and 95th percentile, each a value of the sample; zeros for no values.
-
-    >>> percentiles([float(value) for value in range(101)])
-    (5.0, 50.0, 95.0)
-    """
-    if not values:
-        return 0.0, 0.0, 0.0
-    ordered, last = sorted(values), len(values) - 1
-    return ordered[round(0.05 * last)], ordered[round(0.5 * last)], ordered[round(0.95 * last)]
+    def result(self) -> UpdateTimes:
+        """Return the times so far."""
+        if not self._kept:
+            return UpdateTimes()
+        return UpdateTimes(
+            seconds=quantiles([seconds for seconds, _ in self._kept], *PERCENTILES),
+            waits=quantiles([wait for _, wait in self._kept], *PERCENTILES),
+            fast=quantiles([max(0.0, seconds - wait) for seconds, wait in self._kept], 0.25)[0],
+            slowest=dict(sorted((step, seconds) for seconds, step in self._slowest)),
+        )
 
 
 @dataclass
 class RunSamples:
-    """The samples of a run by phase, and the newest of what is measured once."""
+    """The samples of a run by phase, and sums of what is counted."""
 
     feeds: dict[int, FeedStats] = field(default_factory=dict)
     machines: dict[int, Mean[MachineStats]] = field(default_factory=dict)
     devices: dict[int, dict[int, Mean[DeviceStats]]] = field(default_factory=dict)
-    measured: StepMeasured | None = None
-    ceilings: Ceilings | None = None
-    compiled: Compiled | None = None
-    placed: FeedPlaced | None = None
-    threads: ThreadStats | None = None
     servers: ServerStats | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
@@ -242,10 +228,9 @@ class RunSamples:
     _used: set[int] = field(default_factory=set)
 
     def begin_attempt(self) -> None:
-        """Forget what belongs to a single attempt: its feed, its compiled code and which GPUs it used."""
+        """Forget what belongs to a single attempt: its feed, and which GPUs it used."""
         self._feed = None
         self._used = set()
-        self.compiled = None
 
     def take(self, event: Event, phase: int) -> None:
         """Fold in an event that belongs to a phase of the run."""
@@ -263,16 +248,6 @@ class RunSamples:
                 self.evaluations = (self.evaluations[0] + 1, self.evaluations[1] + max(0.0, event.seconds))
             case Saved():
                 self.checkpoints = (self.checkpoints[0] + 1, self.checkpoints[1] + max(0.0, event.pause))
-            case StepMeasured():
-                self.measured = event
-            case Ceilings():
-                self.ceilings = event
-            case Compiled():
-                self.compiled = event
-            case FeedPlaced():
-                self.placed = event
-            case ThreadStats():
-                self.threads = event
             case ServerStats():
                 self.servers = server_sum(self.servers, event)
 

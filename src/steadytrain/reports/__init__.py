@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.interop.logs import LogRun
+from steadytrain.intervals import Interval as Interval
+from steadytrain.intervals import spread as spread
+from steadytrain.intervals import wilson as wilson
 from steadytrain.reports.files import KINDS, find_all, kind_of, names, write
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account as Account
-from steadytrain.reports.summary import Interval as Interval
 from steadytrain.reports.summary import Summary as Summary
-from steadytrain.reports.summary import spread as spread
 from steadytrain.reports.summary import summarise as summarise
-from steadytrain.reports.summary import wilson as wilson
 from steadytrain.run import Run
 
 

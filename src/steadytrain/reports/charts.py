@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from steadytrain.events import DeviceStats, EpochTrained, Evaluated, Event, FeedStats, Logged, MachineStats, Step
+from steadytrain.intervals import wilson
 from steadytrain.monitor import RunHistory
-from steadytrain.reports.summary import wilson
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 4000
@@ -20,20 +20,187 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW"}
 """Of images in memory, in short."""
 
-CORES = ("cpu", "ranks", "others", "iowait", "steal", "idle", "cores")
+ChartRow = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A curve of a live chart.
+
+    Args:
+        column: of the series.
+        label: what it is, in the chart's key; before its values where a chart has several curves.
+        colour: of ``live.css``.
+        look: ``area``: filled to the axis; ``limit``: a dashed line.
+        value: reads it off an event, where it is not computed in :func:`points`; None: the field of that name.
+    """
+
+    column: str
+    label: str = ""
+    colour: str = "a"
+    look: Literal["line", "area", "limit"] = "line"
+    value: Callable[[Any], float | None] | None = None
+
+    def of(self, event: Event) -> float | None:
+        """Return the value that an event has for it."""
+        value: float | None = self.value(event) if self.value else getattr(event, self.column)
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveChart:
+    """A chart of the live page.
+
+    Args:
+        id: of its element.
+        series: whose columns it shows.
+        title: above it.
+        description: for those who cannot see it.
+        curves: in the order of the key.
+        hover: format of a value beside the pointer, in d3's language; ``unit`` stands behind it.
+        ticks: format of the y axis; ``suffix`` stands behind it.
+        range: of the y axis; None: from 0 to the largest value.
+        stacked: whether curves stand upon each other; those that stay at 0 are then left out.
+        now: whether the newest value stands beside the title.
+    """
+
+    id: str
+    series: str
+    title: str
+    description: str
+    curves: tuple[Curve, ...]
+    hover: str = ".4~r"
+    unit: str = ""
+    ticks: str = ""
+    suffix: str = ""
+    range: tuple[float, float] | None = None
+    stacked: bool = False
+    now: bool = False
+
+
+def _pressure(of: str) -> Callable[[MachineStats], float | None]:
+    return lambda event: event.pressure.get(of)
+
+
+LIVE_CHARTS = (
+    LiveChart(
+        id="rate",
+        series="rate",
+        title="Images per second",
+        description="Images per second, of each log line and overall",
+        curves=(Curve(column="steady", label="log line"), Curve(column="overall", label="overall", colour="grey")),
+    ),
+    LiveChart(
+        id="feed",
+        series="feed",
+        title="Batches ready",
+        description="Batches that were ready at each request",
+        curves=(
+            Curve(column="ready", label="ready", look="area"),
+            Curve(column="depth", label="limit", colour="grey", look="limit"),
+        ),
+        hover=".1f",
+        now=True,
+    ),
+    LiveChart(
+        id="starved",
+        series="feed",
+        title="Batches not ready in time",
+        description="Share of the batch requests that had to wait",
+        curves=(Curve(column="starved", colour="b", look="area"),),
+        hover=".0%",
+        ticks=".0%",
+        range=(0, 1.04),
+        now=True,
+    ),
+    LiveChart(
+        id="cores",
+        series="machine",
+        title="Processors",
+        description="Processors used by this run, by others, waiting for disks and idle",
+        curves=(
+            Curve(column="cpu", label="this run", colour="cpu"),
+            Curve(column="ranks", label="other ranks", colour="ranks"),
+            Curve(column="others", label="others", colour="others"),
+            Curve(column="iowait", label="disk wait", colour="iowait"),
+            Curve(column="steal", label="stolen", colour="steal"),
+            Curve(column="idle", label="idle", colour="idle"),
+        ),
+        hover=".2f",
+        unit="cores",
+        stacked=True,
+        now=True,
+    ),
+    LiveChart(
+        id="pressure",
+        series="machine",
+        title="Pressure",
+        description="Share of the time in which processes waited for processors, memory or disks",
+        curves=(
+            Curve(column="pressure_cpu", label="processors", value=_pressure("cpu")),
+            Curve(column="pressure_memory", label="memory", colour="b", value=_pressure("memory")),
+            Curve(column="pressure_io", label="disks", colour="c", value=_pressure("io")),
+        ),
+        hover=".1%",
+        ticks=".0%",
+    ),
+    LiveChart(
+        id="memory",
+        series="machine",
+        title="Memory of the run",
+        description="Memory of the run",
+        curves=(Curve(column="memory", look="area", value=lambda event: event.memory_bytes),),
+        hover=".3s",
+        ticks=".2s",
+        suffix="B",
+        now=True,
+    ),
+    LiveChart(
+        id="device",
+        series="device",
+        title="GPU",
+        description="What a GPU did",
+        curves=(
+            Curve(column="utilisation", label="busy"),
+            Curve(column="sm_active", label="multiprocessors", colour="c"),
+            Curve(column="tensor_active", label="tensor cores", colour="b"),
+            Curve(
+                column="memory",
+                label="memory",
+                colour="d",
+                value=lambda event: _share(event.memory_bytes, event.memory_total_bytes),
+            ),
+            Curve(
+                column="power",
+                label="power",
+                colour="e",
+                value=lambda event: _share(event.power_watts, event.power_limit_watts),
+            ),
+        ),
+        hover=".0%",
+        ticks=".0%",
+        range=(0, 1.04),
+    ),
+)
+"""The charts of the live page beside loss, accuracy and ledger; each GPU has one of the last. A row of a series of
+machines or GPUs has the curves' columns: a further field is drawn by a further :class:`Curve`."""
+
+
+def _curves(series: str) -> list[Curve]:
+    return [curve for chart in LIVE_CHARTS if chart.series == series for curve in chart.curves]
+
+
 COLUMNS = {
     "train": ("seconds", "epoch", "step", "loss", "top1"),
     "val": ("seconds", "epoch", "step", "loss", "top1", "low", "high"),
     "rate": ("seconds", "epoch", "step", "steady", "overall"),
     "feed": ("seconds", "ready", "depth", "starved"),
-    "machine": ("seconds", *CORES, "pressure_cpu", "pressure_memory", "pressure_io", "memory"),
-    "device": ("seconds", "utilisation", "sm_active", "tensor_active", "memory", "power"),
+    **{series: ("seconds", *(curve.column for curve in _curves(series))) for series in ("machine", "device")},
 }
 """What the rows of the live charts hold, by series."""
 # The column by which a series is thinned is the one whose spikes are to be seen.
 THINNED_BY = {"train": 3, "val": 3, "rate": 3}
 
-ChartRow = tuple[float | None, ...]
 Trace = dict[str, Any]
 Drawn = Step | Logged | EpochTrained | Evaluated
 E = TypeVar("E", bound=Drawn)
@@ -203,14 +370,9 @@ def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> 
             starved = (event.starved - (before.starved if before else 0)) / requests
             return [point("feed", max(0.0, ready), event.depth, min(1.0, max(0.0, starved)))]
         case MachineStats():
-            cores = [getattr(event, name) for name in CORES]
-            pressure = [event.pressure.get(name) for name in ("cpu", "memory", "io")]
-            return [point("machine", *cores, *pressure, event.memory_bytes)]
+            return [point("machine", *(curve.of(event) for curve in _curves("machine")))]
         case DeviceStats():
-            memory = _share(event.memory_bytes, event.memory_total_bytes)
-            power = _share(event.power_watts, event.power_limit_watts)
-            values = (event.utilisation, event.sm_active, event.tensor_active, memory, power)
-            return [point(f"device-{event.index}", *values)]
+            return [point(f"device-{event.index}", *(curve.of(event) for curve in _curves("device")))]
     return []
 
 

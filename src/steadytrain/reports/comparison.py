@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steadytrain.errors import InputError
 from steadytrain.format import count, percent
-from steadytrain.reports.summary import Interval
+from steadytrain.intervals import Interval
 
 SIGNIFICANT = 0.05
 """Probability below which a difference is called shown."""

@@ -31,8 +31,18 @@ from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
-from steadytrain.reports.charts import COLUMNS, MAX_POINTS, TEMPLATES, ChartPoint, ChartRow, thin_rows
-from steadytrain.reports.page import packed_plotly, render
+from steadytrain.reports.charts import (
+    COLUMNS,
+    LIVE_CHARTS,
+    MAX_POINTS,
+    TEMPLATES,
+    THINNED_BY,
+    ChartPoint,
+    ChartRow,
+    LiveChart,
+    thin_rows,
+)
+from steadytrain.reports.page import packed_plotly, render, script
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line, saving
@@ -123,13 +133,15 @@ def application(run: Run, *, price: Price | None = None, closing: Callable[[], b
         "columns": {name: list(columns) for name, columns in COLUMNS.items()},
         "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
         "limit": MAX_POINTS,
+        "thinned": THINNED_BY,
+        "charts": [_plain_chart(chart) for chart in LIVE_CHARTS],
     }
     names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory)}
     fixed = {
-        "/": ("text/html", render("live.html.j2", constants, **names).encode()),
+        "/": ("text/html", render("live.html.j2", constants, charts=LIVE_CHARTS[:-1], **names).encode()),
         "/page.css": ("text/css", (TEMPLATES / "page.css").read_bytes()),
         "/live.css": ("text/css", (TEMPLATES / "live.css").read_bytes()),
-        "/live.js": ("text/javascript", (TEMPLATES / "live.js").read_bytes()),
+        "/live.js": ("text/javascript", script("live.js").encode()),
     }
 
     def still(request: Request) -> Response:
@@ -260,6 +272,12 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
+def _plain_chart(chart: LiveChart) -> dict[str, Any]:
+    """Return a chart as the page's script has it, without how values are read."""
+    curves = [{key: value for key, value in vars(curve).items() if key != "value"} for curve in chart.curves]
+    return {**vars(chart), "curves": curves}
+
+
 @functools.cache
 def _plotly() -> Response:
     headers = {"content-encoding": "gzip", "cache-control": "private, max-age=86400"}
@@ -295,8 +313,7 @@ def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:
 
 def state(now: RunSnapshot) -> dict[str, Any]:
     """Format what changes from second to second: progress, speed, time left."""
-    share = now.share
-    feed, machine = now.feed, now.machine
+    progress, feed, machine = now.progress, now.feed, now.machine
     cores = memory = ""
     if machine is not None and machine.cpu is not None:
         ranks = f", other ranks {machine.ranks:.1f}" if machine.ranks else ""
@@ -310,10 +327,10 @@ def state(now: RunSnapshot) -> dict[str, Any]:
         "silent": now.signs.silent or now.stalled is not None,
         "standing": str(now.signs),
         "alarms": list(now.alarms()),
-        "share": round(share, 4),
-        "percent": percent(share, 0) if now.steps else "",
-        "epochs": f"epoch {now.epoch:.2f} of {epoch(now.epochs)}" if now.steps else "",
-        "steps": f"step {now.step:,} of {now.steps:,}" if now.steps else "",
+        "share": round(progress.share, 4),
+        "percent": percent(progress.share, 0) if progress.steps else "",
+        "epochs": f"epoch {progress.epoch:.2f} of {epoch(progress.epochs)}" if progress.steps else "",
+        "steps": f"step {progress.step:,} of {progress.steps:,}" if progress.steps else "",
         "seconds": round(now.seconds, 1),
         "score": "mAP" if now.is_multi_label else "Top-1 accuracy",
         "heroes": _heroes(now),
@@ -365,11 +382,11 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
         return {"label": label, "value": value, "more": more}
 
     best, rates = now.best, now.images_per_second
-    loss = None if now.train_loss is None else f"loss {number(now.train_loss, 4)}"
+    loss = None if now.logged is None else f"loss {number(now.logged.loss, 4)}"
     if best is None:
         more = "no evaluation yet" if loss is None else f"in training; {loss}"
         name = "Exact match" if now.is_multi_label else "Top-1 accuracy"
-        heroes = [hero(name, percent(now.train_top1, 2), more)]
+        heroes = [hero(name, percent(now.logged.top1 if now.logged else None, 2), more)]
     else:
         interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
         more = f"{interval}epoch {epoch(best.epoch)}" + ("" if loss is None else f"; train {loss}")
@@ -379,8 +396,8 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
         heroes.append(hero("Images per second", rate(rates.steady), steady))
     else:
         heroes.append(hero("Images per second, now", rate(rates.now), steady))
-    per_epoch = duration(now.seconds / now.epoch) + " an epoch" if now.epoch >= 1 else ""
-    heroes.append(hero("Wall time", duration(now.seconds) if now.steps else NONE, per_epoch))
+    per_epoch = duration(now.seconds / now.progress.epoch) + " an epoch" if now.progress.epoch >= 1 else ""
+    heroes.append(hero("Wall time", duration(now.seconds) if now.progress.steps else NONE, per_epoch))
     if now.signs.status == "running":
         left = now.remaining_seconds
         more = "evaluations and checkpoints included" if left is not None else "available after the first log lines"

@@ -73,17 +73,17 @@ def compare_runs(places: Sequence[str]) -> ScalingComparison:
     rows: list[MeasuredRun] = []
     for account, devices in accounts:
         summary = account.summary
-        if summary.images_per_second is None:
+        if summary.speed.images_per_second is None:
             raise InputError(f"{summary.directory} says nothing of images/s: there is nothing to compare")
-        of_one = rows[0].images_per_second / rows[0].devices if rows else summary.images_per_second / devices
-        speedup = summary.images_per_second / of_one
+        of_one = rows[0].images_per_second / rows[0].devices if rows else summary.speed.images_per_second / devices
+        speedup = summary.speed.images_per_second / of_one
         rows.append(
             MeasuredRun(
                 name=summary.name,
-                model=summary.model,
+                model=summary.setup.model,
                 devices=devices,
-                batch_size=summary.batch_size,
-                images_per_second=summary.images_per_second,
+                batch_size=summary.setup.batch_size,
+                images_per_second=summary.speed.images_per_second,
                 speedup=speedup,
                 efficiency=speedup / devices,
             )

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.errors import DataError, SteadyError
 from steadytrain.format import count, number, percent
-from steadytrain.reports.summary import Account, wilson
+from steadytrain.intervals import wilson
+from steadytrain.reports.summary import Account
 
 if TYPE_CHECKING:
     from steadytrain.data.recordio.reader import Records
@@ -94,17 +95,17 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
     """Format a run's confusions for the page; ``why``: the reason if there is nothing to show."""
     if account.summary.log:
         return {"why": "A log of another program holds no predictions of single images.", "command": ""}
-    if not account.summary.num_val:
+    if not account.summary.setup.num_val:
         return {"why": "The run has no validation images.", "command": ""}
     path = account.run.predictions
     command = f"steady evaluate {shlex.quote(str(account.run.directory))} --per-image {shlex.quote(str(path))}"
     if not path.exists():
-        if account.summary.status == "running":
+        if account.summary.course.status == "running":
             return {"why": "A run writes predictions.csv at its first evaluation.", "command": ""}
         why = "This run has no predictions.csv, which older versions did not write."
         return {"why": why, "command": command}
     try:
-        if account.summary.is_multi_label:
+        if account.summary.quality.is_multi_label:
             figures = _label_figures(account)
             intro = f"A label is predicted above a probability of {percent(THRESHOLD)}. From {path.name}."
             return {"why": "", "intro": intro, "labels": label_rows(figures)[:MOST_CLASSES]}
@@ -177,7 +178,7 @@ def class_figures(account: Account) -> list[dict[str, Any]]:
     try:
         if not account.run.predictions.exists():
             return []
-        if account.summary.is_multi_label:
+        if account.summary.quality.is_multi_label:
             return _label_figures(account)
         return _class_figures(read_mistakes(account))
     except DataError:

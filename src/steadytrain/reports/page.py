@@ -88,6 +88,11 @@ def packed_plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), 5, mtime=0)
 
 
+def script(name: str) -> str:
+    """Return a page's script: what all curves have in common, then its own."""
+    return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", name))
+
+
 def page(accounts: Sequence[Account], *, now: float | None = None, target: float | None = None) -> str:
     """Return the report's page.
 
@@ -103,8 +108,8 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
         from plotly.offline import get_plotlyjs
 
         library = str(get_plotlyjs())
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (library, script))
+    code = script("page.js")
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (library, code))
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
     runs = [{"name": account.summary.name, **style(i)} for i, account in enumerate(accounts)]
     return render(
@@ -120,23 +125,23 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
             " base-uri 'none'; form-action 'none'"
         ),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-        script=Markup(script),
+        script=Markup(code),
         library=base64.b64encode(packed_plotly() if figures else gzip.compress(b"", 5, mtime=0)).decode(),
     )
 
 
 def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
     first, is_alone = accounts[0].summary, len(accounts) == 1
-    models = sorted({account.summary.model for account in accounts} - {NONE})
+    models = sorted({account.summary.setup.model for account in accounts} - {NONE})
     lede = f"{_value([account.summary.name for account in accounts])} · {_value(models)}"
     recipes = [account.settings for account in accounts]
-    start = "" if first.began is None else f" · begun {when(first.began)}"
+    start = "" if first.course.began is None else f" · begun {when(first.course.began)}"
     logs = {bool(account.summary.log) for account in accounts}
     # Why a run was stopped stands at the head of the page.
-    table = _rows([{**facts(account.summary), "status": account.summary.status} for account in accounts])
+    table = _rows([{**facts(account.summary), "status": account.summary.course.status} for account in accounts])
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
-        "lede": f"{first.log or first.model} · {first.status}{start}" if is_alone else lede,
+        "lede": f"{first.log or first.setup.model} · {first.course.status}{start}" if is_alone else lede,
         "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
         "runs": [_run(i, account) for i, account in enumerate(accounts)],
         "has_log": True in logs,
@@ -146,7 +151,7 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
         "has_repeats": bool(find_repeats([account.summary for account in accounts])),
         "summary": [row for row in table if row["key"] not in HEROES] if is_alone else table,
         "shown": SHOWN_ROWS,
-        "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.data_set for account in accounts}))),
+        "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.setup.data_set for account in accounts}))),
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
@@ -159,9 +164,9 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
     """Rank runs, separately for each data set that they were trained and validated on."""
     by_name = {account.summary.name: account for account in accounts}
     groups: dict[str, list[int]] = {}
-    ours = {account.summary.data_set for account in accounts if not account.summary.log}
+    ours = {account.summary.setup.data_set for account in accounts if not account.summary.log}
     for i, account in enumerate(accounts):  # logs of other programs, beside runs on one data set, are taken to be on it
-        key = next(iter(ours)) if account.summary.log and len(ours) == 1 else account.summary.data_set
+        key = next(iter(ours)) if account.summary.log and len(ours) == 1 else account.summary.setup.data_set
         groups.setdefault(key, []).append(i)
     tables: list[dict[str, Any]] = []
     for members in groups.values():
@@ -182,7 +187,7 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
                 to_target = _to_target([by_name[name] for name in group.runs], target)
                 rows.append(_ranked(i, accounts[i], recipe, others) | _spread_cells(group) | to_target)
         rows.sort(key=lambda row: -row["score"])
-        name = score_name(accounts[members[0]].summary.is_multi_label)
+        name = score_name(accounts[members[0]].summary.quality.is_multi_label)
         first = next((i for i in members if not accounts[i].summary.log), members[0])
         has_log = any(accounts[i].summary.log for i in members)
         tables.append({"title": _data_words(accounts[first]), "rows": rows, "score": name, "has_log": has_log})
@@ -212,20 +217,20 @@ def _to_target(accounts: Sequence[Account], target: float | None) -> dict[str, s
 
 
 def _data_words(account: Account) -> str:
-    data, summary = account.run.recipe.data, account.summary
+    data, summary, setup = account.run.recipe.data, account.summary, account.summary.setup
     if summary.log:
         named = account.settings.get("data.train")
         return f"{named}, as the log says" if named else "data that the logs do not name"
-    words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {number(summary.num_train)} images to train on"]
-    kind = ("label", "labels") if summary.is_multi_label else ("class", "classes")
-    words.append(f"{number(summary.num_val)} to validate with" if summary.num_val else "none to validate with")
-    return ", ".join([*words, *([count(summary.num_classes, *kind)] if summary.num_classes else [])])
+    words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {number(setup.num_train)} images to train on"]
+    kind = ("label", "labels") if summary.quality.is_multi_label else ("class", "classes")
+    words.append(f"{number(setup.num_val)} to validate with" if setup.num_val else "none to validate with")
+    return ", ".join([*words, *([count(setup.num_classes, *kind)] if setup.num_classes else [])])
 
 
 def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    summary, best = account.summary, account.summary.best
+    summary, best = account.summary, account.summary.quality.best
     is_known = best is not None and math.isfinite(best.value)
-    of = "" if summary.steps_done == summary.steps else f" of {epoch(summary.epochs)}"
+    of = "" if summary.progress.step == summary.progress.steps else f" of {epoch(summary.progress.epochs)}"
     keys = [key for key in keys if key in recipe]
     differences = [f"{key.removeprefix('optim.')} {_short_value(recipe[key])}" for key in keys]
     more = f", {len(keys) - SHOWN_DIFFERENCES} more" if len(keys) > SHOWN_DIFFERENCES else ""
@@ -233,13 +238,13 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
         "index": index,
         "repeats": "",
         "score": best.value if best and is_known else -1.0,
-        "status": summary.status,
-        "model": summary.model,
+        "status": summary.course.status,
+        "model": summary.setup.model,
         "best": percent(best.value, 2) if best and is_known else NONE,
         "interval": interval_text(best.interval) if best and best.interval else "",
-        "epochs": epoch(summary.epochs_done) + of,
-        "rate": rate(summary.images_per_second),
-        "seconds": duration(summary.seconds),
+        "epochs": epoch(summary.progress.epoch) + of,
+        "rate": rate(summary.speed.images_per_second),
+        "seconds": duration(summary.speed.seconds),
         "differences": ", ".join(differences[:SHOWN_DIFFERENCES]) + more,
     }
 
@@ -268,7 +273,7 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
 def _run(index: int, account: Account) -> dict[str, Any]:
     summary, started = account.summary, account.history.started
     assert started is not None
-    values = [row.val_mean_ap if summary.is_multi_label else row.val_top1 for row in account.epochs]
+    values = [row.val_mean_ap if summary.quality.is_multi_label else row.val_top1 for row in account.epochs]
     scores = [-1 if value is None or not math.isfinite(value) else value for value in values]
     columns, cells = epoch_table(account)
     rejected = started.data.get("rejected")
@@ -278,8 +283,8 @@ def _run(index: int, account: Account) -> dict[str, Any]:
     return {
         "index": index,
         "name": summary.name,
-        "status": summary.status,
-        "why": summary.why,
+        "status": summary.course.status,
+        "why": summary.course.why,
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
         "verdict": _verdict(account),
@@ -304,21 +309,21 @@ def _verdict(account: Account) -> list[str]:
 
 
 def _heroes(account: Account) -> list[dict[str, str]]:
-    summary, best = account.summary, account.summary.best
-    accuracy, more = NONE, "no evaluation yet"
+    summary, progress, speed = account.summary, account.summary.progress, account.summary.speed
+    best, accuracy, more = summary.quality.best, NONE, "no evaluation yet"
     if best is not None:
         interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
         accuracy, more = percent(best.value, 2), f"{interval}epoch {epoch(best.epoch)}"
     per_epoch = ""
-    if summary.seconds is not None and summary.epochs_done and summary.epochs_done >= 1:  # as the live page has it
-        per_epoch = f"{duration(summary.seconds / summary.epochs_done)} an epoch"
-        per_epoch += f"; its updates {duration(summary.seconds_per_epoch)}" if summary.seconds_per_epoch else ""
-    overall = f"steady; {rate(summary.images_per_second_overall)} overall"
+    if progress.epoch >= 1:  # as the live page has it
+        per_epoch = f"{duration(speed.seconds / progress.epoch)} an epoch"
+        per_epoch += f"; its updates {duration(speed.seconds_per_epoch)}" if speed.seconds_per_epoch else ""
+    overall = f"steady; {rate(speed.images_per_second_overall)} overall"
     heroes = [
-        ("Best mAP" if summary.is_multi_label else "Best top-1 accuracy", accuracy, more),
-        ("Images per second", rate(summary.images_per_second), overall),
-        ("Wall time", duration(summary.seconds), per_epoch),
-        ("Epochs", epoch(summary.epochs_done), f"of {epoch(summary.epochs)}"),
+        ("Best mAP" if summary.quality.is_multi_label else "Best top-1 accuracy", accuracy, more),
+        ("Images per second", rate(speed.images_per_second), overall),
+        ("Wall time", duration(speed.seconds), per_epoch),
+        ("Epochs", epoch(progress.epoch), f"of {epoch(progress.epochs)}"),
     ]
     if (bill := summary.cost) is not None:
         at_end = "" if bill.at_end is None else f"about {money(bill.at_end)} at the end; "
@@ -328,7 +333,7 @@ def _heroes(account: Account) -> list[dict[str, str]]:
 
 def _places(account: Account) -> dict[str, str]:
     """Describe where and with what the run was trained."""
-    started, feed = account.history.started, account.history.newest.get("FeedStats")
+    started, feed = account.history.started, account.history.newest(FeedStats)
     assert started is not None
     words = {f"data: {key}": _counted(key, value) for key, value in started.data.items() if key != "rejected"}
     data = account.run.recipe.data
@@ -338,7 +343,7 @@ def _places(account: Account) -> dict[str, str]:
             words["data: val"] = "held out"
     words |= {f"model: {key}": _counted(key, value) for key, value in started.model.items()}
     words |= {f"machine: {key}": _counted(key, value) for key, value in started.machine.items()}
-    if isinstance(feed, FeedStats):
+    if feed is not None:
         busy = f"read {duration(feed.read_seconds)}, decode {duration(feed.decode_seconds)}"
         words["feed: busy"] = f"{busy}, batch {duration(feed.batch_seconds)}"
         words["feed: waiting for the model"] = duration(feed.blocked_seconds)

@@ -96,8 +96,8 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         is_alive = _alive(run.holder(), history.attempts[-1].began) is not None
     if is_alive:
         return "running", ""
-    stats = history.newest.get("MachineStats")
-    if not isinstance(stats, MachineStats) or stats.attempt != history.attempts[-1].number:
+    stats = history.newest(MachineStats)
+    if stats is None or stats.attempt != history.attempts[-1].number:
         stats = None
     memory, last = memory_words(stats), f"killed (last event: step {history.step})"
     return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))

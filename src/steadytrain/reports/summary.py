@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import fmean, median, stdev
-from typing import Any, TypeVar
+from statistics import fmean, median
+from typing import Any
 
-from steadytrain.config.plain import leaves
+from steadytrain.config.plain import leaves, plain
 from steadytrain.cost.bill import Bill
 from steadytrain.errors import InputError
-from steadytrain.events import EpochTrained, Evaluated, Logged, Started
+from steadytrain.events import EpochTrained, Logged, Started
 from steadytrain.interop.logs import LogRun
+from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Ledger, RunHistory, read_history
+from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
 
 MOST_BYTES = 10_000_000
 """A log up to here is read with all its steps, in about a second; of a longer one the log lines tell the rates."""
-R = TypeVar("R", "Epoch", "Summary")
-Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
 MOST_EPOCHS = 100_000
 """Epochs that a report has rows of."""
@@ -33,181 +33,18 @@ MOST_EPOCHS_A_LINE = 1_000
 """A log line of more is damaged: it would take longer to split than to train."""
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An interval from ``low`` to ``high``, both fractions."""
-
-    low: float
-    high: float
-
-
-def wilson(fraction: float, n: int) -> Interval:
-    """Return the 95 % confidence interval of a share of ``n`` independent trials.
-
-    Stays within 0 and 1, and is right also for small ``n`` and for shares near 0 or 1, where the textbook
-    normal interval is not (E. B. Wilson, Probable inference, the law of succession, and statistical inference,
-    J. Am. Stat. Assoc. 22, 1927, 209-212).
-
-    Args:
-        fraction: the share seen, from 0 to 1.
-        n: number of trials; with none, nothing is known and the interval is everything.
-
-    >>> wilson(0.9, 100)
-    Interval(low=0.8256343384950865, high=0.9447708629393249)
-    >>> wilson(1.0, 0)
-    Interval(low=0.0, high=1.0)
-    """
-    if n <= 0 or not 0 <= fraction <= 1:
-        return Interval(0.0, 1.0)
-    spread = Z95**2 / n
-    middle = (fraction + spread / 2) / (1 + spread)
-    half = Z95 / (1 + spread) * math.sqrt(fraction * (1 - fraction) / n + spread / (4 * n))
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A figure over ``n`` repeats: its mean, the sample standard deviation ``std``, the 95 % interval of the mean."""
-
-    n: int
-    mean: float
-    std: float
-    mean_95: Interval
-
-
-def spread(values: Iterable[float], *, are_shares: bool = False) -> Spread | None:
-    """Return mean and spread of a figure over repeats; None for fewer than two finite values.
-
-    The interval is Student's: the mean, plus and minus t(0.975, n - 1) std / sqrt(n). It is exact where the figure is
-    normally distributed over seeds, and says nothing about other data or another recipe.
-
-    Args:
-        values: one of each repeat.
-        are_shares: keep the interval within 0 and 1.
-
-    >>> told = spread([0.90, 0.92, 0.91])
-    >>> round(told.mean, 4), round(told.std, 4), round(told.mean_95.low, 4), round(told.mean_95.high, 4)
-    (0.91, 0.01, 0.8852, 0.9348)
-    """
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < 2:
-        return None
-    middle, std = fmean(known), stdev(known)
-    half = _student95(len(known) - 1) * std / math.sqrt(len(known))
-    low, high = middle - half, middle + half
-    return Spread(
-        len(known), middle, std, Interval(max(0.0, low), min(1.0, high)) if are_shares else Interval(low, high)
-    )
-
-
-def _student95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t for 1 or more degrees of freedom (Abramowitz & Stegun 1964, 26.7.3-4)."""
-
-    def within(angle: float) -> float:  # the probability of |t| <= sqrt(freedom) tan(angle)
-        cosine, term, total = math.cos(angle), 1.0, 0.0
-        for k in range(freedom // 2):
-            total += term
-            term *= cosine**2 * ((2 * k + 2) / (2 * k + 3) if freedom % 2 else (2 * k + 1) / (2 * k + 2))
-        if freedom % 2:
-            return 2 / math.pi * (angle + math.sin(angle) * cosine * total)
-        return math.sin(angle) * total
-
-    low, high = 0.0, math.pi / 2
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if within(middle) < 0.95 else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
 @dataclass(frozen=True, kw_only=True)
-class RunScore:
-    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
+class RunSetup:
+    """The recipe, data and machine of a run; None where a log does not tell.
 
-    Where an image may have several labels, ``mean_ap`` is the main number, ``top1`` the images with every label right.
+    ``repeats_digest``: of the recipe without its ``seed``. ``data_set``: tells the images that were trained and
+    evaluated on apart from others, by their digests where known.
     """
 
-    step: int
-    epoch: float
-    n: int
-    loss: float | None
-    top1: float
-    top1_95: Interval
-    top5: float | None
-    seconds: float
-    weights: str
-    mean_ap: float | None = None
-
-    @property
-    def value(self) -> float:
-        """The main number: top-1; of several labels, mAP."""
-        return self.top1 if self.mean_ap is None else self.mean_ap
-
-    @property
-    def interval(self) -> Interval | None:
-        """The 95 % confidence interval of the main number; None for mAP, or where it or ``n`` is not known."""
-        return self.top1_95 if self.mean_ap is None and math.isfinite(self.top1) and self.n > 0 else None
-
-    @staticmethod
-    def of(event: Evaluated) -> RunScore:
-        """Return the score that an event holds."""
-        values = {name: value for name, value in vars(event).items() if name in RunScore.__dataclass_fields__}
-        return RunScore(**values, top1_95=wilson(event.top1, event.n))
-
-
-def best_and_last(history: RunHistory) -> tuple[RunScore | None, RunScore | None]:
-    """Return the evaluation with the highest top-1, or mAP (the first of equals), and the newest."""
-
-    def rank(event: Evaluated) -> float:
-        return event.score if math.isfinite(event.score) else -1.0
-
-    if not history.evaluated:
-        return None, None
-    return RunScore.of(max(history.evaluated, key=rank)), RunScore.of(history.evaluated[-1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """A run in figures. Durations in seconds, accuracies as fractions, None where nothing was recorded.
-
-    ``status`` with ``why``: for ``interrupted`` and ``failed`` what is known of the reason.
-    ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
-    ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
-    ``seconds_per_epoch``: of training steps alone.
-    ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its epochs' own
-    lines, else of all its lines.
-    ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
-    ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
-    ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
-    ``data_set``: tells the images that were trained and evaluated on apart from others, by their digests where known.
-    ``train_loss``, ``train_top1``: of the newest epoch, as in its row; of the newest log line while an epoch goes on.
-    ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
-    ``repeats_digest``: of the recipe without its ``seed``. ``cost``: what was paid so far, where a price is known.
-    ``log``: which program's log it was read from; empty for a run of ours.
-    """
-
-    name: str
-    directory: str
     digest: str
     seed: int | None
     repeats_digest: str
     model: str
-    status: Status
-    why: str
-    steps_done: int | None
-    steps: int | None
-    epochs_done: float
-    epochs: float
-    best: RunScore | None
-    last: RunScore | None
-    train_loss: float | None
-    train_top1: float | None
-    seconds_per_epoch: float | None
-    images_per_second: float | None
-    images_per_second_overall: float | None
-    wait_share: float | None
-    seconds: float
-    attempts: int
-    restarts: int
-    repeated_steps: int
     batch_size: int | None
     lr: float | None
     parameters: int | None
@@ -215,14 +52,105 @@ class Summary:
     num_val: int | None
     num_classes: int | None
     data_set: str
+    machine: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCourse:
+    """Status and history of a run.
+
+    ``status`` with ``why``: for ``interrupted`` and ``failed`` what is known of the reason.
+    ``restarts``: attempts after the first; ``repeated_steps``: updates done again after them.
+    ``began``: seconds since 1970.
+    """
+
+    status: Status
+    why: str
+    attempts: int
+    restarts: int
+    repeated_steps: int
     checkpoints: int
-    not_finite: int
     began: float | None
-    is_multi_label: bool = False
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunQuality:
+    """Scores and losses of a run. Accuracies are fractions, None where nothing was recorded.
+
+    ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
+    ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
+    ``train_loss``, ``train_top1``: of the newest epoch, as in its row; of the newest log line while an epoch goes on.
+    ``not_finite``: log lines whose loss is no finite number.
+    """
+
+    best: RunScore | None
+    last: RunScore | None
+    train_loss: float | None
+    train_top1: float | None
+    not_finite: int
+    is_multi_label: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpeed:
+    """Rates and durations of a run. Durations in seconds, None where nothing was recorded.
+
+    ``seconds_per_epoch``: of training steps alone.
+    ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its epochs' own
+    lines, else of all its lines.
+    ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
+    ``wait_share``: of the steps' seconds, spent waiting for images.
+    ``seconds``: wall time of all attempts, pauses between them left out.
+    """
+
+    seconds_per_epoch: float | None
+    images_per_second: float | None
+    images_per_second_overall: float | None
+    wait_share: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run in figures.
+
+    ``cost``: what was paid so far, where a price is known. ``log``: which program's log it was read from; empty for a
+    run of ours.
+    """
+
+    name: str
+    directory: str
+    setup: RunSetup
+    course: RunCourse
+    progress: RunReach
+    quality: RunQuality
+    speed: RunSpeed
     cost: Bill | None = None
-    notices: tuple[str, ...] = ()
-    machine: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
+
+    @property
+    def tells_steps(self) -> bool:
+        """Return whether it is known how many updates the run has: a log may not say."""
+        return not self.log or self.progress.steps > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures in one flat table, as JSON has it."""
+        progress = self.progress
+        return {
+            "name": self.name,
+            "directory": self.directory,
+            **plain(self.setup),
+            **plain(self.course),
+            "steps_done": progress.step if self.tells_steps else None,
+            "steps": progress.steps if self.tells_steps else None,
+            "epochs_done": progress.epoch,
+            "epochs": progress.epochs,
+            **plain(self.quality),
+            **plain(self.speed),
+            "cost": None if self.cost is None else self.cost.to_dict(),
+            "log": self.log,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,24 +189,25 @@ def find_repeats(runs: Sequence[Summary]) -> list[Repeats]:
     """Return each group of two or more runs that differ only in their seed, in the order of their first runs."""
     groups: dict[tuple[str, str], list[Summary]] = {}
     for run in runs:
-        groups.setdefault((run.repeats_digest, run.data_set), []).append(run)
-    return [_repeats(group) for group in groups.values() if len({run.seed for run in group}) > 1]
+        groups.setdefault((run.setup.repeats_digest, run.setup.data_set), []).append(run)
+    return [_repeats(group) for group in groups.values() if len({run.setup.seed for run in group}) > 1]
 
 
 def _repeats(group: Sequence[Summary]) -> Repeats:
     folders = [Path(run.directory).resolve() for run in group]
     is_own = len({folder.parent for folder in folders}) == 1 and all(f.name.startswith(REPEAT) for f in folders)
-    done = [run for run in group if run.status == "finished"]
-    best, last = [run.best for run in done if run.best], [run.last for run in done if run.last]
+    done = [run for run in group if run.course.status == "finished"]
+    best = [score for run in done if (score := run.quality.best)]
+    last = [score for run in done if (score := run.quality.last)]
     return Repeats(
         name=folders[0].parent.name if is_own else ", ".join(run.name for run in group),
         runs=tuple(run.name for run in group),
-        seeds=tuple(run.seed for run in group if run.seed is not None),
+        seeds=tuple(run.setup.seed for run in group if run.setup.seed is not None),
         finished=len(done),
         best_top1=spread((score.top1 for score in best), are_shares=True),
         last_top1=spread((score.top1 for score in last), are_shares=True),
         last_loss=spread(score.loss for score in last if score.loss is not None),
-        seconds=spread(run.seconds for run in done),
+        seconds=spread(run.speed.seconds for run in done),
         best_mean_ap=spread((score.mean_ap for score in best if score.mean_ap is not None), are_shares=True),
         last_mean_ap=spread((score.mean_ap for score in last if score.mean_ap is not None), are_shares=True),
     )
@@ -339,32 +268,43 @@ class Account:
         rates = stated or [rate for line in history.logged if math.isfinite(rate := line.images_per_second)]
         waits = [line.wait_share for line in history.logged if math.isfinite(line.wait_share)]
         lr = log.settings.get("optim.lr")
+        best, last = summary.quality.best, summary.quality.last
         summary = replace(
             summary,
             name=name or run.name,
-            seed=log.settings["seed"] if isinstance(log.settings.get("seed"), int) else None,
-            repeats_digest=f"log {log.directory}",
-            status="finished" if log.is_complete else "interrupted",
-            why="" if log.is_complete else log.ending,
-            steps_done=history.step if log.steps_per_epoch else None,
-            steps=summary.steps if log.steps_per_epoch else None,
-            best=_known_score(summary.best) if summary.best and math.isfinite(summary.best.top1) else None,
-            last=_known_score(summary.last),
-            train_loss=rows[-1].train_loss,
-            train_top1=rows[-1].train_top1,
-            seconds_per_epoch=fmean(seconds) if seconds else None,
-            images_per_second=median(rates) if rates else summary.images_per_second,
-            images_per_second_overall=summary.images_per_second_overall or None,
-            wait_share=fmean(waits) if waits else None,
-            seconds=ledger.wall_seconds or math.nan,
-            batch_size=log.batch_size,
-            lr=float(lr) if isinstance(lr, int | float) else None,
-            not_finite=0,
-            began=summary.began or None,
+            setup=replace(
+                summary.setup,
+                seed=log.settings["seed"] if isinstance(log.settings.get("seed"), int) else None,
+                repeats_digest=f"log {log.directory}",
+                batch_size=log.batch_size,
+                lr=float(lr) if isinstance(lr, int | float) else None,
+            ),
+            course=replace(
+                summary.course,
+                status="finished" if log.is_complete else "interrupted",
+                why="" if log.is_complete else log.ending,
+                began=summary.course.began or None,
+            ),
+            progress=summary.progress if log.steps_per_epoch else replace(summary.progress, step=0, steps=0),
+            quality=RunQuality(
+                best=_known_score(best) if best and math.isfinite(best.top1) else None,
+                last=_known_score(last),
+                train_loss=rows[-1].train_loss,
+                train_top1=rows[-1].train_top1,
+                not_finite=0,
+                is_multi_label=summary.quality.is_multi_label,
+            ),
+            speed=RunSpeed(
+                seconds_per_epoch=fmean(seconds) if seconds else None,
+                images_per_second=median(rates) if rates else summary.speed.images_per_second,
+                images_per_second_overall=summary.speed.images_per_second_overall or None,
+                wait_share=fmean(waits) if waits else None,
+                seconds=ledger.wall_seconds or math.nan,
+            ),
             cost=None,
             log=log.title,
         )
-        return Account(run, history, _without_nan(summary), rows, ledger, log.settings)
+        return Account(run, history, summary, rows, ledger, log.settings)
 
 
 @dataclass(frozen=True)
@@ -405,7 +345,6 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         cost = current_bill(run, history, seen, now)
     spans = list(log_spans(history))
     step_seconds = sum(span.seconds for span in spans)
-    best, last = best_and_last(history)
     means: list[Logged | EpochTrained] = [*history.logged[-1:], *history.trained.values()]
     newest = max(means, key=lambda event: (event.step, isinstance(event, EpochTrained)), default=None)
     classes = started.data.get("classes")
@@ -416,42 +355,47 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     return Summary(
         name=run.name,
         directory=str(run.directory),
-        digest=started.digest,
-        seed=recipe.seed,
-        repeats_digest=recipe.with_(seed=0).digest,
-        model=str(started.model.get("name") or recipe.model.name),
-        status=status,
-        why=why,
-        steps_done=history.step,
-        steps=started.steps,
-        epochs_done=history.epoch(history.step),
-        epochs=history.epoch(started.steps),
-        best=best,
-        last=last,
-        train_loss=newest.loss if newest else None,
-        train_top1=newest.top1 if newest else None,
-        seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,
-        images_per_second=ledger.steady_images_per_second or None,
-        images_per_second_overall=ledger.images_per_second if ledger.wall_seconds > 0 else None,
-        wait_share=sum(s.seconds * s.line.wait_share for s in spans) / step_seconds if step_seconds else None,
-        seconds=ledger.wall_seconds,
-        attempts=len(history.attempts),
-        restarts=len(history.attempts) - 1,
-        repeated_steps=history.repeated_steps,
-        batch_size=started.batch_size,
-        lr=recipe.optim.scaled_lr(recipe.batch_size),
-        parameters=int_or_none(started.model.get("parameters")),
-        num_train=int_or_none(started.data.get("num_train")),
-        num_val=int_or_none(started.data.get("num_val")),
-        num_classes=len(classes) if isinstance(classes, list) else None,
-        data_set=data_set(started),
-        checkpoints=len(history.saved),
-        not_finite=sum(not math.isfinite(line.loss) for line in history.logged),
-        began=history.attempts[0].began,
-        is_multi_label=history.is_multi_label,
+        setup=RunSetup(
+            digest=started.digest,
+            seed=recipe.seed,
+            repeats_digest=recipe.with_(seed=0).digest,
+            model=str(started.model.get("name") or recipe.model.name),
+            batch_size=started.batch_size,
+            lr=recipe.optim.scaled_lr(recipe.batch_size),
+            parameters=int_or_none(started.model.get("parameters")),
+            num_train=int_or_none(started.data.get("num_train")),
+            num_val=int_or_none(started.data.get("num_val")),
+            num_classes=len(classes) if isinstance(classes, list) else None,
+            data_set=data_set(started),
+            machine=dict(started.machine),
+        ),
+        course=RunCourse(
+            status=status,
+            why=why,
+            attempts=len(history.attempts),
+            restarts=len(history.attempts) - 1,
+            repeated_steps=history.repeated_steps,
+            checkpoints=len(history.saved),
+            began=history.attempts[0].began,
+            notices=tuple(str(event.message) for event in history.noticed),
+        ),
+        progress=history.progress,
+        quality=RunQuality(
+            best=history.best,
+            last=history.last,
+            train_loss=newest.loss if newest else None,
+            train_top1=newest.top1 if newest else None,
+            not_finite=sum(not math.isfinite(line.loss) for line in history.logged),
+            is_multi_label=history.is_multi_label,
+        ),
+        speed=RunSpeed(
+            seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,
+            images_per_second=ledger.steady_images_per_second or None,
+            images_per_second_overall=ledger.images_per_second if ledger.wall_seconds > 0 else None,
+            wait_share=sum(s.seconds * s.line.wait_share for s in spans) / step_seconds if step_seconds else None,
+            seconds=ledger.wall_seconds,
+        ),
         cost=cost,
-        notices=tuple(str(event.message) for event in history.noticed),
-        machine=dict(started.machine),
     )
 
 
@@ -460,10 +404,9 @@ def _known_score(score: RunScore | None) -> RunScore | None:
     return score if score is None or not math.isnan(score.loss or 0.0) else replace(score, loss=None)
 
 
-def _without_nan(row: R) -> R:
-    """Replace what is not a number by None, where a field may be None."""
-    required = ("name", "seconds") if isinstance(row, Summary) else ()
-    values = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in required}
+def _without_nan(row: Epoch) -> Epoch:
+    """Replace what is not a number by None."""
+    values = {f.name: getattr(row, f.name) for f in fields(row)}
     unknown: dict[str, Any] = {name: None for name, v in values.items() if isinstance(v, float) and math.isnan(v)}
     return replace(row, **unknown)
 

@@ -26,8 +26,10 @@ from steadytrain.format import (
     tells_top5,
     text_table,
 )
+from steadytrain.intervals import Interval, Spread
+from steadytrain.monitor.figures import RunScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
-from steadytrain.reports.summary import Account, Epoch, Interval, Repeats, RunScore, Spread, Summary, find_repeats
+from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats
 from steadytrain.reports.time_spent import rows, to_dict
 
 MARK = "steadytrain-report"
@@ -35,39 +37,40 @@ MARK = "steadytrain-report"
 
 def facts(summary: Summary) -> dict[str, str]:
     """Format a summary, the most wanted figures first; there is no top-5 of five classes or fewer."""
-    best, last, shares = summary.best, summary.last, summary.machine.get("images_per_rank")
-    name = score_name(summary.is_multi_label)
+    setup, course, progress = summary.setup, summary.course, summary.progress
+    quality, speed = summary.quality, summary.speed
+    best, last, shares = quality.best, quality.last, setup.machine.get("images_per_rank")
+    name = score_name(quality.is_multi_label)
     scores: dict[str, str] = {}
     for when, score in (("best", best), ("last", last)):
         scores[f"{when} {name}"] = _score(score)
-        if summary.is_multi_label:
+        if quality.is_multi_label:
             scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
-        elif tells_top5(summary.num_classes):
+        elif tells_top5(setup.num_classes):
             scores[f"{when} top-5"] = percent(score.top5 if score else None, 2)
         scores[f"{when} loss"] = number(score.loss if score else None, 4)
     return {
-        "model": summary.model,
-        "status": f"{summary.status}: {summary.why}" if summary.why else summary.status,
-        "epochs": f"{epoch(summary.epochs_done)} of {epoch(summary.epochs)}",
+        "model": setup.model,
+        "status": f"{course.status}: {course.why}" if course.why else course.status,
+        "epochs": f"{epoch(progress.epoch)} of {epoch(progress.epochs)}",
         **scores,
-        "validation images": number((last.n or None) if last else summary.num_val),
-        f"train {'exact match' if summary.is_multi_label else name}": percent(summary.train_top1, 2),
-        "train loss": number(summary.train_loss, 4),
-        "time per epoch": duration(summary.seconds_per_epoch),
-        "images/s, steady": rate(summary.images_per_second),
-        "images/s, overall": rate(summary.images_per_second_overall),
-        "waiting for images": percent(summary.wait_share, 1),
-        "wall time": duration(summary.seconds),
+        "validation images": number((last.n or None) if last else setup.num_val),
+        f"train {'exact match' if quality.is_multi_label else name}": percent(quality.train_top1, 2),
+        "train loss": number(quality.train_loss, 4),
+        "time per epoch": duration(speed.seconds_per_epoch),
+        "images/s, steady": rate(speed.images_per_second),
+        "images/s, overall": rate(speed.images_per_second_overall),
+        "waiting for images": percent(speed.wait_share, 1),
+        "wall time": duration(speed.seconds),
         **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
-        "restarts": f"{summary.restarts} ({summary.repeated_steps:,} steps repeated)" if summary.restarts else "0",
-        "steps": NONE if summary.steps is None else f"{summary.steps_done:,} of {summary.steps:,}",
-        "batch size": number(summary.batch_size) + (f" ({per_rank(shares)})" if shares else ""),
-        "learning rate": NONE if summary.lr is None else compact(summary.lr),
-        "parameters": number(summary.parameters),
-        "training images": number(summary.num_train),
-        "labels" if summary.is_multi_label else "classes": number(summary.num_classes),
-        "device": " ".join(str(summary.machine[key]) for key in ("device", "precision") if key in summary.machine)
-        or NONE,
+        "restarts": f"{course.restarts} ({course.repeated_steps:,} steps repeated)" if course.restarts else "0",
+        "steps": NONE if not summary.tells_steps else f"{progress.step:,} of {progress.steps:,}",
+        "batch size": number(setup.batch_size) + (f" ({per_rank(shares)})" if shares else ""),
+        "learning rate": NONE if setup.lr is None else compact(setup.lr),
+        "parameters": number(setup.parameters),
+        "training images": number(setup.num_train),
+        "labels" if quality.is_multi_label else "classes": number(setup.num_classes),
+        "device": " ".join(str(setup.machine[key]) for key in ("device", "precision") if key in setup.machine) or NONE,
         **({"read from": summary.log} if summary.log else {}),
     }
 
@@ -114,7 +117,7 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
 def spread_words(value: Spread | None, *, percents: bool = False) -> str:
     """Format a spread, as percents with two digits or as a number with four.
 
-    >>> from steadytrain.reports.summary import spread
+    >>> from steadytrain.intervals import spread
     >>> spread_words(spread([0.90, 0.92, 0.91]), percents=True)
     '91.00 % ± 1.00 (88.52 to 93.48)'
     """
@@ -128,8 +131,8 @@ def spread_words(value: Spread | None, *, percents: bool = False) -> str:
 
 def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
     """Format the per-epoch table: its heads, and a list of cells for each row."""
-    columns = {"epoch": lambda row: str(row.epoch), **_SCORES[account.summary.is_multi_label], **_FIGURES}
-    if not tells_top5(account.summary.num_classes):
+    columns = {"epoch": lambda row: str(row.epoch), **_SCORES[account.summary.quality.is_multi_label], **_FIGURES}
+    if not tells_top5(account.summary.setup.num_classes):
         columns.pop("val top-5", None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in account.epochs]
 
@@ -161,7 +164,7 @@ def markdown(accounts: Sequence[Account]) -> str:
     parts += ["## Where the time went", table(["", *names], spent)]
     for name, account in zip(names, accounts, strict=True):
         parts += [f"## Epochs of {name}", table(*epoch_table(account))]
-        if account.summary.is_multi_label and (labels := label_rows(class_figures(account))):
+        if account.summary.quality.is_multi_label and (labels := label_rows(class_figures(account))):
             heads = ["label", "images", "predicted", "right", "AP", "precision", "recall", "F1"]
             keys = dict.fromkeys(("name", "images", "predicted", "right", "ap", "precision", "recall", "f1"))
             parts += [f"## Labels of {name}", table(heads, [[escape(row[key]) for key in keys] for row in labels])]
@@ -187,23 +190,20 @@ def comma_separated(accounts: Sequence[Account]) -> str:
 
 
 def to_json(runs: Sequence[Summary | Account]) -> str:
-    """Return one indented JSON document: ``runs``, each the fields of :class:`Summary`, and groups of ``repeats``.
+    """Return one indented JSON document: ``runs``, each the figures of a :class:`Summary`, and groups of ``repeats``.
 
     An account has ``per_epoch``, ``per_class`` and ``ledger``, too. What is not a finite number is null.
     """
 
-    def figures(summary: Summary) -> dict[str, Any]:
-        return {**plain(summary), "cost": None if summary.cost is None else summary.cost.to_dict()}
-
     documents = [
         {
-            **figures(run.summary),
+            **run.summary.to_dict(),
             "per_epoch": plain(run.epochs),
             "per_class": class_figures(run),
             "ledger": to_dict(run.ledger),
         }
         if isinstance(run, Account)
-        else figures(run)
+        else run.to_dict()
         for run in runs
     ]
     groups = find_repeats([run.summary if isinstance(run, Account) else run for run in runs])
@@ -228,20 +228,20 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """
     if len(runs) == 1:
         run, words = runs[0], facts(runs[0])
-        name = score_name(run.is_multi_label)
+        name = score_name(run.quality.is_multi_label)
         keys = ("epochs", f"best {name}", f"last {name}", "images/s, steady", "wall time")
-        lines = [["run", clean(run.name)], ["status", run.status], *([key, words[key]] for key in keys)]
+        lines = [["run", clean(run.name)], ["status", run.course.status], *([key, words[key]] for key in keys)]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]
         return text_table(lines)
-    kinds = {run.is_multi_label for run in runs}
+    kinds = {run.quality.is_multi_label for run in runs}
     head_of_best = f"best {score_name(True in kinds)}" if len(kinds) < 2 else "best"
     lines = [["run", "status", "epochs", head_of_best, "images/s", "wall time"]]
-    data_sets = dict.fromkeys(run.data_set for run in runs)
-    for run in (run for data_set in data_sets for run in runs if run.data_set == data_set):
-        of = "" if run.steps_done == run.steps else f" of {epoch(run.epochs)}"
-        best = f"{'mAP ' * (run.is_multi_label and len(kinds) > 1)}{_interval(run.best)}"
-        figures = [best, rate(run.images_per_second), duration(run.seconds)]
-        lines.append([clean(run.name), run.status, epoch(run.epochs_done) + of, *figures])
+    data_sets = dict.fromkeys(run.setup.data_set for run in runs)
+    for run in (run for data_set in data_sets for run in runs if run.setup.data_set == data_set):
+        of = "" if run.progress.step == run.progress.steps else f" of {epoch(run.progress.epochs)}"
+        best = f"{'mAP ' * (run.quality.is_multi_label and len(kinds) > 1)}{_interval(run.quality.best)}"
+        figures = [best, rate(run.speed.images_per_second), duration(run.speed.seconds)]
+        lines.append([clean(run.name), run.course.status, epoch(run.progress.epoch) + of, *figures])
     means = []
     for group in find_repeats(runs):
         means += ["", f"{group.title}, mean ± standard deviation (95 % interval of the mean)"]

@@ -11,27 +11,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from steadytrain.config.plain import plain
 from steadytrain.cost.bill import Bill
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
-from steadytrain.events import DeviceStats, Event, FeedStats, LogReader, MachineStats, Stalled, Started
+from steadytrain.events import DeviceStats, Event, FeedStats, Logged, LogReader, MachineStats, Stalled, Started
 from steadytrain.format import duration, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
-from steadytrain.monitor.evidence import gather_evidence
+from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.reports.charts import COLUMNS, ChartPoint, points
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
-from steadytrain.reports.summary import RunScore, best_and_last
 from steadytrain.reports.tables import finite
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
 from steadytrain.run import Run
 
 NOW_SECONDS = 10.0
+KEPT_BACK = ("run", "started", "logged", "progress", "diagnosis")
+"""Fields of a snapshot of which JSON has the figures, and not the whole."""
 
 
 class Watch:
@@ -84,7 +85,7 @@ class Watch:
 
     def _take(self, event: Event) -> None:
         history = self.history
-        feed = history.newest.get("FeedStats")
+        feed = history.newest(FeedStats)
         history.take(event)
         if event.rank or not history.attempts:
             return
@@ -96,7 +97,7 @@ class Watch:
                 self.points = still_valid
                 self.generation += 1
         try:
-            new = points(event, history, feed if isinstance(feed, FeedStats) else None)
+            new = points(event, history, feed)
         except (TypeError, AttributeError):  # a log that was edited by hand must not end the watch
             return
         self.points += new
@@ -124,7 +125,7 @@ class Watch:
         if self.history.started is None:
             return None
         if self._verdict is None or self._verdict[0] != self.history.num_facts:
-            self._verdict = (self.history.num_facts, diagnose(gather_evidence(self.history)))
+            self._verdict = (self.history.num_facts, diagnose(self.history.evidence()))
         return self._verdict[1]
 
 
@@ -150,30 +151,20 @@ class FeedQueue:
 class RunSnapshot:
     """One moment of a run. Durations in seconds, accuracies as fractions, None where nothing was recorded (yet).
 
-    ``moment``: when, seconds since 1970. ``share``: of the run's images that it has come to;
-    ``seconds``: of the run's own wall time; ``remaining_seconds``: with the
-    evaluations and checkpoints to come. ``stalled``: while nothing moves. ``notice``: the newest warning.
-    ``is_multi_label``: as of :class:`~steadytrain.reports.summary.Summary`.
+    ``moment``: when, seconds since 1970. ``seconds``: of the run's own wall time; ``remaining_seconds``: with the
+    evaluations and checkpoints to come. ``logged``, ``machine``, ``devices``: the newest of their kind. ``stalled``:
+    while nothing moves. ``notice``: the newest warning.
     """
 
     moment: float
-    name: str
-    directory: str
-    model: str
+    run: Run
     signs: Signs
-    step: int = 0
-    steps: int = 0
-    epoch: float = 0.0
-    epochs: float = 0.0
-    share: float = 0.0
+    started: Started | None = None
+    logged: Logged | None = None
     attempts: int = 0
-    batch_size: int | None = None
-    train_loss: float | None = None
-    train_top1: float | None = None
-    lr: float | None = None
+    progress: RunReach = field(default_factory=RunReach)
     best: RunScore | None = None
     last: RunScore | None = None
-    is_multi_label: bool = False
     images_per_second: WatchRates = WatchRates()
     seconds: float = 0.0
     remaining_seconds: float | None = None
@@ -182,18 +173,38 @@ class RunSnapshot:
     feed: FeedQueue | None = None
     machine: MachineStats | None = None
     devices: tuple[DeviceStats, ...] = ()
-    host: Mapping[str, Any] | None = None
     diagnosis: Diagnosis | None = None
     stalled: Stalled | None = None
     notice: str = ""
 
+    @property
+    def model(self) -> str:
+        """The network's name."""
+        return str((self.started and self.started.model.get("name")) or self.run.recipe.model.name)
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Return whether an image may have several labels."""
+        return self.started is not None and self.started.is_multi_label
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: instead of ``diagnosis`` its ``causes``, ``ceiling`` and ``not_measurable``."""
-        document = plain(self)
-        document["cost"] = None if self.cost is None else self.cost.to_dict()
+        started, logged = self.started, self.logged
+        of_events = {
+            "model": self.model,
+            "batch_size": started.batch_size if started else None,
+            "host": started.machine if started else None,
+            "is_multi_label": self.is_multi_label,
+            "train_loss": logged.loss if logged else None,
+            "train_top1": logged.top1 if logged else None,
+            "lr": logged.lr if logged else None,
+            "cost": None if self.cost is None else self.cost.to_dict(),
+        }
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*KEPT_BACK, *of_events)}
+        names = {"name": self.run.name, "directory": str(self.run.directory)}
+        document = plain({**names, **shown, **plain(self.progress), **of_events})
         if self.diagnosis:
             document |= self.diagnosis.to_dict()
-        del document["diagnosis"]
         return {"format": "steadytrain-watch", "version": 1, **finite(document)}
 
     def alarms(self) -> Iterator[str]:
@@ -228,36 +239,20 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
     cost: Bill | None = None
     with suppress(InputError):  # a price that cannot be used
         cost = current_bill(run, history, seen, now, price=price)
-    started, name, directory = history.started, run.name, str(run.directory)
-    if started is None:
-        model = run.recipe.model.name
-        return RunSnapshot(
-            moment=now, name=name, directory=directory, model=model, signs=seen, seconds=seconds, cost=cost
-        )
-    ledger, logged = history.ledger(), history.logged[-1] if history.logged else None
-    best, last = best_and_last(history)
-    machine = history.newest.get("MachineStats")
+    if history.started is None:
+        return RunSnapshot(moment=now, run=run, signs=seen, seconds=seconds, cost=cost)
+    ledger, best = history.ledger(), history.best
     queue = dict(zip(COLUMNS["feed"], watch.newest["feed"].row, strict=True)) if "feed" in watch.newest else None
-    devices = [event for event in history.newest.values() if isinstance(event, DeviceStats)]
     return RunSnapshot(
         moment=now,
-        name=name,
-        directory=directory,
-        model=str(started.model.get("name") or run.recipe.model.name),
+        run=run,
         signs=seen,
-        step=history.step,
-        steps=started.steps,
-        epoch=history.epoch(history.step),
-        epochs=history.epoch(started.steps),
-        share=started.batches.progress(history.step) / started.batches.first if started.steps else 0.0,
+        started=history.started,
+        logged=history.logged[-1] if history.logged else None,
         attempts=len(history.attempts),
-        batch_size=started.batch_size,
-        train_loss=logged.loss if logged else None,
-        train_top1=logged.top1 if logged else None,
-        lr=logged.lr if logged else None,
+        progress=history.progress,
         best=best if best is not None and best.value == best.value else None,
-        last=last,
-        is_multi_label=history.is_multi_label,
+        last=history.last,
         images_per_second=WatchRates(
             now=watch.images_per_second if is_running else None,
             steady=ledger.steady_images_per_second or None,
@@ -268,9 +263,8 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
         cost=cost,
         ledger=ledger,
         feed=FeedQueue(**{name: queue[name] or 0.0 for name in ("ready", "depth", "starved")}) if queue else None,
-        machine=machine if isinstance(machine, MachineStats) else None,
-        devices=tuple(sorted(devices, key=lambda device: device.index)),
-        host=started.machine,
+        machine=history.newest(MachineStats),
+        devices=tuple(history.devices[index] for index in sorted(history.devices)),
         diagnosis=watch.diagnosis,
         stalled=history.stalled,
         notice=history.noticed[-1].message if history.noticed else "",

@@ -25,8 +25,9 @@ from steadytrain.config.settings import require
 from steadytrain.errors import InputError, RecipeError, RunError
 from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
+from steadytrain.intervals import Interval, Spread, spread
 from steadytrain.reports import report
-from steadytrain.reports.summary import Account, Interval, Spread, reached, spread
+from steadytrain.reports.summary import Account, reached
 from steadytrain.reports.tables import finite, interval_text, spread_words
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
@@ -340,9 +341,10 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         with suppress(RunError):  # nothing was started
             accounts.append(Account.of(run))
     summaries = [account.summary for account in accounts]
-    finished = sum(summary.status == "finished" for summary in summaries)
-    best = [summary.best.value for summary in summaries if summary.best and math.isfinite(summary.best.value)]
-    last = [summary.last.value for summary in summaries if summary.last and math.isfinite(summary.last.value)]
+    finished = sum(summary.course.status == "finished" for summary in summaries)
+    scores = [summary.quality for summary in summaries]
+    best = [score.best.value for score in scores if score.best and math.isfinite(score.best.value)]
+    last = [score.last.value for score in scores if score.last and math.isfinite(score.last.value)]
     if finished == len(case.runs):
         status = "finished"
     elif any(is_diverged(run) for run in case.runs):
@@ -352,12 +354,14 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
     elif stopped is not None:
         status = f"stopped at epoch {stopped:g}"
     else:
-        status = next((summary.status for summary in summaries if summary.status != "finished"), "not started")
+        status = next(
+            (summary.course.status for summary in summaries if summary.course.status != "finished"), "not started"
+        )
     hits = []
     if target is not None:
         met = (reached(account.history, target, account.summary.cost) for account in accounts)
         hits = [hit for hit in met if hit is not None]
-    seconds = [summary.seconds for summary in summaries]
+    seconds = [summary.speed.seconds for summary in summaries]
     bills = [summary.cost for summary in summaries if summary.cost is not None]
     costs = [hit.cost for hit in hits if hit.cost is not None]
     return CaseRow(
@@ -370,8 +374,8 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         last=fmean(last) if last else None,
         best_spread=spread(best, are_shares=True),
         last_spread=spread(last, are_shares=True),
-        interval=summaries[0].best.interval if len(summaries) == 1 and summaries[0].best else None,
-        epochs=fmean(summary.epochs_done for summary in summaries) if summaries else None,
+        interval=scores[0].best.interval if len(scores) == 1 and scores[0].best else None,
+        epochs=fmean(summary.progress.epoch for summary in summaries) if summaries else None,
         seconds=fmean(seconds) if seconds else None,
         reached=len(hits),
         epochs_to_target=fmean(hit.epoch for hit in hits) if hits else None,
@@ -379,7 +383,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         cost=sum(bill.so_far for bill in bills) if bills else None,
         cost_to_target=fmean(costs) if costs else None,
         currency=bills[0].currency if bills else "",
-        is_multi_label=any(summary.is_multi_label for summary in summaries),
+        is_multi_label=any(score.is_multi_label for score in scores),
         why=next((failures[run.directory] for run in case.runs if run.directory in failures), ""),
     )
 

@@ -378,7 +378,6 @@ def test_times_tell_what_the_threads_did() -> None:
     times = feed.stats()
     assert times.images == 60 and times.bytes == 2 * sum(map(len, JPEGS.images)) and times.threads == 2
     assert times.decode_seconds > 0 < times.batch_seconds and times.read_seconds > 0
-    assert sum(thread["images"] for thread in times.per_thread) == 60
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------------------

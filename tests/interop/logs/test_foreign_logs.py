@@ -147,21 +147,29 @@ def test_timms_table_is_in_percents_and_takes_the_arguments_beside_it(tmp_path: 
     (log,) = read(tmp_path, SUMMARY)
     assert (log.format, log.epochs[0].val["top1"], log.epochs[1].val["top5"]) == ("timm", [0.00875], [0.755])
     assert [point.lr for point in log.points] == [0.05, 0.01]
-    assert account(log).summary.model == "vit_base" and account(log).summary.status == "finished"
+    assert account(log).summary.setup.model == "vit_base" and account(log).summary.course.status == "finished"
 
 
 def test_speeds_times_and_arguments_are_what_the_lines_say(tmp_path: Path) -> None:
     timm, vision, nvidia = (account(read(tmp_path, text)[0]) for text in (TIMM, TORCHVISION, DLLOGGER))
-    assert (timm.summary.parameters, timm.summary.batch_size, timm.summary.lr) == (25_557_032, 16, None)
+    assert (timm.summary.setup.parameters, timm.summary.setup.batch_size, timm.summary.setup.lr) == (
+        25_557_032,
+        16,
+        None,
+    )
     assert timm.epochs[0].seconds == pytest.approx(0.218 * 33)
     assert [event.lr for event in timm.history.logged] == [5e-4, 5e-4, 1e-4, 1e-4]
     assert vision.epochs[0].seconds == 43 * 60 + 12
     assert vision.history.logged[0].images_per_second == pytest.approx(8 * 48.85)  # of eight processes
     assert vision.history.logged[0].wait_share == pytest.approx(0.5)
-    assert (vision.summary.batch_size, vision.summary.lr, vision.summary.model) == (256, 0.1, "resnet18")
-    assert vision.summary.steps == 2 * 5005 and vision.ledger.seconds["evaluation"] == 20
-    assert nvidia.summary.images_per_second == pytest.approx(2450.5)
-    assert nvidia.summary.began == 1588770850.0
+    assert (vision.summary.setup.batch_size, vision.summary.setup.lr, vision.summary.setup.model) == (
+        256,
+        0.1,
+        "resnet18",
+    )
+    assert vision.summary.progress.steps == 2 * 5005 and vision.ledger.seconds["evaluation"] == 20
+    assert nvidia.summary.speed.images_per_second == pytest.approx(2450.5)
+    assert nvidia.summary.course.began == 1588770850.0
 
 
 @pytest.mark.parametrize("kind", ["MXNet", "timm", "torchvision", "NVIDIA DLLogger"])
@@ -225,7 +233,7 @@ def test_metrics_that_are_not_shown_are_named(tmp_path: Path) -> None:
         tmp_path, "INFO:root:Epoch[0] Batch [20]\tSpeed: 6.41 samples/sec\tTrain-RPNAcc=0.78,\tRPNL1Loss=2.6,"
     )
     assert log.notices == ["metrics that are not shown: RPNAcc, RPNL1Loss"]
-    assert account(log).summary.why == "the log ends within epoch 1"
+    assert account(log).summary.course.why == "the log ends within epoch 1"
 
 
 def test_of_several_losses_one_is_shown_and_named(tmp_path: Path) -> None:

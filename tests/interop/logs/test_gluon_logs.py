@@ -109,7 +109,7 @@ def test_every_figure_of_an_epoch_is_that_of_its_own_last_line(
 
 
 def test_the_rate_of_a_run_is_that_of_whole_epochs(tmp_path: Path) -> None:
-    assert account(tmp_path, GLUONCV).summary.images_per_second == 300
+    assert account(tmp_path, GLUONCV).summary.speed.images_per_second == 300
 
 
 def test_ranks_of_horovod_are_workers_whose_speed_is_told_once(tmp_path: Path) -> None:

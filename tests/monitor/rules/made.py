@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from steadytrain.config import Budget, Data, Every, Model, Optim, Precision, Recipe
-from steadytrain.events import DeviceStats, FeedStats, MachineStats, Started, StepMeasured, ThreadStats
+from steadytrain.events import (
+    Ceilings,
+    Compiled,
+    DeviceStats,
+    FeedStats,
+    MachineStats,
+    Started,
+    StepMeasured,
+    ThreadStats,
+)
 from steadytrain.monitor import Cause, Evidence, Ledger
+from steadytrain.monitor.evidence import RankShares, Stretch
 from steadytrain.monitor.ledger import BUCKETS, empty
 from steadytrain.monitor.rules import find_causes
+from steadytrain.monitor.samples import UpdateTimes
 
 UPDATES, BATCH, NUM_TRAIN = 1000, 128, 50_000
 IMAGES = UPDATES * BATCH
+MEASURED = {"measured": StepMeasured, "ceilings": Ceilings, "compiled": Compiled, "threads": ThreadStats}
 
 
 def ledger(**seconds: float) -> Ledger:
@@ -135,17 +147,39 @@ def threads(
 
 
 def evidence(**changes: Any) -> Evidence:
-    """A sound run, with some of it changed."""
+    """A sound run, with some of it changed: a field, one of the steady part's, or a newest event."""
     usual = Evidence(
         ledger=ledger(),
         started=started(),
         recipe=recipe(),
         position=IMAGES,
-        feed=feed(decode=20.0),
-        machine=machine(),
-        step_seconds=(0.06, 0.065, 0.07),
+        steady=Stretch(feed=feed(decode=20.0), machine=machine()),
+        updates=times(),
     )
-    return replace(usual, **changes)
+    return changed(usual, **changes)
+
+
+def changed(facts: Evidence, **changes: Any) -> Evidence:
+    """The same facts but for these; see :func:`evidence`."""
+    steady = {name: changes.pop(name) for name in ("shares", "feed", "machine") if name in changes}
+    known = {field.name: changes.pop(field.name) for field in fields(Evidence) if field.name in changes}
+    events = {**facts.events, **{MEASURED[name]: event for name, event in changes.items()}}
+    usual: dict[str, Any] = {
+        "steady": replace(facts.steady, **steady),
+        "events": {kind: event for kind, event in events.items() if event},
+    }
+    return replace(facts, **usual | known)
+
+
+def times(**changes: Any) -> UpdateTimes:
+    """How long updates take."""
+    return replace(UpdateTimes(seconds=(0.06, 0.065, 0.07)), **changes)
+
+
+def rank(exchanging: float | None = None, images: int = 0, **by_bucket: float) -> RankShares:
+    """A rank that spends its time as told, the rest in forward passes."""
+    rest = {"forward": 1 - sum(by_bucket.values())}
+    return RankShares(by_bucket=rest | by_bucket, exchanging=exchanging, images=images)
 
 
 def on_gpu(**changes: Any) -> Evidence:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.monitor.rules.made import evidence, find, gpu, ledger, on_gpu
+from tests.monitor.rules.made import evidence, find, gpu, ledger, on_gpu, rank
+
+from steadytrain.monitor.evidence import RankShares
 
 DOWN = {"clock_hertz": 1.2e9, "clock_limit_hertz": 2.0e9}
 
@@ -70,19 +72,15 @@ def test_others_on_the_same_gpu_are_counted() -> None:
     assert find("device_shared", evidence(devices=(gpu(processes=3),))) is None, "the run does not use it"
 
 
-def rank(communication: float, **more: float) -> dict[str, float]:
-    return {"communication": communication, "forward": 1 - communication - sum(more.values())} | more
-
-
 def test_all_ranks_that_wait_alike_are_communication_bound() -> None:
-    facts = on_gpu(ledger=ledger(communication=20.0), ranks={n: rank(0.24) for n in range(4)})
+    facts = on_gpu(ledger=ledger(communication=20.0), ranks={n: rank(communication=0.24) for n in range(4)})
     cause = find("communication", facts)
     assert cause is not None and cause.share == pytest.approx(0.24) and cause.saves == pytest.approx(0.12)
     assert find("straggler", facts) is None
 
 
 def test_one_rank_that_never_waits_is_the_straggler_and_is_named_with_what_it_does() -> None:
-    ranks = {n: rank(0.4) for n in range(4)} | {2: rank(0.02, input_decode=0.38)}
+    ranks = {n: rank(communication=0.4) for n in range(4)} | {2: rank(communication=0.02, input_decode=0.38)}
     facts = on_gpu(ledger=ledger(communication=40.0), ranks=ranks)
     cause = find("straggler", facts)
     assert cause is not None and "Rank 2" in cause.sentence and cause.share == pytest.approx(0.38)
@@ -91,25 +89,27 @@ def test_one_rank_that_never_waits_is_the_straggler_and_is_named_with_what_it_do
 
 
 def test_ranks_that_are_late_by_turns_are_not_the_exchanges_fault() -> None:
-    facts = on_gpu(
-        ledger=ledger(communication=20.0), ranks={n: rank(0.2) for n in range(2)}, exchanging={0: 0.02, 1: 0.03}
-    )
+    by_turns = {n: rank(0.02 + 0.01 * n, communication=0.2) for n in range(2)}
+    facts = on_gpu(ledger=ledger(communication=20.0), ranks=by_turns)
     assert find("communication", facts) is None and find("straggler", facts) is None
-    slow = on_gpu(
-        ledger=ledger(communication=20.0), ranks={n: rank(0.2) for n in range(2)}, exchanging={0: 0.17, 1: 0.2}
-    )
+    at_once = {n: rank(0.17 + 0.03 * n, communication=0.2) for n in range(2)}
+    slow = on_gpu(ledger=ledger(communication=20.0), ranks=at_once)
     cause = find("communication", slow)
     assert cause is not None and cause.share == pytest.approx(0.17)
 
 
 def test_a_rank_with_more_images_is_not_called_slow() -> None:
-    ranks = {0: {"communication": 0.6, "forward": 0.1, "backward": 0.2}, 1: {"communication": 0.02, "forward": 0.9}}
-    cause = find("straggler", on_gpu(ranks=ranks, fed={0: 1000, 1: 3000}))
+    def of(*images: int) -> dict[int, RankShares]:
+        first = rank(images=images[0], communication=0.6, forward=0.1, backward=0.2)
+        return {0: first, 1: rank(images=images[1], communication=0.02, forward=0.9)}
+
+    cause = find("straggler", on_gpu(ranks=of(1000, 3000)))
     assert cause is not None and cause.name == "straggler" and "Rank 1 has 3.0 times as many images" in cause.sentence
     assert cause.share == pytest.approx(0.9 - 2 * 0.3), "with two shares each, as fast as both compute at once"
-    even = find("straggler", on_gpu(ranks=ranks, fed={0: 2000, 1: 2010}))
+    even = find("straggler", on_gpu(ranks=of(2000, 2010)))
     assert even is not None and even.share == pytest.approx(0.58)
 
 
 def test_one_process_has_neither() -> None:
-    assert find("straggler", evidence(ranks={0: rank(0.0)})) is None and find("communication", evidence()) is None
+    assert find("straggler", evidence(ranks={0: rank(communication=0.0)})) is None
+    assert find("communication", evidence()) is None

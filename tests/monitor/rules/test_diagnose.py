@@ -15,6 +15,7 @@ import steadytrain
 from steadytrain.errors import RunError
 from steadytrain.events import Ceilings
 from steadytrain.monitor import Cause, Evidence, diagnose
+from steadytrain.monitor.evidence import Stretch
 from steadytrain.monitor.ledger import BUCKETS
 from steadytrain.monitor.rules import find_causes
 from steadytrain.monitor.rules.diagnose import order
@@ -147,10 +148,9 @@ def anything(draw: st.DrawFn) -> Evidence:
     first, later = draw(SHARES), draw(SHARES)
     return replace(
         facts,
-        first_epoch={"input_decode": first, "forward": 1 - first},
-        later={"input_decode": later, "forward": 1 - later},
+        first=Stretch(shares={"input_decode": first, "forward": 1 - first}, feed=feed(images=50_000, **stages)),
+        steady=replace(facts.steady, shares={"input_decode": later, "forward": 1 - later}),
         first_part=draw(SHARES),
-        feed_first=feed(images=50_000, **stages),
     )
 
 

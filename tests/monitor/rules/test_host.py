@@ -3,7 +3,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import evidence, feed, find, ledger, machine, measured, on_gpu, started, threads
+from tests.monitor.rules.made import (
+    changed,
+    evidence,
+    feed,
+    find,
+    ledger,
+    machine,
+    measured,
+    on_gpu,
+    started,
+    threads,
+    times,
+)
 
 from steadytrain.monitor import Evidence, diagnose
 from steadytrain.monitor.rules.host import loop_time
@@ -59,7 +71,7 @@ def test_a_wait_for_storage_beside_a_busy_machine_is_not_blamed_on_others() -> N
     reads = feed(seconds=80.0, read=70.0, asleep=0.95)
     facts = evidence(ledger=held, machine=busy, feed=reads, threads=threads(ran=64.0, queued=0.5, feed={"queued": 2.0}))
     assert find("noisy_neighbour", facts) is None and first(facts) == "storage"
-    late = replace(facts, threads=threads(ran=64.0, queued=0.5, feed={"queued": 80.0}))
+    late = changed(facts, threads=threads(ran=64.0, queued=0.5, feed={"queued": 80.0}))
     assert find("noisy_neighbour", late) is not None, "here the loader's thread had no core to read with"
 
 
@@ -70,7 +82,7 @@ def test_neighbours_that_take_nothing_from_the_run_are_no_cause() -> None:
         threads=threads(ran=62.0, queued=0.3),
     )
     assert find("noisy_neighbour", facts) is None
-    assert find("noisy_neighbour", replace(facts, threads=None)) is not None, "by pressure, where nobody looked"
+    assert find("noisy_neighbour", changed(facts, threads=None)) is not None, "by pressure, where nobody looked"
 
 
 def test_the_loader_holds_updates_up_no_longer_than_their_threads_wait_for_a_core() -> None:
@@ -79,7 +91,7 @@ def test_the_loader_holds_updates_up_no_longer_than_their_threads_wait_for_a_cor
         machine=machine(cpu=1.99, idle=0.01, pressure={"cpu": 0.9}),
     )
     assert find("decode", facts) is not None
-    assert find("decode", replace(facts, threads=threads(ran=64.0, queued=0.5))) is None
+    assert find("decode", changed(facts, threads=threads(ran=64.0, queued=0.5))) is None
 
 
 def test_code_that_runs_in_the_loop_is_named_by_file_and_line() -> None:
@@ -175,7 +187,7 @@ def test_time_that_no_cause_explains_is_told_first() -> None:
     "changes",
     [
         {"started": started(threads_seconds={"1": 0.03, "2": 0.012})},
-        {"fast_update": 0.02},
+        {"updates": times(fast=0.02)},
     ],
     ids=["before the run", "the fastest quarter"],
 )
@@ -193,9 +205,9 @@ def test_what_causes_explain_is_not_told_as_unexplained() -> None:
 
 
 def test_waiting_for_a_core_is_explained_even_where_nothing_can_be_done() -> None:
-    facts = evidence(fast_update=0.03, feed=None, machine=machine(cpu=2.0, others=0.0, idle=0.0))
-    assert find("unexplained", replace(facts, threads=threads(ran=64.0))) is not None
-    assert find("unexplained", replace(facts, threads=threads(ran=40.0, queued=24.0))) is None
+    facts = evidence(updates=times(fast=0.03), feed=None, machine=machine(cpu=2.0, others=0.0, idle=0.0))
+    assert find("unexplained", changed(facts, threads=threads(ran=64.0))) is not None
+    assert find("unexplained", changed(facts, threads=threads(ran=40.0, queued=24.0))) is None
 
 
 def test_a_pass_is_late_where_any_of_its_threads_is() -> None:

@@ -3,7 +3,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import BATCH, evidence, feed, find, ledger, machine, recipe, started, threads
+from tests.monitor.rules.made import (
+    BATCH,
+    changed,
+    evidence,
+    feed,
+    find,
+    ledger,
+    machine,
+    recipe,
+    started,
+    threads,
+    times,
+)
 
 from steadytrain.events import Compiled
 
@@ -66,10 +78,9 @@ def test_lines_each_step_are_too_many() -> None:
 
 
 def test_a_slow_folder_is_told_from_slow_lines_by_what_one_line_would_have_to_take() -> None:
-    parts = {"forward": 0.02, "backward": 0.04, "optimizer": 0.005}
-    cause = find("logging", evidence(ledger=ledger(logging=50.0), step_parts=parts))  # a line of 20 updates: a second
+    cause = find("logging", evidence(ledger=ledger(logging=50.0)))  # a line of 20 updates: a second
     assert cause is not None and "--run FOLDER" in cause.change and cause.saves == cause.share
-    cause = find("logging", evidence(ledger=ledger(logging=4.0), step_parts=parts))  # 80 ms
+    cause = find("logging", evidence(ledger=ledger(logging=4.0)))  # 80 ms
     assert cause is not None and "every.log_steps" in cause.change
 
 
@@ -129,7 +140,7 @@ def test_compiling_counts_against_a_run_that_is_too_short_to_earn_it() -> None:
     assert cause is not None and not cause.is_usual
     assert cause.share == pytest.approx(0.2) and cause.saves == pytest.approx(0.15)
     assert "512,000 images; this run has 128,000" in cause.sentence and "net.py:7: a print" in cause.evidence
-    assert find("compile", replace(facts, compiled=_compiled(4.9, 0.065, 0.060))) is None, "earned again"
+    assert find("compile", changed(facts, compiled=_compiled(4.9, 0.065, 0.060))) is None, "earned again"
 
 
 def test_compiling_that_makes_it_slower_costs_more_than_its_own_seconds() -> None:
@@ -146,14 +157,11 @@ def test_compiling_is_no_part_of_the_start() -> None:
 
 
 def test_code_compiled_anew_shows_in_slow_updates_all_over_the_run() -> None:
-    facts = evidence(
-        started=started(compile=True),
-        step_seconds=(0.05, 0.055, 1.5),
-        step_parts={"forward": 0.06, "backward": 0.05, "optimizer": 0.005},
-    )
+    slow, long = ledger(forward=60.0, backward=50.0), times(seconds=(0.05, 0.055, 1.5))
+    facts = evidence(ledger=slow, started=started(compile=True), updates=long)
     cause = find("recompile", facts)
-    assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 0.055 / 0.115), abs=0.01)
-    assert find("recompile", evidence(step_seconds=(0.05, 0.055, 1.5))) is None, "nothing is compiled"
+    assert cause is not None and cause.share == pytest.approx(110 / 115 * (1 - 0.055 / 0.115), abs=0.01)
+    assert find("recompile", evidence(ledger=slow, updates=long)) is None, "nothing is compiled"
 
 
 def test_reading_the_data_before_the_first_update_is_storage() -> None:
@@ -178,11 +186,11 @@ def test_code_and_checkpoints_that_wait_for_the_disk_of_the_images_are_storage_a
     alone = find("storage", facts)
     looks = [("checkpoint", "disk", "", 12.5), ("measuring", "python", "<module> (triton/knobs.py:15)", 6.0)]
     looks += [("forward", "disk", "", 1.5), ("forward", "python", "<module> (sympy/core.py:1)", 9.0)]
-    cause = find("storage", replace(facts, threads=threads(*looks, ran=60.0)))
+    cause = find("storage", changed(facts, threads=threads(*looks, ran=60.0)))
     assert alone is not None and cause is not None
     assert cause.share == pytest.approx(alone.share + 20.0 / held.wall_seconds, abs=0.001)
     assert "waited another 20.0 s for it" in cause.sentence
-    assert find("checkpoint", replace(facts, threads=threads(*looks, ran=60.0))) is None, "it is said already"
+    assert find("checkpoint", changed(facts, threads=threads(*looks, ran=60.0))) is None, "it is said already"
     assert find("checkpoint", facts) is not None
 
 
@@ -197,7 +205,7 @@ def test_libraries_that_come_from_a_slow_disk_are_storage_as_well() -> None:
     cause = find("storage_start", facts)
     assert cause is not None and cause.share == pytest.approx(13.6 / 24) and find("startup", facts) is None
     assert "the data and the code" in cause.sentence
-    asleep = replace(facts, threads=threads(("startup", "sleeps", "", 8.0), ran=60.0))
+    asleep = changed(facts, threads=threads(("startup", "sleeps", "", 8.0), ran=60.0))
     cause = find("startup", asleep)
     assert cause is not None and cause.share == pytest.approx(9 / 24), "what waits for something else is no storage"
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import evidence, feed, find, ledger, machine, started
+from tests.monitor.rules.made import changed, evidence, feed, find, ledger, machine, started, times
 
 from steadytrain.monitor import Evidence
+from steadytrain.monitor.evidence import Stretch
 
 
 def test_one_thread_that_decodes_beside_an_idle_core_is_too_few() -> None:
@@ -48,9 +49,9 @@ def test_a_feed_that_keeps_up_may_still_cost_the_update_its_cores() -> None:
     assert cause is not None and cause.share == pytest.approx(1 - 1.4 / 1.74, abs=0.01)
     assert "and updates wait for them" in cause.sentence and cause.change.startswith("steady pack")
     assert find("threads", facts) is None and find("waiting", facts) is None
-    calm = replace(facts, machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.01}))
+    calm = changed(facts, machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.01}))
     assert find("decode", calm) is None, "nothing waited for a core"
-    assert find("decode", replace(facts, started=started(device="H100"))) is None, "no processor computes the update"
+    assert find("decode", changed(facts, started=started(device="H100"))) is None, "no processor computes the update"
 
 
 def test_where_more_threads_are_no_cure_the_stage_is_the_cause_and_they_are_what_to_do() -> None:
@@ -144,12 +145,14 @@ def test_slow_first_passes_are_told_apart_from_later_ones() -> None:
     # Images are kept after the first pass: only there the feed is too slow.
     facts = evidence(
         ledger=ledger(input_decode=35.0),
-        first_epoch={"input_decode": 0.58, "forward": 0.42},
-        later={"forward": 1.0},
+        first=Stretch(
+            shares={"input_decode": 0.58, "forward": 0.42},
+            feed=feed(decode=95.0),
+            machine=machine(cpu=1.1, idle=0.9),
+        ),
+        shares={"forward": 1.0},
         first_part=0.35 / 0.58,
-        feed_first=feed(decode=95.0),
         feed=feed(batch=2.0),
-        machine_first=machine(cpu=1.1, idle=0.9),
         machine=machine(cpu=1.9, idle=0.1),
     )
     cause = find("threads", facts)
@@ -160,13 +163,13 @@ def test_updates_that_stand_still_around_an_epochs_first_batch_are_its_gap() -> 
     # 390 updates an epoch: the ones before and after the first and the second begin with take 5 s instead of 65 ms.
     facts = evidence(
         ledger=ledger(input_other=10.0),
-        slowest={100: 0.07, 388: 5.07, 784: 5.07, 900: 0.07},
+        updates=times(slowest={100: 0.07, 388: 5.07, 784: 5.07, 900: 0.07}),
         feed=feed(decode=5.0),
     )
     cause = find("epoch_gap", facts)
     assert cause is not None and cause.share == pytest.approx(10 / 75, abs=0.01)
     assert find("waiting", facts) is None
-    facts = replace(facts, slowest={100: 5.07, 600: 5.07})
+    facts = changed(facts, updates=times(slowest={100: 5.07, 600: 5.07}))
     assert find("epoch_gap", facts) is None and find("waiting", facts) is not None
 
 
@@ -175,7 +178,7 @@ def test_cutting_that_takes_far_more_than_usual_is_lost_where_the_cores_are_full
     facts = evidence(feed=feed(augment=60.0), started=started(size=64), machine=full)
     cause = find("augment", facts)
     assert cause is not None and cause.change == "" and 0.2 < cause.share < 0.5
-    assert find("augment", replace(facts, feed=feed(augment=20.0))) is None
+    assert find("augment", changed(facts, feed=feed(augment=20.0))) is None
 
 
 def test_an_epochs_gap_is_told_with_how_long_each_is() -> None:
@@ -208,7 +211,7 @@ def test_who_uses_the_disks_beside_the_run_is_named() -> None:
     editor = {"pid": 77, "name": "vim", "user": "ann", "cores": 0.1, "disk_bytes": 1e6}
     facts = slow()
     assert facts.machine is not None
-    cause = find("storage", replace(facts, machine=replace(facts.machine, other_processes=(backup, editor))))
+    cause = find("storage", changed(facts, machine=replace(facts.machine, other_processes=(backup, editor))))
     assert cause is not None
     assert cause.sentence.endswith("rsync (pid 12, user root) uses the disks of this machine as well.")
     assert "rsync (pid 12, user root) reads and writes 90.0 MB per second" in cause.evidence
@@ -219,11 +222,13 @@ def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
     # The first of two and a half passes waits for 135 s of its 161, and its thread reads all the time.
     facts = evidence(
         ledger=ledger(input_storage=135.0),
-        first_epoch={"input_storage": 0.84, "forward": 0.16},
-        later={"forward": 1.0},
+        first=Stretch(
+            shares={"input_storage": 0.84, "forward": 0.16},
+            feed=feed(seconds=161.0, read=150.0, asleep=0.95, images=50_000),
+            machine=machine(cpu=0.3, idle=1.0, iowait=0.7),
+        ),
+        shares={"forward": 1.0},
         first_part=0.8,
-        feed_first=feed(seconds=161.0, read=150.0, asleep=0.95, images=50_000),
-        machine_first=machine(cpu=0.3, idle=1.0, iowait=0.7),
         feed=feed(decode=20.0),
     )
     cause = find("storage_first_epoch", facts)
@@ -244,14 +249,14 @@ def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_al
 
 
 def test_images_that_are_far_away_and_on_no_disk_want_more_threads() -> None:
-    changed = replace(slow(), machine=machine(cpu=0.7, idle=1.3))
-    cause = find("storage", changed)
+    facts = changed(slow(), machine=machine(cpu=0.7, idle=1.3))
+    cause = find("storage", facts)
     assert cause is not None and cause.change == "--threads 3" and cause.saves == pytest.approx(cause.share, abs=0.05)
 
 
 def test_reading_waits_on_full_cores_as_well() -> None:
-    changed = replace(slow(), machine=machine(cpu=0.6, others=1.4, idle=0.0))
-    cause = find("storage", changed)
+    facts = changed(slow(), machine=machine(cpu=0.6, others=1.4, idle=0.0))
+    cause = find("storage", facts)
     assert cause is not None and cause.share == pytest.approx(135 / 200, abs=0.05)
 
 

@@ -1,9 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from tests.monitor.rules.made import evidence, find, ledger, machine, measured, on_gpu, recipe, started, threads
+from tests.monitor.rules.made import (
+    changed,
+    evidence,
+    find,
+    ledger,
+    machine,
+    measured,
+    on_gpu,
+    recipe,
+    started,
+    threads,
+)
 
 
 def test_one_core_of_several_that_is_always_busy_is_affinity() -> None:
@@ -60,21 +69,21 @@ def test_many_threads_on_full_cores_are_told_without_a_measured_pass() -> None:
     cause = find("oversubscription", facts)
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 8**-0.5))
     assert "(estimated)" in cause.evidence[0]
-    assert find("oversubscription", replace(facts, started=started(compute_threads=3))) is None, "too few to say"
-    assert find("oversubscription", replace(facts, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
+    assert find("oversubscription", changed(facts, started=started(compute_threads=3))) is None, "too few to say"
+    assert find("oversubscription", changed(facts, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
 
 
 def test_four_threads_on_two_cores_are_told_where_they_wait_for_their_turn() -> None:
     facts = evidence(started=started(compute_threads=4), machine=machine(cpu=1.7, idle=0.3))
     assert find("oversubscription", facts) is None
-    cause = find("oversubscription", replace(facts, threads=threads(ran=33.0, queued=22.0)))
+    cause = find("oversubscription", changed(facts, threads=threads(ran=33.0, queued=22.0)))
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 2**-0.5))
 
 
 def test_threads_that_wait_for_each_other_are_no_sign_of_a_small_model() -> None:
     facts = evidence(ledger=ledger(host=40.0), measured=measured(fixed=0.04))
     assert find("launch", facts) is not None
-    assert find("launch", replace(facts, started=started(compute_threads=8))) is None
+    assert find("launch", changed(facts, started=started(compute_threads=8))) is None
 
 
 def test_one_thread_that_computes_beside_an_idle_core() -> None:

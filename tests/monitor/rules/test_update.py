@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import evidence, find, gpu, ledger, measured, on_gpu, recipe, started, threads
+from tests.monitor.rules.made import changed, evidence, find, gpu, ledger, measured, on_gpu, recipe, started, threads
 
 
 def test_a_small_model_is_launch_bound() -> None:
@@ -42,7 +42,7 @@ def test_a_batch_so_small_that_one_thread_computes_it_leaves_cores_idle() -> Non
     )
     cause = find("batch_size", tiny)
     assert cause is not None and cause.share == pytest.approx((20 + 5 + 40 * (1 - 2.5 / 4)) / 65, abs=0.01)
-    alone = replace(tiny, measured=measured(full=0.047, fixed=0.015, batch_size=8))
+    alone = changed(tiny, measured=measured(full=0.047, fixed=0.015, batch_size=8))
     cause = find("batch_size", alone)
     assert cause is not None and cause.share == pytest.approx(25 / 65, abs=0.01)
 

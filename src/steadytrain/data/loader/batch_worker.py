@@ -260,7 +260,6 @@ class BatchWorker:
         self,
         times: StageTimes,
         *,
-        each: Sequence[StageTimes] = (),
         requests: RequestCounts | None = None,
         holds: bool = False,
         numbers: list[int] | None = None,
@@ -286,7 +285,6 @@ class BatchWorker:
             threads=task.threads,
             depth=task.depth if numbers is None else len(numbers),
             times=times,
-            each=each,
             requests=requests,
             holds=holds or numbers is not None,
         )

@@ -58,7 +58,6 @@ class LoaderStats:
     - ``asked``: batches requested; ``starved``: requests that had to wait; ``ready``: batches in the queue at a
       request, on average; ``depth``: its limit.
     - ``by_loop``: whether the iterating thread makes the batches itself.
-    - ``per_thread``: images, and busy, cpu and blocked seconds of each thread of this process.
     """
 
     images: int
@@ -78,7 +77,6 @@ class LoaderStats:
     ready: float
     depth: int
     by_loop: bool
-    per_thread: list[dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -268,7 +266,6 @@ class ImageLoader:
         self._named: set[int] = set()  # bad images that ``on_bad`` was told of
         self._has_warned = False
         self._times = StageTimes()
-        self._each = [StageTimes() for _ in range(self.threads)]
         self._requests = RequestCounts()
         self._streams: weakref.WeakSet[BatchStream[WorkerScratch, LoadedBatch]] = weakref.WeakSet()
         self._process = os.getpid()
@@ -295,7 +292,7 @@ class ImageLoader:
             return _Batches(self, self._child().batches(self._requests, self._idle.append))
         if self._queue is not None:
             return _Batches(self, self._queued(self._queue))
-        stream = self._worker.stream(self._times, each=self._each, requests=self._requests)
+        stream = self._worker.stream(self._times, requests=self._requests)
         self._streams.add(stream)
         batches = _Batches(self, stream)
         stream.end_with(batches)
@@ -313,7 +310,7 @@ class ImageLoader:
                 if num_taken == len(numbers):
                     return
                 if stream is None:
-                    stream = self._worker.stream(self._times, each=self._each, requests=self._requests, numbers=numbers)
+                    stream = self._worker.stream(self._times, requests=self._requests, numbers=numbers)
                     self._streams.add(stream)
                 elif more:
                     stream.release(len(more))
@@ -390,16 +387,6 @@ class ImageLoader:
             ready=self._requests.ready / max(1, self._requests.requests),
             depth=max([self.depth, *depths]),
             by_loop=any(stream.is_made_by_consumer for stream in self._streams),
-            per_thread=[
-                {
-                    "images": t.images,
-                    "busy_seconds": t.read_seconds + t.decode_seconds + t.augment_seconds + t.batch_seconds,
-                    "cpu_seconds": t.cpu_seconds,
-                    "blocked_seconds": t.blocked_seconds,
-                }
-                for t in self._each
-                if t.images or t.blocked_seconds
-            ],
         )
 
     def doing(self) -> dict[str, str]:

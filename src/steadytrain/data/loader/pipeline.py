@@ -140,7 +140,6 @@ class BatchStream(Generic[W, R]):
         threads: how many.
         depth: results begun and not yet taken, at most, while the threads make them.
         times: grows as pieces are done.
-        each: the times of each thread.
         requests: grows as results are taken.
         holds: taking a result makes no room for another: :meth:`release` does.
     """
@@ -154,7 +153,6 @@ class BatchStream(Generic[W, R]):
         threads: int,
         depth: int,
         times: StageTimes,
-        each: Sequence[StageTimes] = (),
         requests: RequestCounts | None = None,
         holds: bool = False,
     ) -> None:
@@ -179,7 +177,7 @@ class BatchStream(Generic[W, R]):
         self._closed = threading.Event()
         self._process = os.getpid()
         self._consumer: tuple[_Worker[W], W] | None = None
-        self._workers = [_Worker[W](each[i] if each else StageTimes()) for i in range(threads)]
+        self._workers = [_Worker[W](StageTimes()) for _ in range(threads)]
         self._threads = [
             threading.Thread(target=self._work, args=(worker,), name=f"feed-{i}", daemon=True)
             for i, worker in enumerate(self._workers)

@@ -12,7 +12,7 @@ for how many labels the prediction is not what the image has, and a column for e
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,18 +67,15 @@ def write_predictions(
         StorageError: it cannot be written.
     """
 
-    def lines() -> Iterator[Sequence[object]]:
-        for first in range(0, len(ids), MOST_LINES):
-            numbers = ids[first : first + MOST_LINES]
-            true = (records.labels[numbers] if labels is None else labels[first : first + MOST_LINES]).tolist()
-            values = outputs[first : first + MOST_LINES].astype(np.float64)
-            p_true = np.exp(-values[:, 2]).tolist()
-            for place, label, p, row in zip(records.places(numbers), true, p_true, values.tolist(), strict=True):
-                predicted, p_predicted, loss, rank = row
-                figures = (f"{p:.6g}", f"{p_predicted:.6g}", f"{loss:.6g}", int(rank))
-                yield (*place, classes[label], classes[int(predicted)], *figures)
+    def cells(part: slice) -> Iterator[Sequence[object]]:
+        true = (records.labels[ids[part]] if labels is None else labels[part]).tolist()
+        values = outputs[part].astype(np.float64)
+        for label, p, row in zip(true, np.exp(-values[:, 2]).tolist(), values.tolist(), strict=True):
+            predicted, p_predicted, loss, rank = row
+            figures = (f"{p:.6g}", f"{p_predicted:.6g}", f"{loss:.6g}", int(rank))
+            yield classes[label], classes[int(predicted)], *figures
 
-    _write_table(path, ImageResult._fields, lines())
+    _write_table(path, ImageResult._fields, records, ids, cells)
 
 
 LABELS_HEAD = ("file", "shard", "record", "true", "predicted", "wrong")
@@ -109,23 +106,30 @@ def write_label_predictions(
     """
     names = np.array(classes, object)
 
-    def lines() -> Iterator[Sequence[object]]:
-        for first in range(0, len(ids), MOST_LINES):
-            places = records.places(ids[first : first + MOST_LINES])
-            for place, p, has_label in zip(places, probabilities[first:], labels[first:] > 0, strict=False):
-                predicted = p > threshold
-                words = (";".join(names[has_label]), ";".join(names[predicted]), int((predicted != has_label).sum()))
-                yield (*place, *words, *(f"{value:.6g}" for value in p.tolist()))
+    def cells(part: slice) -> Iterator[Sequence[object]]:
+        for p, has_label in zip(probabilities[part], labels[part] > 0, strict=True):
+            predicted = p > threshold
+            words = (";".join(names[has_label]), ";".join(names[predicted]), int((predicted != has_label).sum()))
+            yield *words, *(f"{value:.6g}" for value in p.tolist())
 
-    _write_table(path, (*LABELS_HEAD, *classes), lines())
+    _write_table(path, (*LABELS_HEAD, *classes), records, ids, cells)
 
 
-def _write_table(path: Path, head: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file whole or not at all. Raises StorageError."""
+def _write_table(
+    path: Path,
+    head: Sequence[str],
+    records: Records,
+    ids: NDArray[np.int64],
+    cells: Callable[[slice], Iterable[Sequence[object]]],
+) -> None:
+    """Write a CSV file whole or not at all: a line for each image, where it lies and its cells. Raises StorageError."""
     with replacing(path) as part, part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(head)
-        writer.writerows(lines)
+        for first in range(0, len(ids), MOST_LINES):
+            block = slice(first, first + MOST_LINES)
+            places = records.places(ids[block])
+            writer.writerows((*place, *more) for place, more in zip(places, cells(block), strict=True))
 
 
 def read_predictions(path: Path) -> Iterator[ImageResult]:

@@ -89,10 +89,10 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
     """Find exchanges of gradients that computing does not hide, and one rank that the others wait for."""
     if evidence.servers is not None:
         return  # workers wait for servers, not for each other
-    waits = {rank: shares.get("communication", 0.0) for rank, shares in evidence.ranks.items()}
+    waits = {rank: one.by_bucket.get("communication", 0.0) for rank, one in evidence.ranks.items()}
     share = min(waits.values()) if len(waits) > 1 else evidence.ledger.share("communication")
     # Ranks that are late by turns wait for each other, and no exchange is to blame.
-    share = min([share, *(alone for alone in evidence.exchanging.values() if alone is not None)])
+    share = min([share, *(one.exchanging for one in evidence.ranks.values() if one.exchanging is not None)])
     batch = evidence.recipe.batch_size
     yield Cause(
         name="communication",
@@ -109,9 +109,10 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
     share = clip(usual - waits[late])
     if share < LEAST or waits[late] > STANDS_OUT * usual:
         return
-    images, others = evidence.fed.get(late, 0), [n for rank, n in evidence.fed.items() if rank != late and n]
+    images = evidence.ranks[late].images
+    others = [one.images for rank, one in evidence.ranks.items() if rank != late and one.images]
     if others and images >= MORE * median(others):
-        computing = {rank: sum(shares.get(b, 0.0) for b in PASSES) for rank, shares in evidence.ranks.items()}
+        computing = {rank: sum(one.by_bucket.get(b, 0.0) for b in PASSES) for rank, one in evidence.ranks.items()}
         # With equal shares each takes as long for an image as those do who compute while all of them do.
         compute = median(seconds for rank, seconds in computing.items() if rank != late)
         equal = compute * (images + sum(others)) / (1 + len(others)) / median(others)
@@ -132,8 +133,9 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
                 saves=unequal,
             )
             return
-    shares = evidence.ranks[late]
-    theirs = {b: median(other.get(b, 0.0) for rank, other in evidence.ranks.items() if rank != late) for b in BUCKETS}
+    shares = evidence.ranks[late].by_bucket
+    other_ranks = [one.by_bucket for rank, one in evidence.ranks.items() if rank != late]
+    theirs = {b: median(other.get(b, 0.0) for other in other_ranks) for b in BUCKETS}
     worst = max((b for b in BUCKETS if b != "communication"), key=lambda b: shares.get(b, 0.0) - theirs[b])
     spends = f"it spends {percent(shares.get(worst, 0.0))} in {worst.replace('_', ' ')}"
     yield Cause(

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from steadytrain.events import Ceilings, StepMeasured
 from steadytrain.format import count, number, percent
 from steadytrain.monitor.evidence import Evidence
-from steadytrain.monitor.evidence import evidence as read_evidence
+from steadytrain.monitor.history import read_history
 from steadytrain.monitor.ledger import Ledger
 from steadytrain.monitor.rules import LEAST, Cause, find_causes
 from steadytrain.monitor.rules.cause import clip
@@ -140,7 +141,7 @@ def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
     Raises:
         RunError: nothing was started in it yet.
     """
-    evidence = run if isinstance(run, Evidence) else read_evidence(Run.open(run))
+    evidence = run if isinstance(run, Evidence) else read_history(Run.open(run)).evidence()
     limits = ceiling(evidence)
     causes = order(find_causes(evidence))
     if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):
@@ -176,8 +177,8 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 
 def ceiling(evidence: Evidence) -> Ceiling | None:
     """Return how close a run is to its limits, measured by the probe or estimated from the run itself."""
-    now, pace, measured = evidence.ledger.steady_images_per_second, mean_pace(evidence), evidence.measured
-    probed, compute, feed = evidence.ceilings, 0.0, None
+    now, pace, measured = evidence.ledger.steady_images_per_second, mean_pace(evidence), evidence.newest(StepMeasured)
+    probed, compute, feed = evidence.newest(Ceilings), 0.0, None
     if probed is not None:
         compute, feed = probed.compute_images_per_second, probed.feed_images_per_second
         now = now or probed.both_images_per_second
@@ -227,7 +228,7 @@ def _not_measurable(evidence: Evidence) -> Iterator[str]:
         yield from (f"{called(name)}: this system does not report it" for name in machine.missing)
     if evidence.feed is None:
         yield "the data loader's stages: no figures from it yet"
-    if evidence.measured is None:
+    if evidence.newest(StepMeasured) is None:
         yield "the parts of a step: this run measured no passes"
     if evidence.on_cpu:
         yield "GPU kernels, clock, memory and copies: this run used no GPU"

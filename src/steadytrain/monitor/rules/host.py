@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steadytrain.events import Ceilings, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
@@ -67,7 +68,7 @@ class LoopTime:
 
 def busy_thread(evidence: Evidence) -> Mapping[str, Any] | None:
     """Return the other Python thread of this process that uses a processor most, if one does."""
-    threads = evidence.threads
+    threads = evidence.newest(ThreadStats)
     if threads is None or not threads.others or threads.seconds <= 0:
         return None
     busiest = max(threads.others, key=lambda thread: float(thread["ran"]))
@@ -76,7 +77,7 @@ def busy_thread(evidence: Evidence) -> Mapping[str, Any] | None:
 
 def loop_time(evidence: Evidence) -> LoopTime | None:
     """Return what the loop's thread does in updates; None where the run was not looked at, or made no updates."""
-    threads, passes = evidence.threads, evidence.ledger.share(*PASSES, "optimizer")
+    threads, passes = evidence.newest(ThreadStats), evidence.ledger.share(*PASSES, "optimizer")
     if not evidence.on_cpu:  # where a device computes, the host's time counts while the device waits for it
         passes = evidence.ledger.share("host", "transfer")
     if threads is None:
@@ -157,7 +158,7 @@ def disturbed(evidence: Evidence) -> float:
 
 def _locked(evidence: Evidence, bucket: str) -> float:
     """Return the share of the run that the loop's thread waits for a lock in a bucket that is no update."""
-    threads = evidence.threads
+    threads = evidence.newest(ThreadStats)
     if threads is None or (totals := threads.loop.get(bucket)) is None or totals["seconds"] <= 0:
         return 0.0
     seen = [place for place in threads.places if place["bucket"] == bucket and place["what"] in ("python", "holds")]
@@ -170,17 +171,18 @@ def rivals(evidence: Evidence) -> dict[str, float]:
     """Return the cores that ``others`` take from this process, and a busy ``thread`` of its own beside the training."""
     machine, thread = evidence.machine, busy_thread(evidence)
     others = (machine.others or 0.0) if machine is not None else 0.0
-    seconds = evidence.threads.seconds if evidence.threads is not None else 0.0
+    threads = evidence.newest(ThreadStats)
+    seconds = threads.seconds if threads is not None else 0.0
     return {"others": others, "thread": float(thread["ran"]) / seconds if thread else 0.0}
 
 
 def host_code(evidence: Evidence) -> Iterator[Cause]:
     """Find foreign code that holds the loop up: it sleeps, runs, or holds Python's lock."""
-    loop = loop_time(evidence)
-    if loop is None or evidence.threads is None:
+    loop, threads = loop_time(evidence), evidence.newest(ThreadStats)
+    if loop is None or threads is None:
         return
-    looks = count(evidence.threads.looks, "look")
-    figures = [f"{looks} at the training thread, one in {duration(evidence.threads.seconds / evidence.threads.looks)}"]
+    looks = count(threads.looks, "look")
+    figures = [f"{looks} at the training thread, one in {duration(threads.seconds / threads.looks)}"]
     waits, runs = sum(loop.waits.values()), sum(loop.runs.values())
     places = {place: loop.waits.get(place, 0.0) + loop.runs.get(place, 0.0) for place in (*loop.waits, *loop.runs)}
     # Where code waits, it also runs a little; where it only runs, lines that call torch are among it.
@@ -209,7 +211,7 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
     if thread is not None:
         busy = rivals(evidence)
         share = clip(loop.lock + loop.queued * busy["thread"] / max(busy["thread"] + busy["others"], 1e-9))
-        lock = evidence.threads.lock_seconds / max(1, evidence.threads.looks)
+        lock = threads.lock_seconds / max(1, threads.looks)
         at = f", in {thread['place']}," if thread["place"] else ""
         yield Cause(
             name="busy_thread",
@@ -217,7 +219,7 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
             sentence=f"Thread {thread['name']} of this process{at} keeps Python's lock or a core from the training "
             f"thread for {percent(share)} of the time.",
             evidence=(
-                f"it used a processor {percent(thread['ran'] / evidence.threads.seconds)} of the time",
+                f"it used a processor {percent(thread['ran'] / threads.seconds)} of the time",
                 f"the training thread waited for a lock {percent(loop.lock)} of the time",
                 f"a look waited {duration(lock)} for Python's lock on the average",
             ),
@@ -248,7 +250,7 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
     if excess > 0:
         figures.append(f"an update takes {duration(mean)}, {name} {duration(references[name])}")
     figures.append(f"the causes that were found explain {percent(explained)} of the time")
-    threads, machine = evidence.threads, evidence.machine
+    threads, machine = evidence.newest(ThreadStats), evidence.machine
     if loop is not None and threads is not None:
         figures.append(f"the training thread waited {percent(loop.unknown)} of the time, and nothing tells for what")
         figures.append(f"a look waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
@@ -272,13 +274,14 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
 def _references(evidence: Evidence) -> Iterator[tuple[str, float]]:
     """Yield reference times of an update without its wait: how each was measured, seconds."""
     optimizer, machine = evidence.mean_seconds("optimizer"), evidence.started.machine
-    if evidence.measured is not None and evidence.measured.passes.get("full", 0.0) > 0:
-        yield "measured alone", evidence.measured.passes["full"] + optimizer
-    if evidence.ceilings is not None and evidence.ceilings.compute_images_per_second > 0:
-        yield "in the probe", evidence.recipe.batch_size / evidence.ceilings.compute_images_per_second
+    measured, probed = evidence.newest(StepMeasured), evidence.newest(Ceilings)
+    if measured is not None and measured.passes.get("full", 0.0) > 0:
+        yield "measured alone", measured.passes["full"] + optimizer
+    if probed is not None and probed.compute_images_per_second > 0:
+        yield "in the probe", evidence.recipe.batch_size / probed.compute_images_per_second
     trials = machine.get("threads_seconds")
     alone = trials.get(str(evidence.compute_threads), 0.0) if isinstance(trials, Mapping) else 0.0
     if alone > 0:
         yield "alone before the run", alone * int(machine.get("micro_batches", 1) or 1) + optimizer
-    if evidence.fast_update > 0:
-        yield "the fastest quarter", evidence.fast_update
+    if evidence.updates.fast > 0:
+        yield "the fastest quarter", evidence.updates.fast

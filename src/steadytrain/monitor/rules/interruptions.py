@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from steadytrain.events import Compiled, ThreadStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.ledger import INPUT, STEADY
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 from steadytrain.monitor.rules.loader import nearer_words
 from steadytrain.monitor.rules.pace import mean_pace
@@ -104,7 +106,7 @@ def log_lines(evidence: Evidence) -> Iterator[Cause]:
     share, steps, seconds = ledger.share("logging"), max(ledger.steps, 1), ledger.seconds["logging"]
     if share < LEAST:
         return
-    update = sum(seconds for name, seconds in evidence.step_parts.items() if name != "logging")
+    update = evidence.mean_seconds(*(bucket for bucket in STEADY if bucket != "logging"))
     if every.log_steps > 1 and seconds / steps * every.log_steps > max(LONGEST_LINE, 2 * update):
         # No line takes that long: all updates do.
         yield Cause(
@@ -263,12 +265,13 @@ def _disk_seconds(evidence: Evidence, bucket: str) -> float:
 
 def _looks(evidence: Evidence, bucket: str) -> list[Mapping[str, Any]]:
     """Return the samples of the training thread in a bucket."""
-    return [] if evidence.threads is None else [look for look in evidence.threads.places if look["bucket"] == bucket]
+    threads = evidence.newest(ThreadStats)
+    return [] if threads is None else [look for look in threads.places if look["bucket"] == bucket]
 
 
 def compilation(evidence: Evidence) -> Iterator[Cause]:
     """Find compilation that does not pay in so short a run, recompilation, and a long warm-up."""
-    compiled, started, ledger = evidence.compiled, evidence.started, evidence.ledger
+    compiled, started, ledger = evidence.newest(Compiled), evidence.started, evidence.ledger
     if compiled is None:
         share, seconds = ledger.share("warmup"), ledger.seconds["warmup"]
         sentence = f"Warming up took {duration(seconds)}, {percent(share)} of the time, because the run is short."
@@ -290,12 +293,12 @@ def compilation(evidence: Evidence) -> Iterator[Cause]:
                 saves=clip((compiled.seconds - gain) / wall),
             )
 
-    parts, (_, middle, slow) = evidence.step_parts, evidence.step_seconds
-    mean = sum(seconds for name, seconds in parts.items() if name not in ("input", "logging"))
+    _, middle, slow = evidence.updates.seconds
+    mean = evidence.mean_seconds(*(bucket for bucket in STEADY if bucket not in (*INPUT, "logging")))
     # Updates all over the run take many times as long as the others.
     if mean_pace(evidence) is None or mean <= 0 or not started.machine.get("compile") or not 0 < 3 * middle <= slow:
         return
-    usual = max(0.0, middle - evidence.wait_seconds[1])
+    usual = max(0.0, middle - evidence.updates.waits[1])
     share = max(0.0, ledger.share("forward", "backward", "update") * (1 - usual / mean))
     yield Cause(
         name="recompile",

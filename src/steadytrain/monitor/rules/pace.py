@@ -265,9 +265,10 @@ def paces(evidence: Evidence) -> tuple[Pace, ...]:
     They differ where files come from a disk at first and from memory afterwards, or decoded images are kept.
     """
     both = mean_pace(evidence)
-    if both is None or evidence.first_epoch is None or evidence.later is None:
+    shares = [shares for shares in (evidence.first.shares, evidence.steady.shares) if shares is not None]
+    if both is None or len(shares) < 2:
         return () if both is None else (both,)
-    first, later = (sum(shares.get(b, 0.0) for b in INPUT) for shares in (evidence.first_epoch, evidence.later))
+    first, later = (sum(part.get(bucket, 0.0) for bucket in INPUT) for part in shares)
     loop, gap = evidence.ledger.share(*STEADY), gap_share(evidence)
     images = min(1.0, evidence.num_train / evidence.position) if evidence.position else 0.5
     begin, later_loop = loop * evidence.first_part, max(0.0, loop * (1 - evidence.first_part) - gap)
@@ -296,11 +297,11 @@ def gap_share(evidence: Evidence) -> float:
     ledger has as ``epoch_gap`` is not in it.
     """
     num_train, batch = evidence.num_train, evidence.recipe.batch_size
-    usual, wall = evidence.step_seconds[1], evidence.ledger.wall_seconds
+    usual, wall = evidence.updates.seconds[1], evidence.ledger.wall_seconds
     if num_train < LEAST_UPDATES * batch or usual <= 0 or wall <= 0:
         return 0.0
     late = 0.0
-    for step, seconds in evidence.slowest.items():
+    for step, seconds in evidence.updates.slowest.items():
         epochs = evidence.started.batches.position(step) / num_train
         is_near = round(epochs) >= 1 and abs(epochs - round(epochs)) <= NEAR * batch / num_train
         late += seconds - usual if seconds >= STANDS_OUT * usual and is_near else 0.0
@@ -308,7 +309,7 @@ def gap_share(evidence: Evidence) -> float:
 
 
 def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_first: bool = False) -> Pace:
-    feed, other = (evidence.feed_first, evidence.feed) if is_first else (evidence.feed, evidence.feed_first)
+    feed, other = (evidence.first.feed, evidence.feed) if is_first else (evidence.feed, evidence.first.feed)
     if feed is None or (feed.images <= 0 and other is not None):
         feed = other
     thread = loop_time(evidence)
@@ -318,7 +319,7 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         wait=step * waiting,
         batch_size=evidence.recipe.batch_size,
         feed=feed,
-        machine=(evidence.machine_first if is_first else None) or evidence.machine,
+        machine=(evidence.first.machine if is_first else None) or evidence.machine,
         cores=evidence.cores,
         compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
         queued=None if thread is None else thread.queued / thread.passes,

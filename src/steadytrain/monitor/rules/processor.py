@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from steadytrain.events import MachineStats
+from steadytrain.events import MachineStats, StepMeasured, ThreadStats
 from steadytrain.format import count, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
@@ -65,18 +65,18 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
     steal, is_full = machine.steal or 0.0, pace.idle <= 2 * IDLE * pace.cores
     stolen = steal + (machine.others or 0.0)
     part = stolen / max(stolen + machine.cpu + machine.ranks, 1e-9)  # all ranks here are hindered
-    loop = loop_time(evidence)
-    if loop is None or evidence.threads is None:
+    loop, threads = loop_time(evidence), evidence.newest(ThreadStats)
+    if loop is None or threads is None:
         share = clip(bound * part) if is_full else 0.0
     else:  # no more than the run's own threads waited for a core
         spare = max(0.0, 1 - pace.cores / max(pace.compute_threads, pace.cores))  # threads that take turns
         used = pace.feed_cores + rivals(evidence)["thread"] + spare * machine.cpu
         queued = loop.queued * stolen / max(stolen + used, 1e-9)
         for bucket in ("startup", "warmup", "evaluation"):
-            if (at := evidence.threads.loop.get(bucket)) and at["seconds"] > 0:
+            if (at := threads.loop.get(bucket)) and at["seconds"] > 0:
                 queued += evidence.ledger.share(bucket) * min(1.0, at.get("queued", 0.0) / at["seconds"])
         stolen_share = bound * steal / max(steal + machine.cpu + machine.ranks, 1e-9)
-        late = (evidence.threads.feed or {}).get("queued", 0.0) / max(evidence.threads.seconds, 1e-9)
+        late = (threads.feed or {}).get("queued", 0.0) / max(threads.seconds, 1e-9)
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
         share = clip(queued + (stolen_share + pace.exposed * fed * part if is_full else 0.0))
         figures += (f"the training thread waited for a core {percent(loop.queued)} of the time",)
@@ -98,7 +98,7 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     """Find more computing threads than there are cores, which take turns, or fewer while cores are idle."""
     if not evidence.on_cpu:
         return
-    machine, measured, pace = evidence.machine, evidence.measured, mean_pace(evidence)
+    machine, measured, pace = evidence.machine, evidence.newest(StepMeasured), mean_pace(evidence)
     threads, mean, passes = evidence.compute_threads, evidence.mean_seconds(*PASSES), dict[int, float]()
     for name, seconds in measured.passes.items() if measured is not None else ():
         if name.startswith("threads="):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from steadytrain.config.parts import GRAPH_OPTIMIZERS
+from steadytrain.events import Compiled, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import COMPUTE, PASSES
@@ -28,7 +29,7 @@ EMULATION = 0.85
 def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
     """Find what does not shrink with the batch: a small model or a small batch, the optimizer."""
     pace, recipe = mean_pace(evidence), evidence.recipe
-    measured = evidence.measured if evidence.on_cpu else None  # a GPU's gaps are in the ledger
+    measured = evidence.newest(StepMeasured) if evidence.on_cpu else None  # a GPU's gaps are in the ledger
     if pace is None:
         return
     batch, calling, optimizing = recipe.batch_size, evidence.ledger.share("host"), evidence.ledger.share("optimizer")
@@ -56,7 +57,7 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
                 " fixed cost of each update."
             )
         else:
-            if evidence.compiled is None:
+            if evidence.newest(Compiled) is None:
                 size = evidence.started.model.get("size")
                 shape = f" --size {size}" if size else ""
                 bench = f"steady bench train --model {recipe.model.name}{shape} --batch-size {batch}"
@@ -124,7 +125,7 @@ def _launching(evidence: Evidence, share: float, pace: Pace) -> Iterator[Cause]:
 
 def _held_up(evidence: Evidence) -> Iterator[str]:
     """Describe for how much of a forward pass the thread that launches it waits for the interpreter's lock."""
-    threads, measured = evidence.threads, evidence.measured
+    threads, measured = evidence.newest(ThreadStats), evidence.newest(StepMeasured)
     if threads is None or (measured is not None and measured.syncs):  # then it waits for the GPU as well
         return
     forward = threads.loop.get("forward", {})
@@ -137,7 +138,7 @@ def _held_up(evidence: Evidence) -> Iterator[str]:
 def precision(evidence: Evidence) -> Iterator[Cause]:
     """Find another number format that was measured to be faster, or is known to be."""
     measured, name, isa = (
-        evidence.measured,
+        evidence.newest(StepMeasured),
         evidence.recipe.precision.name,
         str(evidence.started.machine.get("isa", "")),
     )
@@ -180,7 +181,7 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
 
 def sync(evidence: Evidence) -> Iterator[Cause]:
     """Find model code that waits for the device in each step."""
-    measured = evidence.measured
+    measured = evidence.newest(StepMeasured)
     if measured is None or not measured.syncs:
         return
     places, share = ", ".join(str(place) for place in measured.syncs[:3]), evidence.ledger.share("host")
@@ -213,7 +214,7 @@ def _idle_cores(evidence: Evidence, per_image: float) -> float:
 
     ``each``: seconds that an image adds to a pass with the threads of the run, which are the fastest for its batch.
     """
-    measured = evidence.measured
+    measured = evidence.newest(StepMeasured)
     if measured is None or "threads_seconds" not in evidence.started.machine or per_image <= 0:
         return 0.0
     for name, seconds in measured.passes.items():

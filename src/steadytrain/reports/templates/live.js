@@ -1,13 +1,5 @@
-"use strict";
 (() => {
   const told = JSON.parse(document.getElementById("told").textContent);
-  const themes = {
-    light: { text: "#1b1d21", muted: "#5f6671", line: "#c9cdd3", grid: "#eceef1", page: "#ffffff", idle: "#e2e4e8" },
-    dark: { text: "#e4e6e9", muted: "#98a0ab", line: "#454b53", grid: "#24282d", page: "#1b1e22", idle: "#2b2f35" },
-  };
-  const colours = { a: "#3d7dd6", b: "#d4691e", c: "#2f9169", grey: "#8b929c", own: "#3d7dd6", ranks: "#8fb8ec", others: "#d4691e", iowait: "#b5431c", steal: "#8a77d8", d: "#8a77d8", e: "#94800f" };
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const narrow = matchMedia("(max-width: 720px)");
   const here = (id) => document.getElementById(id);
   const column = (series, name) => told.columns[series.startsWith("device") ? "device" : series].indexOf(name);
 
@@ -19,10 +11,9 @@
   const stale = new Set();
 
   // Points: everything once, then what is new; a long series is thinned to the least and the greatest of each stretch.
-  const thinnedBy = { train: "loss", val: "loss", rate: "steady" };
   function thinned(name, rows) {
     if (rows.length <= told.limit * 1.25) return rows;
-    const at = column(name, thinnedBy[name] ?? told.columns[name.startsWith("device") ? "device" : name][1]);
+    const at = told.thinned[name] ?? 1;
     const stretches = told.limit / 2 - 1;
     const kept = new Set([0, rows.length - 1]);
     for (let k = 0; k < stretches; k += 1) {
@@ -39,46 +30,38 @@
   function add(rows) {
     for (const [name, fresh] of Object.entries(rows)) {
       series[name] = thinned(name, [...(series[name] ?? []), ...fresh]);
-      for (const chart of charts[name.startsWith("device") ? "device" : name] ?? []) stale.add(chart === "device" ? name : chart);
+      (of[name] ?? [name]).forEach((chart) => stale.add(chart));
     }
   }
-  const charts = { train: ["loss", "top1"], val: ["loss", "top1"], rate: ["rate"], feed: ["feed", "starved"], machine: ["cores", "pressure", "memory"], device: ["device"] };
-  const all = ["loss", "top1", "ledger", "rate", "feed", "starved", "cores", "pressure", "memory"];
+  // The charts of a series; a GPU's series has one of its own name.
+  const of = { train: ["loss", "top1"], val: ["loss", "top1"] };
+  for (const chart of told.charts) (of[chart.series] ??= []).push(chart.id);
+  const all = ["loss", "top1", "ledger", ...told.charts.map((chart) => chart.id)];
 
-  // Time runs in the unit that suits the whole run.
-  function unit() {
-    const seconds = state ? state.seconds : 0;
-    return seconds < 180 ? ["seconds", 1, "s"] : seconds < 10800 ? ["minutes", 60, "min"] : ["hours", 3600, "h"];
-  }
+  const unit = () => curves.unit(state ? state.seconds : 0);
   const rows = (name) => series[name] ?? [];
   const values = (name, what) => rows(name).map((row) => row[column(name, what)]);
   const times = (name) => values(name, "seconds").map((seconds) => seconds / unit()[1]);
-  const along = (name) => (axis === "epoch" ? values(name, "epoch") : times(name));
-  const where = () => (axis === "epoch" ? "epoch %{x:.2f}" : `%{x:.2f} ${unit()[2]}`);
+  const hasEpochs = (name) => axis === "epoch" && column(name, "epoch") >= 0;
+  const along = (name) => (hasEpochs(name) ? values(name, "epoch") : times(name));
+  const where = (name) => curves.where(hasEpochs(name), unit());
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const seen = (name, what) => values(name, what).some((value) => value > 0.005);
+  const present = (name, what) => values(name, what).some((value) => value !== null);
 
-  function line(name, what, colour, { x, hover, label = "", ...more } = {}) {
+  function line(name, what, colour, { width = 1.75, ...more } = {}) {
     const y = values(name, what);
-    return {
-      type: "scatter", x: x ?? times(name), y, mode: y.length === 1 ? "lines+markers" : "lines",
-      line: { color: colours[colour] ?? colour, width: 1.75, ...more.line }, marker: { color: colours[colour] ?? colour, size: 6 },
-      hovertemplate: `${label}<b>%{y:${hover ?? ".4~r"}}</b><br>%{x:.2f} ${unit()[2]}<extra></extra>`, ...Object.fromEntries(Object.entries(more).filter(([key]) => key !== "line")),
-    };
-  }
-  function area(name, what, colour, label) {
-    const trace = line(name, what, colour, { hover: ".2f", label: `${label}: ` });
-    return { ...trace, mode: "lines", stackgroup: "one", line: { color: colour, width: 0 }, fillcolor: colour, hovertemplate: `${label}: <b>%{y:.2f}</b> cores<extra></extra>` };
+    return { type: "scatter", x: along(name), y, mode: y.length === 1 ? "lines+markers" : "lines", line: { color: colour, width }, marker: { color: colour, size: 6 }, ...more };
   }
   function learning(what, form) {
-    const step = (name) => values(name, "step");
-    const train = line("train", what, "a", { x: along("train"), line: { width: 1.4 }, opacity: 0.85, customdata: step("train") });
-    const val = line("val", what, "b", { x: along("val"), line: { width: 2.25 }, cliponaxis: false, customdata: step("val") });
-    train.hovertemplate = `training <b>%{y:${form}}</b><br>${where()}, step %{customdata:,}<extra></extra>`;
-    val.hovertemplate = `validation <b>%{y:${form}}</b><br>${where()}, step %{customdata:,}<extra></extra>`;
+    const hover = (of, name) => ({ customdata: values(name, "step"), hovertemplate: `${of} <b>%{y:${form}}</b><br>${where(name)}, step %{customdata:,}<extra></extra>` });
+    const train = line("train", what, colour("a"), { width: 1.4, opacity: 0.85, ...hover("training", "train") });
+    const val = line("val", what, colour("b"), { width: 2.25, cliponaxis: false, ...hover("validation", "val") });
     if (val.y.length <= 60) val.mode = "lines+markers";
     const bars = values("val", "low");
     const high = values("val", "high");
     if (what === "top1" && val.y.length <= 60 && high.some((h) => h !== null)) {
-      val.error_y = { type: "data", symmetric: false, array: high.map((h, i) => h - val.y[i]), arrayminus: bars.map((l, i) => val.y[i] - l), thickness: 1, width: 2, color: colours.b };
+      val.error_y = { type: "data", symmetric: false, array: high.map((h, i) => h - val.y[i]), arrayminus: bars.map((l, i) => val.y[i] - l), thickness: 1, width: 2, color: colour("b") };
     }
     return [train, val];
   }
@@ -99,53 +82,39 @@
       hovertemplate: `%{y:.1%} ${told.buckets[bucket.name].label}<extra></extra>`,
     }));
   }
-  const seen = (name, what) => values(name, what).some((value) => value > 0.005);
-  const present = (name, what) => values(name, what).some((value) => value !== null);
-
+  // A chart of the table: its curves as far as there are any, one upon the other or each for itself.
+  function drawn(chart, name) {
+    const several = chart.curves.filter((curve) => curve.look !== "limit").length > 1;
+    return chart.curves.filter((curve) => (chart.stacked ? seen : present)(name, curve.column)).map((curve) => {
+      const [own, label] = [colour(curve.colour), several ? `${curve.label}: ` : ""];
+      if (chart.stacked) return { ...line(name, curve.column, own, { width: 0 }), mode: "lines", stackgroup: "one", fillcolor: own, hovertemplate: `${label}<b>%{y:${chart.hover}}</b> ${chart.unit}<extra></extra>` };
+      if (curve.look === "limit") return line(name, curve.column, own, { line: { color: own, width: 1.25, dash: "dash" }, hoverinfo: "skip" });
+      const fill = curve.look === "area" ? { fill: "tozeroy", fillcolor: `${own}29` } : {};
+      return line(name, curve.column, own, { hovertemplate: `${label}<b>%{y:${chart.hover}}</b><br>${where(name)}<extra></extra>`, ...fill });
+    });
+  }
   const plans = {
     loss: () => [learning("loss", ".4f"), { epochs: true, title: true }],
-    top1: () => [learning("top1", ".2%"), { epochs: true, tickformat: ".0%", title: true }],
-    ledger: () => [stacked(), { tickformat: ".0%", range: [0, 1], hovermode: "x unified", title: true }],
-    rate: () => [[
-      line("rate", "overall", "grey", { x: along("rate"), label: "overall: " }), line("rate", "steady", "a", { x: along("rate"), label: "log line: " }),
-    ].map((trace) => ({ ...trace, hovertemplate: trace.hovertemplate.replace(/<br>.*<extra>/, `<br>${where()}<extra>`) })), { epochs: true, zero: true }],
-    feed: () => [[line("feed", "depth", "grey", { line: { dash: "dash", width: 1.25 }, hoverinfo: "skip", hovertemplate: undefined }), line("feed", "ready", "a", { fill: "tozeroy", fillcolor: "rgba(61,125,214,0.16)", hover: ".1f" })], { zero: true }],
-    starved: () => [[line("feed", "starved", "b", { fill: "tozeroy", fillcolor: "rgba(212,105,30,0.16)", hover: ".0%" })], { tickformat: ".0%", range: [0, 1.04] }],
-    cores: () => [[["cpu", colours.own, "this run"], ["ranks", colours.ranks, "other ranks"], ["others", colours.others, "others"], ["iowait", colours.iowait, "disk wait"], ["steal", colours.steal, "stolen"], ["idle", theme().idle, "idle"]]
-      .filter(([what]) => seen("machine", what)).map(([what, colour, label]) => area("machine", what, colour, label)), { zero: true, hovermode: "x unified" }],
-    pressure: () => [[["cpu", "a", "processors"], ["memory", "b", "memory"], ["io", "c", "disks"]]
-      .filter(([what]) => present("machine", `pressure_${what}`)).map(([what, colour, label]) => line("machine", `pressure_${what}`, colour, { hover: ".1%", label: `${label}: ` })), { tickformat: ".0%", zero: true }],
-    memory: () => [present("machine", "memory") ? [line("machine", "memory", "a", { hover: ".3s", fill: "tozeroy", fillcolor: "rgba(61,125,214,0.16)" })] : [], { zero: true, tickformat: ".2s", suffix: "B" }],
+    top1: () => [learning("top1", ".2%"), { epochs: true, ticks: ".0%", title: true }],
+    ledger: () => [stacked(), { ticks: ".0%", range: [0, 1], hovermode: "x unified", title: true }],
   };
-  const gpu = { utilisation: ["a", "busy"], sm_active: ["c", "multiprocessors"], tensor_active: ["b", "tensor cores"], memory: ["d", "memory"], power: ["e", "power"] };
-  function device(name) {
-    const shown = Object.entries(gpu).filter(([what]) => present(name, what));
-    return [shown.map(([what, [colour, label]]) => line(name, what, colour, { hover: ".0%", label: `${label}: ` })), { tickformat: ".0%", range: [0, 1.04] }];
-  }
+  for (const chart of told.charts) plans[chart.id] = (name = chart.series) => [drawn(chart, name), { ...chart, title: false, epochs: column(chart.series, "epoch") >= 0, zero: true, hovermode: chart.stacked ? "x unified" : "closest" }];
 
-  const theme = () => themes[dark.matches ? "dark" : "light"];
   function layout(plan) {
-    const family = getComputedStyle(document.body).fontFamily;
-    const [now, lines] = [theme(), { zeroline: false, color: theme().muted, tickfont: { color: theme().muted }, fixedrange: narrow.matches }];
     const onEpochs = plan.epochs && axis === "epoch";
-    const title = onEpochs ? "epoch" : `wall time, ${unit()[0]}`;
-    return {
-      margin: { l: 46, r: 10, t: 6, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-      font: { family, size: 12, color: now.muted }, hovermode: plan.hovermode ?? "closest", hoverdistance: 40, uirevision: axis,
-      hoverlabel: { bgcolor: now.page, bordercolor: now.line, align: "left", font: { color: now.text, family, size: 12 } },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: now.line, activecolor: now.muted },
-      xaxis: {
-        ...lines, automargin: true, showgrid: false, showline: true, linecolor: now.line, ticks: "outside", ticklen: 4, tickcolor: now.line, nticks: 8,
+    return curves.layout({
+      margin: { l: 46, r: 10, t: 6, b: 8 }, hovermode: plan.hovermode ?? "closest", uirevision: axis,
+      x: {
+        nticks: 8, hoverformat: ".2f", unifiedhovertitle: { text: `%{x:.2f} ${unit()[2]}` }, title: plan.title ? curves.title(onEpochs, unit()) : undefined,
         ...(onEpochs ? { rangemode: "tozero" } : { range: [0, Math.max(state ? state.seconds / unit()[1] : 0, 1e-3)] }),
-        title: plan.title ? { text: title, standoff: 8, font: { size: 12 } } : undefined, hoverformat: ".2f", unifiedhovertitle: { text: `%{x:.2f} ${unit()[2]}` },
       },
-      yaxis: { ...lines, gridcolor: now.grid, nticks: 6, tickformat: plan.tickformat ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "nonnegative", ...(plan.range ? { range: plan.range } : {}) },
-    };
+      y: { tickformat: plan.ticks ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "nonnegative", ...(plan.range ? { range: plan.range } : {}) },
+    });
   }
   function draw(name) {
     const box = here(`chart-${name}`);
     if (!box) return;
-    const [traces, plan] = name.startsWith("device") ? device(name) : plans[name]();
+    const [traces, plan] = name.startsWith("device") ? plans.device(name) : plans[name]();
     const drawn = traces.filter((trace) => trace.y.length);
     box.classList.toggle("empty", !drawn.length);
     box.dataset.empty = "no data yet";
@@ -184,10 +153,10 @@
   }
   function gpuFigure(one) {
     const [figure, caption, keys] = [element("figure", ""), element("figcaption", `GPU ${one.index}, ${one.name} `), element("span", "", { className: "keys" })];
-    for (const [what, [colour, label]] of Object.entries(gpu)) {
-      if (!present(`device-${one.index}`, what)) continue;
+    for (const curve of told.charts.find((chart) => chart.id === "device").curves) {
+      if (!present(`device-${one.index}`, curve.column)) continue;
       const key = element("span", "", { className: "key" });
-      key.append(element("span", "", { className: `line ${colour}` }), label);
+      key.append(element("span", "", { className: `line ${curve.colour}` }), curve.label);
       keys.append(key);
     }
     caption.append(element("small", "", { id: `device-${one.index}-now` }), keys);
@@ -210,7 +179,7 @@
     here("chart-top1").setAttribute("aria-label", `Curve of the ${given.score}`);
     heroes(given.heroes);
     devices(given.devices);
-    for (const key of document.querySelectorAll("#chart-cores-keys .key")) key.hidden = !seen("machine", key.firstChild.className.split(" ")[1].replace("own", "cpu"));
+    for (const key of document.querySelectorAll("[data-stacked]")) key.hidden = !seen(key.dataset.stacked, key.dataset.column);
     if (!before || before.seconds !== given.seconds) redraw(); else later();
   }
   function showAccount(given) {
@@ -267,7 +236,7 @@
   document.addEventListener("visibilitychange", () => (document.hidden ? shut() : open()));
   addEventListener("pagehide", shut);
   addEventListener("pageshow", open);
-  dark.addEventListener("change", redraw);
+  curves.dark.addEventListener("change", redraw);
   addEventListener("resize", redraw);
   for (const choice of document.querySelectorAll("input[name=axis]")) {
     choice.addEventListener("change", () => { axis = choice.value; redraw(); });

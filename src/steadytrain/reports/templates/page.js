@@ -1,12 +1,5 @@
-"use strict";
 (async () => {
   const told = JSON.parse(document.getElementById("data").textContent);
-  const themes = {
-    light: { text: "#1b1d21", muted: "#5f6671", line: "#c9cdd3", grid: "#eceef1", page: "#ffffff" },
-    dark: { text: "#e4e6e9", muted: "#98a0ab", line: "#454b53", grid: "#24282d", page: "#1b1e22" },
-  };
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const narrow = matchMedia("(max-width: 720px)");
   const shown = told.runs.map(() => true);
   let axis = "epoch";
   let printing = false;
@@ -20,11 +13,11 @@
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   const longest = Math.max(0, ...told.figures.flatMap((f) => f.traces.map((t) => t.seconds.at(-1) ?? 0)));
-  const unit = longest < 180 ? ["seconds", 1, "s"] : longest < 10800 ? ["minutes", 60, "min"] : ["hours", 3600, "h"];
+  const unit = curves.unit(longest);
 
   function hover(figure, trace) {
     const what = { train: "training ", val: "validation ", only: "" }[trace.role];
-    const where = axis === "epoch" ? "epoch %{x:.2f}" : `%{x:.2f} ${unit[2]}`;
+    const where = curves.where(axis === "epoch", unit);
     const within = trace.low ? "<br>95 %: %{customdata[1]:.2%} to %{customdata[2]:.2%}" : "";
     const name = told.runs.length > 1 ? `${escaped(told.runs[trace.run].name)}<br>` : "";
     return `${name}${what}<b>%{y:${figure.format}}</b>${within}<br>${where}, step %{customdata[0]:,}<extra></extra>`;
@@ -48,38 +41,18 @@
     };
   }
 
-  function layout(theme) {
-    const family = getComputedStyle(document.body).fontFamily;
-    const lines = { zeroline: false, color: theme.muted, tickfont: { color: theme.muted }, fixedrange: narrow.matches };
-    const title = axis === "epoch" ? "epoch" : `wall time, ${unit[0]}`;
-    return {
-      margin: { l: 8, r: 10, t: 6, b: 8 },
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family, size: 12, color: theme.muted },
-      showlegend: false,
-      hovermode: "closest",
-      hoverdistance: 40,
-      hoverlabel: { bgcolor: theme.page, bordercolor: theme.line, align: "left", font: { color: theme.text, family, size: 12 } },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: theme.line, activecolor: theme.muted },
-      xaxis: {
-        ...lines, automargin: true, rangemode: "tozero", showgrid: false, showline: true, linecolor: theme.line, ticks: "outside",
-        ticklen: 4, tickcolor: theme.line, title: { text: title, standoff: 8, font: { size: 12 } },
-      },
-      yaxis: { ...lines, automargin: true, gridcolor: theme.grid, nticks: 6 },
-    };
-  }
-
   function draw() {
-    const theme = themes[dark.matches && !printing ? "dark" : "light"];
     for (const figure of told.figures) {
       const here = document.getElementById(`chart-${figure.id}`);
-      const plan = layout(theme);
-      plan.yaxis.rangemode = figure.zero ? "tozero" : "normal";
-      plan.yaxis.tickformat = { top1: ".0%", wait: ".2~%" }[figure.id] ?? "";
       const wide = here.matches(".first figure:first-child .chart");
-      plan.width = printing ? (wide ? 670 : 320) : here.clientWidth;
-      plan.height = printing ? 200 : here.clientHeight;
+      const plan = curves.layout({
+        light: printing,
+        margin: { l: 8, r: 10, t: 6, b: 8 },
+        width: printing ? (wide ? 670 : 320) : here.clientWidth,
+        height: printing ? 200 : here.clientHeight,
+        x: { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
+        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", wait: ".2~%" }[figure.id] ?? "" },
+      });
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,
         showSendToCloud: false,
@@ -112,7 +85,7 @@
       draw();
     });
   }
-  dark.addEventListener("change", draw);
+  curves.dark.addEventListener("change", draw);
   let waiting = 0;
   addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(draw); });
   addEventListener("beforeprint", () => {

@@ -70,7 +70,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FinetunePlan:
     """The recipe that fits the minutes, all options with their verdicts, and the measured rates."""
 
     recipe: Recipe
@@ -152,7 +152,7 @@ def choose(
 
 def plan_finetune(
     recipe: Recipe, minutes: float, *, chosen: Container[str], began: float, allow_import: bool = False
-) -> Plan:
+) -> FinetunePlan:
     """Measure, choose, and return the recipe that fits into so many minutes, which end it too if they must.
 
     Args:
@@ -191,7 +191,7 @@ def plan_finetune(
     planned = recipe.with_(changes)
     if best.epochs:
         planned = fit_to_epochs(planned, best.epochs, chosen=chosen)
-    return Plan(planned, options, rates, minutes)
+    return FinetunePlan(planned, options, rates, minutes)
 
 
 def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rates, DataSets]:

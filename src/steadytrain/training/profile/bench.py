@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
 from typing import Any
 
-import numpy as np
 import torch
 
 from steadytrain import models
 from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
+from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
 from steadytrain.models.build import Built
 from steadytrain.training import build
@@ -42,7 +42,7 @@ COUNTED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class UpdateSpeed:
     """The speed of a recipe's updates.
 
     Args:
@@ -93,7 +93,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Trained:
+class BenchSetup:
     """A network that can be updated, on drawn images: what :func:`set_up` makes."""
 
     built: Built
@@ -113,7 +113,7 @@ def set_up(
     num_classes: int = 1000,
     allow_import: bool = False,
     group: Group | None = None,
-) -> Trained:
+) -> BenchSetup:
     """Make all that the updates of a recipe need; threads and random state of this process change.
 
     Args:
@@ -136,7 +136,7 @@ def set_up(
     notes += [*built.notes, *state.policy.notes]
     share = share_of(world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, input, state, build.clock(device, time.perf_counter()), share)
-    return Trained(built, size, state, update, machine)
+    return BenchSetup(built, size, state, update, machine)
 
 
 def measure(
@@ -147,7 +147,7 @@ def measure(
     num_classes: int = 1000,
     seconds: float = 3.0,
     allow_import: bool = False,
-) -> Speed:
+) -> UpdateSpeed:
     """Time updates as a run with this recipe makes them, with a learning rate of 0.
 
     Args:
@@ -181,10 +181,10 @@ def measure(
         update = record_update(recipe, update, state, None, notes.append)
         batch = random_batch(recipe.batch_size, update.image_shape, device, num_classes=num_classes)
         steps, parts = time_updates(update, state, batch, seconds)
-        percentiles = np.percentile(steps, (50, 90, 99), method="inverted_cdf").tolist()
+        percentiles = quantiles(steps, 0.5, 0.9, 0.99)
         rate = recipe.batch_size * len(steps) / sum(steps)
         on_gpu = device.type == "cuda"
-        return Speed(
+        return UpdateSpeed(
             model=built.name,
             parameters=sum(p.numel() for p in built.module.parameters()),
             size=trained.size,

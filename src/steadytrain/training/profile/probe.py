@@ -21,7 +21,7 @@ from typing import Literal
 from steadytrain.data.loader import ImageLoader
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
-from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
+from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, StepMeasured
 from steadytrain.format import Say
 from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
@@ -105,7 +105,7 @@ def probe_run(
     recipe, threads = run.recipe, None if past.started is None else past.started.machine.get("compute_threads")
     if recipe.parallel.compute_threads is None and isinstance(threads, int):
         recipe = recipe.with_({"parallel.compute_threads": threads})
-    placed = past.samples.placed
+    placed = past.newest(FeedPlaced)
     place: Place = "process" if placed is not None and placed.place == "process" else "threads"
     with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
         aside = Run(Path(folder), recipe)

@@ -14,17 +14,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
+from steadytrain.intervals import quantiles
 from steadytrain.training.compute.timing import Pass, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.device import prepare_device, seconds_between, tick
-from steadytrain.training.profile.bench import Trained, set_up, time_updates
+from steadytrain.training.profile.bench import BenchSetup, set_up, time_updates
 
 SMALLER = 4
 """The other batch is a quarter of the first: two sizes tell which seconds do not shrink with the batch."""
@@ -109,7 +109,7 @@ def measure_together(recipe: Recipe, request: Mapping[str, Any], world: World) -
         }
 
 
-def gradient_times(trained: Trained, batch: DeviceBatch) -> list[tuple[int, float]]:
+def gradient_times(trained: BenchSetup, batch: DeviceBatch) -> list[tuple[int, float]]:
     """Watch when each parameter's gradient is ready: its bytes, and the share of the backward pass that is over then.
 
     In the order in which they are ready; medians over some passes.
@@ -153,7 +153,7 @@ def gradient_times(trained: Trained, batch: DeviceBatch) -> list[tuple[int, floa
 
 def _set_up(
     recipe: Recipe, device: torch.device, notes: list[str], request: Mapping[str, Any], **options: Any
-) -> Trained:
+) -> BenchSetup:
     return set_up(
         recipe,
         device,
@@ -166,10 +166,10 @@ def _set_up(
     )
 
 
-def _parts(trained: Trained, batch: DeviceBatch, seconds: float) -> tuple[float, float, float, float]:
+def _parts(trained: BenchSetup, batch: DeviceBatch, seconds: float) -> tuple[float, float, float, float]:
     """Seconds of the median update: forward, backward, all else; and their spread."""
     steps, parts = time_updates(trained.update, trained.state, batch, seconds)
-    middle, late = np.quantile(steps, (0.5, 0.9), method="inverted_cdf").tolist()
+    middle, late = quantiles(steps, 0.5, 0.9)
     times = middle * len(steps) / sum(steps)
     forward, backward = times * parts["forward"], times * parts["backward"]
     return forward, backward, middle - forward - backward, (late / middle - 1) / P90
