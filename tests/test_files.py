@@ -73,8 +73,13 @@ def test_a_file_that_is_replaced_again_and_again_does_not_list_its_folder_each_t
 ) -> None:
     listed: list[object] = []
     scan = os.scandir
+
+    def look(folder: Any) -> Any:
+        listed.append(folder)
+        return scan(folder)
+
     monkeypatch.setattr(time, "monotonic", lambda: 1e6)
-    monkeypatch.setattr(os, "scandir", lambda folder: (listed.append(folder), scan(folder))[1])
+    monkeypatch.setattr(os, "scandir", look)
     for number in range(5):
         replace_file(tmp_path / "status.json", str(number))
     assert listed.count(tmp_path) == 1
