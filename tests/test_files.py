@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,27 @@ def test_the_next_writer_removes_what_a_killed_one_left_and_spares_one_at_work(t
     assert path.read_text() == "whole"
     assert not dead.exists()
     assert other.exists() and at_work.exists()
+
+
+def test_a_file_that_is_replaced_again_and_again_does_not_list_its_folder_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[object] = []
+    scan = os.scandir
+
+    def look(folder: Any) -> Any:
+        listed.append(folder)
+        return scan(folder)
+
+    monkeypatch.setattr(time, "monotonic", lambda: 1e6)
+    monkeypatch.setattr(os, "scandir", look)
+    for number in range(5):
+        replace_file(tmp_path / "status.json", str(number))
+    assert listed.count(tmp_path) == 1
+    (tmp_path / ".status.json.abcdefgh.part").mkdir()  # of a writer that was killed since
+    monkeypatch.setattr(time, "monotonic", lambda: 1e6 + 60)
+    replace_file(tmp_path / "status.json", "last")
+    assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_a_writer_whose_new_folder_was_taken_for_a_left_one_makes_another(

@@ -40,6 +40,9 @@ from steadytrain.training.precision import DTYPES, store
 Metadata = Mapping[str, str]
 Example = Tensor | Sequence[Tensor]
 
+TENSORRT_BATCHES = (1, 32, 128)
+"""The smallest batch, that for which it is optimised, and the largest, where a batch is dynamic."""
+
 MOST_ONNX_BYTES = 2_000_000_000
 """Of the weights in one ``.onnx`` file, whose format ends at 2 GiB."""
 
@@ -196,7 +199,6 @@ def write_tensorrt(
     dynamic_batch: bool = True,
     metadata: Metadata | None = None,
     numbers: Literal["fp32", "fp16", "bf16"] = "fp32",
-    most_images: int = 128,
 ) -> None:
     """Build an engine of TensorRT for this GPU, by way of ONNX; the metadata goes into ``NAME.engine.json``.
 
@@ -204,7 +206,6 @@ def write_tensorrt(
 
     Args:
         numbers: in which it may compute.
-        most_images: the largest batch, where it is dynamic.
 
     Raises:
         ModelError: it cannot be built, or tensorrt is not installed.
@@ -226,7 +227,7 @@ def write_tensorrt(
             config.set_flag(trt.BuilderFlag.FP16 if numbers == "fp16" else trt.BuilderFlag.BF16)
         if dynamic_batch:
             for number, tensor in enumerate(inputs):
-                sizes = [(n, *tensor.shape[1:]) for n in (1, min(32, most_images), most_images)]
+                sizes = [(n, *tensor.shape[1:]) for n in TENSORRT_BATCHES]
                 profile.set_shape(network.get_input(number).name, *sizes)
             config.add_optimization_profile(profile)
         engine = builder.build_serialized_network(network, config)

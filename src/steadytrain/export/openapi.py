@@ -92,8 +92,8 @@ _SCHEMAS: dict[str, Any] = {
 }
 
 
-def _content(schema: str, kind: str = "application/json") -> dict[str, Any]:
-    return {kind: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+def _content(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
 def _reply(text: str, schema: str) -> dict[str, Any]:

@@ -41,8 +41,17 @@ from steadytrain.tuning.rules import (
     scale_rate,
 )
 
-NAMES = ("batch", "precision", "layout", "compile", "optimizer", "threads", "rate")
-"""What can be chosen."""
+KEYS = {
+    "batch": ("batch_size", "batch_size"),
+    "precision": ("precision.name", "precision"),
+    "layout": ("precision.channels_last", "channels_last"),
+    "compile": ("precision.compile", "compile"),
+    "optimizer": ("optim.options.foreach", ""),
+    "threads": ("parallel.threads", "threads"),
+    "rate": ("optim.lr", ""),
+}
+"""What can be chosen -> its key in the recipe, and the field of :class:`Setting` that is the value of just that."""
+NAMES = tuple(KEYS)
 
 WITHOUT = (
     *("batch_size", "seed", "budget", "every", "optim.accumulate", "optim.lr", "optim.base_batch_size"),
@@ -197,10 +206,21 @@ def tune(
     cache = ProbeCache(cache_path(recipe, identity, WITHOUT))
     if again:
         cache.clear()
-    search = _Search(recipe, figures, prober, cache, began + seconds, seconds, measures=measures, say=say)
-    chooser = _Chooser(search, frozenset(chosen), frozenset(free), ranks)
-    chooser.choose(find_rate=find_rate)
-    chooser.advise_quiet()
+    search = _Search(
+        recipe,
+        figures,
+        prober,
+        cache,
+        began + seconds,
+        seconds,
+        chosen=frozenset(chosen),
+        free=frozenset(free),
+        ranks=ranks,
+        measures=measures,
+        say=say,
+    )
+    choices = _choose(search, find_rate=find_rate)
+    _advise_quiet(search)
     if not search.trials:
         raise InputError(
             "nothing was measured for this machine, model and data yet: run the command without --explain"
@@ -208,13 +228,13 @@ def tune(
             else f"{duration(seconds)} is too short to measure anything here: give --minutes 1 or more"
         )
     return Tuned(
-        recipe=recipe.with_({choice.key: choice.value for choice in chooser.choices}),
-        choices=tuple(chooser.choices),
-        advice=tuple(chooser.advice),
+        recipe=recipe.with_({choice.key: choice.value for choice in choices}),
+        choices=tuple(choices),
+        advice=tuple(search.advice),
         trials=tuple(search.trials),
         facts=figures,
-        default_rate=chooser.default_rate,
-        tuned_rate=chooser.tuned_rate,
+        default_rate=search.default_rate,
+        tuned_rate=search.tuned_rate,
         missing=tuple(search.missing),
         seconds=time.perf_counter() - began,
         ranks=ranks,
@@ -223,7 +243,10 @@ def tune(
 
 @dataclass
 class _Search:
-    """Makes measurements while there is time, and looks up earlier ones in the cache."""
+    """Makes measurements while there is time, looks up earlier ones in the cache, and keeps what came of them.
+
+    ``chosen`` to ``say``: as for :func:`tune`; what came of it: as of :class:`Tuned`.
+    """
 
     recipe: Recipe
     facts: Mapping[str, Any]
@@ -231,10 +254,20 @@ class _Search:
     cache: ProbeCache
     deadline: float
     budget: float
+    chosen: frozenset[str]
+    free: frozenset[str]
+    ranks: int
     measures: bool
     say: Callable[[Trial], None]
     trials: list[Trial] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    default_rate: float | None = None
+    tuned_rate: float | None = None
+
+    def may(self, name: str) -> bool:
+        """Return whether a choice is free, and not the user's."""
+        return name in self.free and KEYS[name][0] not in self.chosen
 
     @property
     def seconds(self) -> float:
@@ -319,358 +352,342 @@ def json_key(what: What, setting: Setting) -> str:
     return json.dumps({"what": what, **values}, sort_keys=True)
 
 
-@dataclass
-class _Chooser:
-    """Makes the choices, one after another."""
+def _choose(search: _Search, *, find_rate: bool) -> list[Choice]:
+    """Make all choices that are free, one after another."""
+    recipe = search.recipe
+    start = Setting.of(recipe)
+    # Each rank computes its own part: what is measured is one rank's.
+    part = replace(start, batch_size=max(1, start.batch_size // search.ranks))
+    setting, reasons = part, dict[str, str]()
+    if recipe.optim.accumulate > 1 or recipe.optim.grow_batch:
+        search.free -= {"batch"}
+    if "batch" in search.free:
+        setting, reasons["batch"] = _choose_batch(search, setting)
+    elif (outcome := search.updates(setting)) is None or outcome.trouble is not None:
+        search.missing.append("updates of the recipe's batch")
+    before = setting
+    for name, choose in (("precision", _choose_precision), ("layout", _choose_layout)):
+        if search.may(name) and not (name == "precision" and recipe.precision.is_pure):
+            setting, reasons[name] = choose(search, setting)
+    if setting != before and search.may("batch"):
+        setting, reasons["batch"] = _choose_batch(search, setting, around=setting.batch_size)
+    for name, choose in (("optimizer", _choose_optimizer), ("threads", _choose_threads)):
+        if search.may(name):
+            setting, reasons[name] = choose(search, setting)
+    setting, reasons = _compare_together(search, part, setting, reasons)
+    if search.may("compile"):
+        setting, reasons["compile"] = _choose_compile(search, setting)
+    choices = _choices(recipe, replace(setting, batch_size=setting.batch_size * search.ranks), reasons)
+    return [*choices, *([_choose_rate(search, setting, find_rate=find_rate)] if search.may("rate") else [])]
 
-    search: _Search
-    chosen: frozenset[str]
-    free: frozenset[str]
-    ranks: int
-    choices: list[Choice] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
-    default_rate: float | None = None
-    tuned_rate: float | None = None
 
-    def may(self, name: str, key: str) -> bool:
-        """Return whether a choice is free, and not the user's."""
-        return name in self.free and key not in self.chosen
+def _choices(recipe: Recipe, setting: Setting, reasons: Mapping[str, str]) -> list[Choice]:
+    """Return the keys of the recipe that a setting gives a value, each with its reason."""
+    values = asdict(setting)
+    choices = [
+        Choice(key, values[name], reasons[kind]) for kind, (key, name) in KEYS.items() if name and kind in reasons
+    ]
+    if setting.accumulate != recipe.optim.accumulate:
+        why = f"{count(setting.accumulate, 'micro-batch', 'micro-batches')} of"
+        why += f" {setting.batch_size // setting.accumulate} keep the batch of {setting.batch_size}"
+        choices.append(Choice("optim.accumulate", setting.accumulate, why))
+    if "optimizer" in reasons:
+        options = {n: v for n, v in recipe.optim.options.items() if n != "foreach"}
+        options |= {"foreach": True} if setting.foreach else {}
+        choices.append(Choice("optim.options", options, reasons["optimizer"]))
+    return choices
 
-    def choose(self, *, find_rate: bool) -> None:
-        """Make all choices that are free."""
-        recipe, search = self.search.recipe, self.search
-        start = Setting.of(recipe)
-        # Each rank computes its own part: what is measured is one rank's.
-        part = replace(start, batch_size=max(1, start.batch_size // self.ranks))
-        setting, reasons = part, dict[str, str]()
-        if recipe.optim.accumulate > 1 or recipe.optim.grow_batch:
-            self.free -= {"batch"}
-        if "batch" in self.free:
-            setting, reasons["batch"] = self.choose_batch(setting)
-        elif (outcome := search.updates(setting)) is None or outcome.trouble is not None:
-            search.missing.append("updates of the recipe's batch")
-        before = setting
-        setting = self.choose_numbers(setting, reasons)
-        if setting != before and "batch" in self.free and "batch_size" not in self.chosen:
-            setting, reasons["batch"] = self.choose_batch(setting, around=setting.batch_size)
-        if self.may("optimizer", "optim.options.foreach"):
-            setting, reasons["optimizer"] = self.choose_optimizer(setting)
-        if self.may("threads", "parallel.threads"):
-            setting, reasons["threads"] = self.choose_threads(setting)
-        setting, reasons = self.compare_together(part, setting, reasons)
-        if self.may("compile", "precision.compile"):
-            setting, reasons["compile"] = self.choose_compile(setting)
-        self.write_choices(start, replace(setting, batch_size=setting.batch_size * self.ranks), reasons)
-        if "rate" in self.free:
-            self.choose_rate(recipe, setting, find_rate=find_rate)
 
-    def write_choices(self, start: Setting, setting: Setting, reasons: Mapping[str, str]) -> None:
-        keys = {
-            "batch": ("batch_size", setting.batch_size),
-            "precision": ("precision.name", setting.precision),
-            "layout": ("precision.channels_last", setting.channels_last),
-            "compile": ("precision.compile", setting.compile),
-            "threads": ("parallel.threads", setting.threads),
-        }
-        for name, (key, value) in keys.items():
-            if name in reasons:
-                self.choices.append(Choice(key, value, reasons[name]))
-        if setting.accumulate != start.accumulate:
-            why = f"{count(setting.accumulate, 'micro-batch', 'micro-batches')} of"
-            why += f" {setting.batch_size // setting.accumulate} keep the batch of {setting.batch_size}"
-            self.choices.append(Choice("optim.accumulate", setting.accumulate, why))
-        if "optimizer" in reasons:
-            options = {n: v for n, v in self.search.recipe.optim.options.items() if n != "foreach"}
-            options |= {"foreach": True} if setting.foreach else {}
-            self.choices.append(Choice("optim.options", options, reasons["optimizer"]))
+def _sizes(search: _Search) -> list[int]:
+    """Batch sizes of a rank to choose from: powers of two, from 2 to a tenth of its training images."""
+    most = min(MOST_BATCH, max(2, int(search.facts["num_train"] * MAX_BATCH_SHARE / search.ranks)))
+    return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
 
-    @property
-    def sizes(self) -> list[int]:
-        """Batch sizes of a rank to choose from: powers of two, from 2 to a tenth of its training images."""
-        most = min(MOST_BATCH, max(2, int(self.search.facts["num_train"] * MAX_BATCH_SHARE / self.ranks)))
-        return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
 
-    def choose_batch(self, setting: Setting, around: int | None = None) -> tuple[Setting, str]:
-        """Choose the knee of the curve of rates over batch sizes, or micro-batches of the user's batch."""
-        search = self.search
-        if "batch_size" in self.chosen:
-            return self.split_batch(setting)
-        sizes = self.sizes
-        least = min(LEAST_BATCH, sizes[-1])
-        usual = [batch for batch in sizes if batch >= least]
-        curve: dict[int, float] = {}
-        step, batch = (STEP, least) if around is None else (2, around)
-        following: int | None = batch
-        while following is not None:
-            outcome = search.updates(replace(setting, batch_size=following, accumulate=1))
-            if outcome is None:
-                search.missing.append(f"batches of {following}")
-                break
-            is_good = outcome.trouble is None and search.fits(outcome)
-            curve[following] = outcome.images_per_second if is_good else 0.0
-            any_good = any(curve.values())
-            following = next_batch(curve, usual if any_good else sizes, step)
-            if following is None and around is not None and any_good and knee(_good(curve)) == around:
-                smaller = [size for size in usual if size < around and size not in curve]
-                following = smaller[-1] if smaller else None
-        good = _good(curve)
-        if not good:
-            if curve:
-                raise FailedError(f"no batch can be trained here: {self.why_failed()}")
-            return setting, "as it was: not measured, there was no time"
-        best = knee(good)
-        shown = ", ".join(f"{batch}: {rate(good[batch])}" for batch in sorted(good))
-        why = f"the smallest within {percent(1 - KNEE)} of the fastest, in images/s of updates: {shown}"
-        if best == usual[-1] and best < MOST_BATCH:
-            why += f"; more than a tenth of the {search.facts['num_train']:,} training images is not tried"
-        return replace(setting, batch_size=best, accumulate=1), why
-
-    def split_batch(self, setting: Setting) -> tuple[Setting, str]:
-        """Keep the user's batch; split it into micro-batches if it does not fit into memory or if they are faster."""
-        search, whole = self.search, setting.batch_size
-        parts = [whole >> power for power in range(12) if whole % (1 << power) == 0]
-        parts = [part for part in parts if part >= min(LEAST_BATCH, whole)]
-        curve: dict[int, float] = {}
-
-        def measure(part: int) -> bool:
-            outcome = search.updates(replace(setting, batch_size=part, accumulate=1))
-            if outcome is not None:
-                curve[part] = outcome.images_per_second if outcome.trouble is None and search.fits(outcome) else 0.0
-            return outcome is not None
-
-        measure(parts[-1])  # tells what the others take
-        for part in parts:
-            if part not in curve and not measure(part):
-                search.missing.append(f"batches of {part}")
-            if curve.get(part):
-                if part // 4 in parts and part // 4 not in curve:
-                    measure(part // 4)
-                break
-        good = _good(curve)
-        if not good:
-            if curve:
-                raise FailedError(f"no part of a batch of {whole} can be trained here: {self.why_failed()}")
-            return setting, "yours; not measured, there was no time"
-        fitting = max(good)
-        if not curve.get(whole, 1.0):
-            best, why = fitting, f"yours; as a whole it fails here ({self.why_failed()})"
-        elif whole in good and good[whole] >= KNEE * max(good.values()):
-            best, why = whole, "yours, and as fast as a whole as in parts"
-        elif whole in good:
-            best = min(batch for batch in good if good[batch] == max(good.values()))
-            why = "yours; parts of it are faster"
-        else:
-            return setting, "yours; an update of it takes too long to be measured in this time"
-        shown = ", ".join(f"{batch}: {rate(good[batch])}" for batch in sorted(good))
-        return replace(setting, batch_size=whole, accumulate=whole // best), f"{why}; images/s of updates: {shown}"
-
-    def why_failed(self) -> str:
-        last = next((t.outcome for t in reversed(self.search.trials) if t.outcome.trouble), None)
-        if last is None:
-            return "no memory left"
-        return last.error + ("; give more --minutes" if last.trouble == "timeout" else "")
-
-    def choose_numbers(self, setting: Setting, reasons: dict[str, str]) -> Setting:
-        """Choose the number format, then the memory format, at this batch."""
-        search = self.search
-        precisions = list(search.facts["precisions"])
-        if self.may("precision", "precision.name") and not search.recipe.precision.is_pure:
-            names = dict.fromkeys([*precisions, setting.precision])
-            best, reasons["precision"] = self.fastest(
-                {name: replace(setting, precision=name) for name in names}, precisions[0], "the most exact"
-            )
-            setting = replace(setting, precision=best)
-        if self.may("layout", "precision.channels_last"):
-            ways = {"channels-last": True, "channels-first": False}
-            settings = {name: replace(setting, channels_last=value) for name, value in ways.items()}
-            best, reasons["layout"] = self.fastest(settings, "channels-last", "the usual one")
-            setting = replace(setting, channels_last=ways[best])
-        return setting
-
-    def fastest(self, settings: Mapping[str, Setting], preferred: str, why: str) -> tuple[str, str]:
-        """Measure updates with several settings; return the best one's name, and the reason."""
-        rates, failed = dict[str, float](), list[str]()
-        for name, setting in settings.items():
-            outcome = self.search.updates(setting)
-            if outcome is None:
-                self.search.missing.append(name)
-            elif outcome.trouble is not None:
-                failed.append(f"{name}: {outcome.error}")
-            elif self.search.fits(outcome):
-                rates[name] = outcome.images_per_second
-        if not rates:
-            return preferred, "not measured"
-        best = best_of(rates, preferred)
-        shown = ", ".join(f"{name} {rate(value)}" for name, value in rates.items())
-        reason = f"images/s of updates: {shown}"
-        if len(rates) > 1 and best == preferred and max(rates.values()) > rates[best]:
-            reason += f"; {why}, as nothing is {percent(GAIN)} faster"
-        return best, "; ".join([reason, *failed])
-
-    def choose_optimizer(self, setting: Setting) -> tuple[Setting, str]:
-        """Choose between the optimizer's fused kernel and its foreach variant."""
-        if not self.search.facts["has_fused"]:
-            return setting, f"{self.search.recipe.optim.name} has one variant"
-        outcome = self.search.updates(setting)
-        if outcome is None or outcome.trouble is not None:
-            return setting, "fused; not measured"
-        share = float(outcome.figures["optimizer_share"])
-        if share < OPTIMIZER_SHARE:
-            return setting, f"fused; the optimizer takes {percent(share)} of an update, so a variant gains nothing"
-        ways = {"fused": replace(setting, foreach=False), "foreach": replace(setting, foreach=True)}
-        best, why = self.fastest(ways, "fused", "the usual one")
-        return ways[best], f"{best}; {why}"
-
-    def choose_threads(self, setting: Setting) -> tuple[Setting, str]:
-        """Choose the fewest loader threads that are fast enough: on a CPU the updates need the cores."""
-        search, cores, usual = self.search, self.search.facts["cores"], self.search.facts["usual_threads"]
-        loading = search.ask("loading", replace(setting, threads=1))
-        updates = search.updates(setting)
-        candidates = {usual, cores}
-        words = ""
-        if loading is not None and updates is not None and loading.images_per_second and updates.images_per_second:
-            needed = math.ceil(1.1 * updates.images_per_second / loading.images_per_second)
-            candidates.add(min(max(needed, 1), cores))
-            words = f"one thread loads {rate(loading.images_per_second)} images/s alone; "
-        rates: dict[int, float] = {}
-        for threads in sorted(candidates):
-            expected = UPDATES * setting.batch_size / updates.images_per_second if updates and updates.figures else 0.0
-            outcome = search.ask("both", replace(setting, threads=threads), expected=expected)
-            if outcome is None:
-                search.missing.append(f"{threads} loader threads")
-            elif outcome.trouble is None:
-                rates[threads] = outcome.images_per_second
-        if not rates:
-            return setting, f"the default ({usual}); not measured together with updates"
-        best = knee(rates, 1 - GAIN)
-        self.tuned_rate = rates[best]
-        shown = ", ".join(f"{threads}: {rate(rates[threads])}" for threads in sorted(rates))
-        reason = f"{words}images/s of both together by threads: {shown}"
-        if search.facts["device_type"] == "cpu" and best < cores:
-            reason += f"; the rest of {count(cores, 'core')} is for the updates"
-        self.advise_packing(rates[best], updates, loading)
-        return replace(setting, threads=best), reason
-
-    def advise_packing(self, both: float, updates: ProbeOutcome | None, loading: ProbeOutcome | None) -> None:
-        """Advise what would relieve a loader that limits training."""
-        search = self.search
-        if loading is None or not loading.figures or updates is None or not updates.images_per_second:
-            return
-        if search.facts["device_type"] == "cpu":
-            share = float(loading.figures["loader_cpu_seconds"]) * both / search.facts["cores"]
-        else:
-            share = max(0.0, 1 - both / updates.images_per_second)
-        advice = packing_advice(
-            share,
-            of="cores" if search.facts["device_type"] == "cpu" else "time",
-            decode_share=float(loading.figures["decode_share"]),
-            keeps=bool(loading.figures["keeps"]),
-            stored=search.facts["stored_sides"],
-            size=search.facts["size"],
-            data=str(search.recipe.data.train),
-        )
-        self.advice += [] if advice is None else [advice]
-
-    def advise_quiet(self) -> None:
-        """Warn if other programs have disturbed the measurements."""
-        figures = [trial.outcome.figures for trial in self.search.trials]
-        shares = [float(row["waited_share"]) for row in figures if "waited_share" in row]
-        if shares and median(shares) > WAITED_SHARE:
-            self.advice.append(
-                f"while this was measured, threads waited {percent(median(shares))} of the time (median) for processors"
-                " that other programs had: measure again (--again) when the machine is as it will be in training"
-            )
-
-    def compare_together(
-        self, start: Setting, setting: Setting, reasons: dict[str, str]
-    ) -> tuple[Setting, dict[str, str]]:
-        """Measure in turns what was chosen, the largest batch, and the recipe as it was; keep the fastest.
-
-        Single measurements err by some percent, and the gains of single choices do not add up.
-        """
-        search = self.search
-        if self.tuned_rate is None:
-            return setting, reasons
-        usual = start.threads or search.facts["usual_threads"]
-        contenders = {CHOSEN: setting, AS_IT_WAS: replace(start, threads=usual)}
-        if (larger := self.largest_batch(setting)) is not None:
-            contenders[LARGEST] = larger
-        rates = search.in_turns(
-            {name: other for name, other in contenders.items() if name == CHOSEN or other != setting}
-        )
-        self.tuned_rate = rates.get(CHOSEN, self.tuned_rate)
-        self.default_rate = self.tuned_rate if contenders[AS_IT_WAS] == setting else rates.get(AS_IT_WAS)
-        if self.default_rate is None:
-            search.missing.append(AS_IT_WAS)
-        best = best_of(rates, CHOSEN) if CHOSEN in rates else CHOSEN
-        if best == CHOSEN:
-            return setting, reasons
-        shown = ", ".join(f"{name} {rate(speed)}" for name, speed in rates.items())
-        self.tuned_rate = rates[best]
-        if best == LARGEST:
-            assert larger is not None
-            why = f"{reasons.get('batch', '')}; measured by turns with loading, this is faster ({shown})"
-            return larger, {**reasons, "batch": why}
-        self.advice.append(
-            f"what was chosen one by one is slower together than the recipe as it was, which is kept ({shown})"
-        )
-        return start, dict.fromkeys(reasons, "as it was: all choices together were slower")
-
-    def largest_batch(self, setting: Setting) -> Setting | None:
-        """Return the setting with the largest batch that fits; None if it has that already."""
-        if "batch" not in self.free or "batch_size" in self.chosen:
-            return None
-        larger = replace(setting, batch_size=self.sizes[-1], accumulate=1)
-        if larger.batch_size <= setting.batch_size:
-            return None
-        outcome = self.search.updates(larger)
-        fits = outcome is not None and outcome.trouble is None and self.search.fits(outcome)
-        return larger if fits else None
-
-    def choose_compile(self, setting: Setting) -> tuple[Setting, str]:
-        """Choose to compile if that saves more of the planned run than it takes."""
-        search, recipe = self.search, self.search.recipe
-        eager = search.updates(replace(setting, compile="none"))
-        if eager is None or eager.trouble is not None:
-            return setting, "not measured"
-        images = setting.apply(recipe).batches(search.facts["num_train"]).images
-        planned = images / eager.images_per_second
-        if planned * MOST_COMPILE_GAIN < COMPILE_SECONDS:
-            return setting, f"the planned updates take {duration(planned)}: too short to pay back compiling"
-        if parse_train(recipe.model.train).has_phases or recipe.model.batch_norm == "synchronous":
-            return setting, "this recipe cannot be compiled"
-        outcome = search.ask("updates", replace(setting, compile="default"), expected=COMPILE_SECONDS, share=0.5)
+def _choose_batch(search: _Search, setting: Setting, around: int | None = None) -> tuple[Setting, str]:
+    """Choose the knee of the curve of rates over batch sizes, or micro-batches of the user's batch."""
+    if "batch_size" in search.chosen:
+        return _split_batch(search, setting)
+    sizes = _sizes(search)
+    least = min(LEAST_BATCH, sizes[-1])
+    usual = [batch for batch in sizes if batch >= least]
+    curve: dict[int, float] = {}
+    step, batch = (STEP, least) if around is None else (2, around)
+    following: int | None = batch
+    while following is not None:
+        outcome = search.updates(replace(setting, batch_size=following, accumulate=1))
         if outcome is None:
-            search.missing.append("compiling")
-            return setting, "not tried: there was no time left"
-        if outcome.trouble is not None or outcome.figures.get("compile_speedup") is None:
-            return setting, f"compiling failed: {outcome.error or 'the network refuses'}"
-        # Both kinds of passes were timed side by side, which the two rates of updates were not.
-        times, took = float(outcome.figures["compile_speedup"]), float(outcome.figures["compile_seconds"])
-        compiled = times * eager.images_per_second
-        saved = saved_seconds(images, eager=eager.images_per_second, compiled=compiled, compile_seconds=took)
-        words = f"passes are {times:.2f} times as fast after {duration(took)}, in a run of {duration(planned)}"
-        if saved > GAIN * planned and search.fits(outcome):
-            return replace(setting, compile="default"), f"saves {duration(saved)}: {words}"
-        return setting, f"does not pay back: {words}"
+            search.missing.append(f"batches of {following}")
+            break
+        is_good = outcome.trouble is None and search.fits(outcome)
+        curve[following] = outcome.images_per_second if is_good else 0.0
+        any_good = any(curve.values())
+        following = next_batch(curve, usual if any_good else sizes, step)
+        if following is None and around is not None and any_good and knee(_good(curve)) == around:
+            smaller = [size for size in usual if size < around and size not in curve]
+            following = smaller[-1] if smaller else None
+    good = _good(curve)
+    if not good:
+        if curve:
+            raise FailedError(f"no batch can be trained here: {_why_failed(search)}")
+        return setting, "as it was: not measured, there was no time"
+    best = knee(good)
+    shown = ", ".join(f"{batch}: {rate(good[batch])}" for batch in sorted(good))
+    why = f"the smallest within {percent(1 - KNEE)} of the fastest, in images/s of updates: {shown}"
+    if best == usual[-1] and best < MOST_BATCH:
+        why += f"; more than a tenth of the {search.facts['num_train']:,} training images is not tried"
+    return replace(setting, batch_size=best, accumulate=1), why
 
-    def choose_rate(self, recipe: Recipe, setting: Setting, *, find_rate: bool) -> None:
-        """Scale the learning rate to the batch, or find it by a range test."""
-        after = setting.batch_size * self.ranks
-        if "optim.lr" in self.chosen:
-            return
-        lr, why = scale_rate(recipe.optim, recipe.batch_size, after)
-        if find_rate:
-            outcome = self.search.ask("rate", replace(setting, compile="none"), share=1.0)
-            if outcome is None or outcome.trouble is not None:
-                self.search.missing.append("the learning rate")
-            else:
-                suggestion = float(outcome.figures["suggestion"])
-                base = recipe.optim.base_batch_size
-                lr = float(f"{suggestion * base / after if base else suggestion:.2g}")
-                why = f"{suggestion:g} for {after} images, by a range test of {outcome.figures['updates']} updates"
-                why += " (Smith 2017)"
-        self.choices.append(Choice("optim.lr", lr, why))
+
+def _split_batch(search: _Search, setting: Setting) -> tuple[Setting, str]:
+    """Keep the user's batch; split it into micro-batches if it does not fit into memory or if they are faster."""
+    whole = setting.batch_size
+    parts = [whole >> power for power in range(12) if whole % (1 << power) == 0]
+    parts = [part for part in parts if part >= min(LEAST_BATCH, whole)]
+    curve: dict[int, float] = {}
+
+    def measure(part: int) -> bool:
+        outcome = search.updates(replace(setting, batch_size=part, accumulate=1))
+        if outcome is not None:
+            curve[part] = outcome.images_per_second if outcome.trouble is None and search.fits(outcome) else 0.0
+        return outcome is not None
+
+    measure(parts[-1])  # tells what the others take
+    for part in parts:
+        if part not in curve and not measure(part):
+            search.missing.append(f"batches of {part}")
+        if curve.get(part):
+            if part // 4 in parts and part // 4 not in curve:
+                measure(part // 4)
+            break
+    good = _good(curve)
+    if not good:
+        if curve:
+            raise FailedError(f"no part of a batch of {whole} can be trained here: {_why_failed(search)}")
+        return setting, "yours; not measured, there was no time"
+    fitting = max(good)
+    if not curve.get(whole, 1.0):
+        best, why = fitting, f"yours; as a whole it fails here ({_why_failed(search)})"
+    elif whole in good and good[whole] >= KNEE * max(good.values()):
+        best, why = whole, "yours, and as fast as a whole as in parts"
+    elif whole in good:
+        best = min(batch for batch in good if good[batch] == max(good.values()))
+        why = "yours; parts of it are faster"
+    else:
+        return setting, "yours; an update of it takes too long to be measured in this time"
+    shown = ", ".join(f"{batch}: {rate(good[batch])}" for batch in sorted(good))
+    return replace(setting, batch_size=whole, accumulate=whole // best), f"{why}; images/s of updates: {shown}"
+
+
+def _why_failed(search: _Search) -> str:
+    last = next((t.outcome for t in reversed(search.trials) if t.outcome.trouble), None)
+    if last is None:
+        return "no memory left"
+    return last.error + ("; give more --minutes" if last.trouble == "timeout" else "")
+
+
+def _choose_precision(search: _Search, setting: Setting) -> tuple[Setting, str]:
+    """Choose the number format at this batch."""
+    precisions = list(search.facts["precisions"])
+    settings = {name: replace(setting, precision=name) for name in dict.fromkeys([*precisions, setting.precision])}
+    best, why = _fastest(search, settings, precisions[0], "the most exact")
+    return replace(setting, precision=best), why
+
+
+def _choose_layout(search: _Search, setting: Setting) -> tuple[Setting, str]:
+    """Choose the memory format at this batch."""
+    ways = {"channels-last": True, "channels-first": False}
+    settings = {name: replace(setting, channels_last=value) for name, value in ways.items()}
+    best, why = _fastest(search, settings, "channels-last", "the usual one")
+    return replace(setting, channels_last=ways[best]), why
+
+
+def _fastest(search: _Search, settings: Mapping[str, Setting], preferred: str, why: str) -> tuple[str, str]:
+    """Measure updates with several settings; return the best one's name, and the reason."""
+    rates, failed = dict[str, float](), list[str]()
+    for name, setting in settings.items():
+        outcome = search.updates(setting)
+        if outcome is None:
+            search.missing.append(name)
+        elif outcome.trouble is not None:
+            failed.append(f"{name}: {outcome.error}")
+        elif search.fits(outcome):
+            rates[name] = outcome.images_per_second
+    if not rates:
+        return preferred, "not measured"
+    best = best_of(rates, preferred)
+    shown = ", ".join(f"{name} {rate(value)}" for name, value in rates.items())
+    reason = f"images/s of updates: {shown}"
+    if len(rates) > 1 and best == preferred and max(rates.values()) > rates[best]:
+        reason += f"; {why}, as nothing is {percent(GAIN)} faster"
+    return best, "; ".join([reason, *failed])
+
+
+def _choose_optimizer(search: _Search, setting: Setting) -> tuple[Setting, str]:
+    """Choose between the optimizer's fused kernel and its foreach variant."""
+    if not search.facts["has_fused"]:
+        return setting, f"{search.recipe.optim.name} has one variant"
+    outcome = search.updates(setting)
+    if outcome is None or outcome.trouble is not None:
+        return setting, "fused; not measured"
+    share = float(outcome.figures["optimizer_share"])
+    if share < OPTIMIZER_SHARE:
+        return setting, f"fused; the optimizer takes {percent(share)} of an update, so a variant gains nothing"
+    ways = {"fused": replace(setting, foreach=False), "foreach": replace(setting, foreach=True)}
+    best, why = _fastest(search, ways, "fused", "the usual one")
+    return ways[best], f"{best}; {why}"
+
+
+def _choose_threads(search: _Search, setting: Setting) -> tuple[Setting, str]:
+    """Choose the fewest loader threads that are fast enough: on a CPU the updates need the cores."""
+    cores, usual = search.facts["cores"], search.facts["usual_threads"]
+    loading = search.ask("loading", replace(setting, threads=1))
+    updates = search.updates(setting)
+    candidates = {usual, cores}
+    words = ""
+    if loading is not None and updates is not None and loading.images_per_second and updates.images_per_second:
+        needed = math.ceil(1.1 * updates.images_per_second / loading.images_per_second)
+        candidates.add(min(max(needed, 1), cores))
+        words = f"one thread loads {rate(loading.images_per_second)} images/s alone; "
+    rates: dict[int, float] = {}
+    for threads in sorted(candidates):
+        expected = UPDATES * setting.batch_size / updates.images_per_second if updates and updates.figures else 0.0
+        outcome = search.ask("both", replace(setting, threads=threads), expected=expected)
+        if outcome is None:
+            search.missing.append(f"{threads} loader threads")
+        elif outcome.trouble is None:
+            rates[threads] = outcome.images_per_second
+    if not rates:
+        return setting, f"the default ({usual}); not measured together with updates"
+    best = knee(rates, 1 - GAIN)
+    search.tuned_rate = rates[best]
+    shown = ", ".join(f"{threads}: {rate(rates[threads])}" for threads in sorted(rates))
+    reason = f"{words}images/s of both together by threads: {shown}"
+    if search.facts["device_type"] == "cpu" and best < cores:
+        reason += f"; the rest of {count(cores, 'core')} is for the updates"
+    _advise_packing(search, rates[best], updates, loading)
+    return replace(setting, threads=best), reason
+
+
+def _advise_packing(search: _Search, both: float, updates: ProbeOutcome | None, loading: ProbeOutcome | None) -> None:
+    """Advise what would relieve a loader that limits training."""
+    if loading is None or not loading.figures or updates is None or not updates.images_per_second:
+        return
+    if search.facts["device_type"] == "cpu":
+        share = float(loading.figures["loader_cpu_seconds"]) * both / search.facts["cores"]
+    else:
+        share = max(0.0, 1 - both / updates.images_per_second)
+    advice = packing_advice(
+        share,
+        of="cores" if search.facts["device_type"] == "cpu" else "time",
+        decode_share=float(loading.figures["decode_share"]),
+        keeps=bool(loading.figures["keeps"]),
+        stored=search.facts["stored_sides"],
+        size=search.facts["size"],
+        data=str(search.recipe.data.train),
+    )
+    search.advice += [] if advice is None else [advice]
+
+
+def _advise_quiet(search: _Search) -> None:
+    """Warn if other programs have disturbed the measurements."""
+    figures = [trial.outcome.figures for trial in search.trials]
+    shares = [float(row["waited_share"]) for row in figures if "waited_share" in row]
+    if shares and median(shares) > WAITED_SHARE:
+        search.advice.append(
+            f"while this was measured, threads waited {percent(median(shares))} of the time (median) for processors"
+            " that other programs had: measure again (--again) when the machine is as it will be in training"
+        )
+
+
+def _compare_together(
+    search: _Search, start: Setting, setting: Setting, reasons: dict[str, str]
+) -> tuple[Setting, dict[str, str]]:
+    """Measure in turns what was chosen, the largest batch, and the recipe as it was; keep the fastest.
+
+    Single measurements err by some percent, and the gains of single choices do not add up.
+    """
+    if search.tuned_rate is None:
+        return setting, reasons
+    usual = start.threads or search.facts["usual_threads"]
+    contenders = {CHOSEN: setting, AS_IT_WAS: replace(start, threads=usual)}
+    if (larger := _largest_batch(search, setting)) is not None:
+        contenders[LARGEST] = larger
+    rates = search.in_turns({name: other for name, other in contenders.items() if name == CHOSEN or other != setting})
+    search.tuned_rate = rates.get(CHOSEN, search.tuned_rate)
+    search.default_rate = search.tuned_rate if contenders[AS_IT_WAS] == setting else rates.get(AS_IT_WAS)
+    if search.default_rate is None:
+        search.missing.append(AS_IT_WAS)
+    best = best_of(rates, CHOSEN) if CHOSEN in rates else CHOSEN
+    if best == CHOSEN:
+        return setting, reasons
+    shown = ", ".join(f"{name} {rate(speed)}" for name, speed in rates.items())
+    search.tuned_rate = rates[best]
+    if best == LARGEST:
+        assert larger is not None
+        why = f"{reasons.get('batch', '')}; measured by turns with loading, this is faster ({shown})"
+        return larger, {**reasons, "batch": why}
+    search.advice.append(
+        f"what was chosen one by one is slower together than the recipe as it was, which is kept ({shown})"
+    )
+    return start, dict.fromkeys(reasons, "as it was: all choices together were slower")
+
+
+def _largest_batch(search: _Search, setting: Setting) -> Setting | None:
+    """Return the setting with the largest batch that fits; None if it has that already."""
+    if not search.may("batch"):
+        return None
+    larger = replace(setting, batch_size=_sizes(search)[-1], accumulate=1)
+    if larger.batch_size <= setting.batch_size:
+        return None
+    outcome = search.updates(larger)
+    fits = outcome is not None and outcome.trouble is None and search.fits(outcome)
+    return larger if fits else None
+
+
+def _choose_compile(search: _Search, setting: Setting) -> tuple[Setting, str]:
+    """Choose to compile if that saves more of the planned run than it takes."""
+    recipe = search.recipe
+    eager = search.updates(replace(setting, compile="none"))
+    if eager is None or eager.trouble is not None:
+        return setting, "not measured"
+    images = setting.apply(recipe).batches(search.facts["num_train"]).images
+    planned = images / eager.images_per_second
+    if planned * MOST_COMPILE_GAIN < COMPILE_SECONDS:
+        return setting, f"the planned updates take {duration(planned)}: too short to pay back compiling"
+    if parse_train(recipe.model.train).has_phases or recipe.model.batch_norm == "synchronous":
+        return setting, "this recipe cannot be compiled"
+    outcome = search.ask("updates", replace(setting, compile="default"), expected=COMPILE_SECONDS, share=0.5)
+    if outcome is None:
+        search.missing.append("compiling")
+        return setting, "not tried: there was no time left"
+    if outcome.trouble is not None or outcome.figures.get("compile_speedup") is None:
+        return setting, f"compiling failed: {outcome.error or 'the network refuses'}"
+    # Both kinds of passes were timed side by side, which the two rates of updates were not.
+    times, took = float(outcome.figures["compile_speedup"]), float(outcome.figures["compile_seconds"])
+    compiled = times * eager.images_per_second
+    saved = saved_seconds(images, eager=eager.images_per_second, compiled=compiled, compile_seconds=took)
+    words = f"passes are {times:.2f} times as fast after {duration(took)}, in a run of {duration(planned)}"
+    if saved > GAIN * planned and search.fits(outcome):
+        return replace(setting, compile="default"), f"saves {duration(saved)}: {words}"
+    return setting, f"does not pay back: {words}"
+
+
+def _choose_rate(search: _Search, setting: Setting, *, find_rate: bool) -> Choice:
+    """Scale the learning rate to the batch, or find it by a range test."""
+    recipe, after = search.recipe, setting.batch_size * search.ranks
+    lr, why = scale_rate(recipe.optim, recipe.batch_size, after)
+    if find_rate:
+        outcome = search.ask("rate", replace(setting, compile="none"), share=1.0)
+        if outcome is None or outcome.trouble is not None:
+            search.missing.append("the learning rate")
+        else:
+            suggestion = float(outcome.figures["suggestion"])
+            base = recipe.optim.base_batch_size
+            lr = float(f"{suggestion * base / after if base else suggestion:.2g}")
+            why = f"{suggestion:g} for {after} images, by a range test of {outcome.figures['updates']} updates"
+            why += " (Smith 2017)"
+    return Choice("optim.lr", lr, why)
 
 
 def _good(curve: Mapping[int, float]) -> dict[int, float]:

@@ -27,7 +27,7 @@ from typing import Protocol, Self
 import psutil
 
 from steadytrain.data.storage.store import NoObjectError, ObjectPlace, Store, TakenError, abort_uploads, is_uri
-from steadytrain.errors import SteadyError, storage_error
+from steadytrain.errors import SteadyError, storage_error, storage_errors
 
 LEASE_SECONDS = 30.0
 """A lease that is not written for so long is of a process that is gone."""
@@ -78,26 +78,18 @@ class _DiskFolder:
         self._path = Path(where)
 
     def read(self, name: str) -> bytes | None:
-        try:
+        with storage_errors(self._path / name), suppress(FileNotFoundError):
             return (self._path / name).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise storage_error(error, self._path / name) from error
+        return None
 
     def size(self, name: str) -> int | None:
-        try:
+        with storage_errors(self._path / name), suppress(FileNotFoundError):
             return (self._path / name).stat().st_size
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise storage_error(error, self._path / name) from error
+        return None
 
     def make(self) -> None:
-        try:
+        with storage_errors(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(error, self._path) from error
 
     def create(self, name: str, content: bytes) -> bool:
         with self._whole(name, content) as whole:
@@ -114,7 +106,7 @@ class _DiskFolder:
     @contextmanager
     def _whole(self, name: str, content: bytes | Path) -> Iterator[Path]:
         part = self._path / f".{name}.{secrets.token_hex(4)}"
-        try:
+        with storage_errors(self._path / name):
             if isinstance(content, Path):
                 yield content
                 return
@@ -126,22 +118,15 @@ class _DiskFolder:
                 yield part
             finally:
                 part.unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(error, self._path / name) from error
 
     def names(self) -> set[str]:
-        try:
+        with storage_errors(self._path), suppress(FileNotFoundError):
             return {entry.name for entry in os.scandir(self._path) if not entry.name.startswith(".")}
-        except FileNotFoundError:
-            return set()
-        except OSError as error:
-            raise storage_error(error, self._path) from error
+        return set()
 
     def delete(self, name: str) -> None:
-        try:
+        with storage_errors(self._path / name):
             (self._path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(error, self._path / name) from error
 
     def remove(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)

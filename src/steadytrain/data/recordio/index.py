@@ -98,10 +98,11 @@ def scan(file: Readable) -> Offsets:
     """
     unpack_from, size, at, within = _FRAME.unpack_from, len(file), 0, False
     offsets, payload = array("q"), 0
-    window, start = (file, 0) if isinstance(file, memoryview) else (memoryview(b""), 0)
+    window, start, end = (file, 0, size) if isinstance(file, memoryview) else (memoryview(b""), 0, 0)
     while at + 8 <= size:
-        if at + 8 > start + len(window):
-            window, start = file[at : at + (_WINDOW if payload < _FAR else 8)], at
+        if at + 8 > end:
+            start, end = at, min(size, at + (_WINDOW if payload < _FAR else 8))
+            window = file[start:end] if isinstance(file, memoryview) else file.read(start, end)
         magic, word = unpack_from(window, at - start)
         cflag = word >> 29
         if magic != MAGIC or (cflag in (2, 3)) is not within or cflag > 3:

@@ -55,6 +55,7 @@ from steadytrain.data.sources.records import list_records
 from steadytrain.data.sources.select import merge_sources, take
 from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
+from steadytrain.data.storage.scratch import new_path
 from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.format import Say, count, few
@@ -581,8 +582,7 @@ def _by_folder(listing: Listing, parts: Parts, base: str) -> list[Listing]:
 
 def _write_scratch(scratch: Path, name: str, data: bytes) -> Path:
     """Write a file into the scratch folder under a name that none has yet; return its path."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    path = scratch / f"{len(list(scratch.iterdir()))}-{name}"
+    path = new_path(scratch, name)
     path.write_bytes(data)
     return path
 

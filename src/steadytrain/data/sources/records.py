@@ -21,6 +21,7 @@ from steadytrain.data.sources.labels import align_columns, classes_from_numbers,
 from steadytrain.data.sources.listing import Listing, Pieces
 from steadytrain.data.sources.select import merge
 from steadytrain.data.storage.local_files import LocalFile
+from steadytrain.data.storage.scratch import new_path
 from steadytrain.errors import DataError
 from steadytrain.format import Say
 
@@ -104,8 +105,7 @@ def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
     paths: tuple[str, ...] = (str(path),)
     file = np.zeros(len(offsets), np.int32)
     if len(rows := np.flatnonzero(in_parts)):
-        scratch.mkdir(parents=True, exist_ok=True)
-        joined = scratch / f"{len(list(scratch.iterdir()))}-{path.stem}.parts"
+        joined = new_path(scratch, f"{path.stem}.parts")
         images = [records.image(number) for number in rows.tolist()]
         joined.write_bytes(b"".join(images))
         paths += (str(joined),)

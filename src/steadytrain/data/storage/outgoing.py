@@ -17,8 +17,8 @@ from threading import Lock
 from typing import Any
 
 from steadytrain.data.storage.store import Fault, NoObjectError, ObjectPlace, Store, abort_uploads, faults_words
-from steadytrain.errors import DataError, StorageError, storage_error
-from steadytrain.files import create, lock_at_once, open_lock
+from steadytrain.errors import DataError, StorageError, storage_errors
+from steadytrain.files import lock_at_once, open_lock, replace_file
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import cache_folder
 
@@ -124,11 +124,6 @@ class Outgoing:
         return note
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        part = self._note.with_suffix(".part")
-        try:
+        with storage_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with create(part) as file:
-                file.write(json.dumps(note).encode())
-            part.replace(self._note)
-        except OSError as error:
-            raise storage_error(error, self.folder) from error
+        replace_file(self._note, json.dumps(note))

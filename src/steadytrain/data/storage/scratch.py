@@ -45,6 +45,12 @@ def scratch_beside(path: Path) -> Iterator[Path]:
                     parent.rmdir()
 
 
+def new_path(scratch: Path, name: str) -> Path:
+    """Return a path in a scratch folder, made if need be, that ends in ``name`` and is no other file's."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    return scratch / f"{len(list(scratch.iterdir()))}-{name}"
+
+
 @contextmanager
 def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
     """Make a folder that this process holds. Raises OSError: it cannot be made."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steadytrain.interop.logs.run import MAX_EPOCH, MAX_STEPS_PER_EPOCH, NAN, LogPoint, LogRun
-from steadytrain.interop.logs.settings import add_setting, fraction
+from steadytrain.interop.logs.settings import add_setting, first_number, fraction, plain_number
 
 FORMAT = "NVIDIA DLLogger"
 LOSS = ("train.loss", "loss", "train_loss", "total_loss")
@@ -60,7 +60,7 @@ class DLLoggerLines:
             for name, value in data.items():
                 add_setting(self._runs[-1], name, value)
         elif isinstance(step, list | int) and not isinstance(step, bool):
-            self._take_step(step if isinstance(step, list) else [step], data, _plain(document.get("timestamp")))
+            self._take_step(step if isinstance(step, list) else [step], data, plain_number(document.get("timestamp")))
         return True
 
     def _take_step(self, step: list[Any], data: Mapping[str, Any], time: float) -> None:
@@ -76,10 +76,10 @@ class DLLoggerLines:
         if math.isfinite(time):
             run.began = time if math.isnan(run.began) else min(run.began, time)
         loss, top1, rate, lr = (
-            _first(data, LOSS),
-            _first(data, TOP1),
-            _first(data, RATE),
-            _first(data, ("train.lr", "lr")),
+            first_number(data, LOSS),
+            first_number(data, TOP1),
+            first_number(data, RATE),
+            first_number(data, ("train.lr", "lr")),
         )
         if len(step) > 2 or not 0 <= batch < MAX_STEPS_PER_EPOCH:  # a batch of the validation, or the whole epoch
             if len(step) > 2:
@@ -90,7 +90,7 @@ class DLLoggerLines:
                 facts.train["top1"] = [self._score(top1)]
             has_scores = False
             for name, words in VAL.items():
-                value = _first(data, words)
+                value = first_number(data, words)
                 if math.isfinite(value):
                     facts.val[name] = [value if name == "loss" else self._score(value)]
                     has_scores = True
@@ -98,7 +98,7 @@ class DLLoggerLines:
             facts.ended = time if math.isnan(facts.ended) else facts.ended
             return
         if math.isfinite(loss) or math.isfinite(rate):
-            wait, seconds = _first(data, ("train.data_time",)), _first(data, ("train.compute_time",))
+            wait, seconds = first_number(data, ("train.data_time",)), first_number(data, ("train.compute_time",))
             share = wait / (wait + seconds) if wait >= 0 and seconds > 0 else NAN
             top1 = self._score(top1) if math.isfinite(top1) else NAN
             run.add_point(LogPoint(epoch, batch + 1, loss, top1, lr, rate if rate > 0 else NAN, share, time))
@@ -121,18 +121,3 @@ class DLLoggerLines:
             for point in run.points:
                 point.top1 = fraction(point.top1, percents=percents)
         return runs
-
-
-def _first(data: Mapping[str, Any], names: tuple[str, ...]) -> float:
-    """Return the first of some figures that there is; NaN where there is none."""
-    return next((value for name in names if math.isfinite(value := _plain(data.get(name)))), NAN)
-
-
-def _plain(value: object) -> float:
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return NAN
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and -1e15 <= value <= 1e15 else NAN  # type: ignore[operator, arg-type]

@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogRun
-from steadytrain.interop.logs.settings import add_setting, fraction, whole
+from steadytrain.interop.logs.settings import add_setting, first_number, fraction, plain_number, whole
 
 FORMAT = "MLPerf"
 _TEXT = re.compile(
@@ -48,13 +48,13 @@ class MLPerfLines:
             if not isinstance(document, dict) or not isinstance(key := document.get("key"), str):
                 return False
             metadata = document.get("metadata")
-            milliseconds = _number(document.get("time_ms"))
-            number = _first(metadata, ("epoch_num", "epoch"))
+            milliseconds = plain_number(document.get("time_ms"))
+            number = first_number(metadata, ("epoch_num", "epoch"))
             self._take(key, document.get("value"), milliseconds / 1000, number)
         elif match := _TEXT.match(mark + text):
             add_setting(self._runs[-1], "model", match["benchmark"])
             value = _document(match["value"] or "null")
-            self._take(match["key"], value, float(match["time"]), _first(value, ("epoch_num", "epoch")))
+            self._take(match["key"], value, float(match["time"]), first_number(value, ("epoch_num", "epoch")))
         else:
             return False
         self.num_lines += 1
@@ -62,7 +62,7 @@ class MLPerfLines:
 
     def _take(self, key: str, value: Any, time: float, number: float) -> None:
         if isinstance(value, dict) and "value" in value:  # 0.6 has metadata beside it
-            number = _first(value.get("metadata"), ("epoch_num", "epoch")) if math.isnan(number) else number
+            number = first_number(value.get("metadata"), ("epoch_num", "epoch")) if math.isnan(number) else number
             value = value["value"]
         run = self._runs[-1]
         if key == "run_start" and run.epochs:
@@ -72,7 +72,7 @@ class MLPerfLines:
         if key == "run_start":
             run.began = time
         if key in _STARTS:
-            number = _number(value) if math.isnan(number) else number
+            number = plain_number(value) if math.isnan(number) else number
             if 0 <= number <= MAX_EPOCH:
                 self._epoch = int(number)
                 self._began.setdefault(self._epoch, time)
@@ -85,7 +85,7 @@ class MLPerfLines:
             facts = run.epoch(epoch)
             self._end(facts, time)
             facts.evaluated = time
-            if math.isfinite(top1 := fraction(_number(value))):
+            if math.isfinite(top1 := fraction(plain_number(value))):
                 facts.val["top1"] = [top1]
         elif key == "submission_benchmark":
             add_setting(run, "model", value)
@@ -126,14 +126,3 @@ def _document(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _number(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and -1e15 <= value <= 1e15 else NAN  # type: ignore[operator, arg-type]
-
-
-def _first(values: object, names: tuple[str, ...]) -> float:
-    """Return the first of some numbers that a JSON object has; NaN where there is none."""
-    numbers = (_number(values.get(name)) for name in names) if isinstance(values, dict) else ()
-    return next((value for value in numbers if math.isfinite(value)), NAN)

@@ -40,6 +40,23 @@ def number(text: str) -> float:
     return value if abs(value) <= LARGEST else NAN
 
 
+def plain_number(value: object) -> float:
+    """Return a number of a JSON document, also one that is a text; NaN for anything else.
+
+    >>> plain_number(2), plain_number("0.5"), plain_number(True), plain_number(None)
+    (2.0, 0.5, nan, nan)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return NAN
+    return number(value) if isinstance(value, str) else float(value) if abs(value) <= LARGEST else NAN
+
+
+def first_number(values: object, names: tuple[str, ...]) -> float:
+    """Return the first of some numbers that a JSON object has; NaN where there is none."""
+    found = (plain_number(values.get(name)) for name in names) if isinstance(values, dict) else ()
+    return next((value for value in found if math.isfinite(value)), NAN)
+
+
 def fraction(value: float, *, percents: bool = False) -> float:
     """Return an accuracy as a fraction; NaN for what is none.
 

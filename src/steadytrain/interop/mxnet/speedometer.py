@@ -50,8 +50,8 @@ class Speedometer:
                     yield f"Epoch[{epoch}] Validation-top_k_accuracy_5={event.top5:f}"
                 yield f"Epoch[{epoch}] Validation-cross-entropy={event.loss:f}"
 
-    def stamped(self, event: Event, rank: int = 0) -> Iterator[str]:
-        """Yield them as ``logging`` wrote them: with the event's time and the rank."""
+    def stamped(self, event: Event) -> Iterator[str]:
+        """Yield them as ``logging`` wrote them: with the event's time."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         for line in self.lines(event):
-            yield f"{stamp},{int(event.time % 1 * 1000):03d} Node[{rank}] {line}"
+            yield f"{stamp},{int(event.time % 1 * 1000):03d} Node[0] {line}"

@@ -178,8 +178,7 @@ class _Writer:
             case nn.modules.batchnorm._BatchNorm():
                 return self.norm(name, part, x)
             case nn.Linear():
-                inputs = [x, self.variable(f"{name}_weight", part.weight)]
-                inputs += [] if part.bias is None else [self.variable(f"{name}_bias", part.bias)]
+                inputs = self.inputs(name, part, x)
                 attrs = {"num_hidden": part.out_features, "no_bias": part.bias is None, "flatten": self.rank(node) == 2}
                 return self.add("FullyConnected", name, inputs, **attrs)
             case nn.PReLU():
@@ -223,9 +222,12 @@ class _Writer:
         }
         is_up = isinstance(part, nn.ConvTranspose2d)
         attrs |= {"adj": part.output_padding} if is_up else {}
-        inputs = [x, self.variable(f"{name}_weight", part.weight)]
-        inputs += [] if part.bias is None else [self.variable(f"{name}_bias", part.bias)]
-        return self.add("Deconvolution" if is_up else "Convolution", name, inputs, **attrs)
+        return self.add("Deconvolution" if is_up else "Convolution", name, self.inputs(name, part, x), **attrs)
+
+    def inputs(self, name: str, part: nn.Linear | nn.Conv2d | nn.ConvTranspose2d, x: NodeEntry) -> list[NodeEntry]:
+        """Return a layer's input with its weight and its bias, if it has one."""
+        variables = [x, self.variable(f"{name}_weight", part.weight)]
+        return variables if part.bias is None else [*variables, self.variable(f"{name}_bias", part.bias)]
 
     def norm(self, name: str, part: nn.modules.batchnorm._BatchNorm, x: NodeEntry) -> NodeEntry:
         if part.running_mean is None or part.running_var is None:
