@@ -24,13 +24,11 @@ usage: python benchmarks/eight_gpus.py [--session results/gpu_session.json] [--c
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import math
 import random
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -190,7 +188,7 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
 
 
 def _scale(*words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "steadytrain", "scale", *words, "--json"]
+    command = [*machine.STEADY, "scale", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -199,10 +197,9 @@ def _scale(*words: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--session", type=Path, default=RESULTS / "gpu_session.json")
     parser.add_argument("--cores", type=int, default=112, help="of the machine with eight GPUs")
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     session = json.loads(args.session.read_text(encoding="utf-8"))
     fed = feed(session, args.cores)

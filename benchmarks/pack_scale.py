@@ -46,14 +46,14 @@ from compression import NETWORK
 from slow_link import far_cable
 from storage import ENVIRONMENT, put, served
 
-PACK = (sys.executable, "-m", "steadytrain", "pack")
+PACK = (*machine.STEADY, "pack")
 CLASSES = 10
 TAR_IMAGES = 10_000
 SHARDS = 16
 
 
 def png(lines: bytes, side: int) -> bytes:
-    """A PNG of RGB pixels: of each row a byte of zero, then the pixels."""
+    """Encode a PNG of RGB pixels: of each row a byte of zero, then the pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -63,7 +63,7 @@ def png(lines: bytes, side: int) -> bytes:
 
 
 def members(start: int, count: int, side: int) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of images of random pixels, which no other start has."""
+    """Yield names and contents of images of random pixels, which no other start has."""
     lines = np.random.default_rng(start).integers(0, 256, (count, side, 1 + 3 * side), np.uint8)
     lines[:, :, 0] = 0
     for number in range(start, start + count):
@@ -135,7 +135,7 @@ def fill(url: str, images: int) -> None:
 
 
 def limit(url: str, images: int, requests: int) -> float:
-    """Bare GET requests a second."""
+    """Return bare GET requests a second."""
     from obstore.store import S3Store
 
     store = S3Store("bench", endpoint=url, client_options={"allow_http": True}, virtual_hosted_style_request=False)
@@ -148,7 +148,7 @@ def limit(url: str, images: int, requests: int) -> float:
 
 
 def latency(at: Path, images: int, round_trip: float, procs: list[int], requests: int) -> dict[str, Any]:
-    """Workers in front of a slow store."""
+    """Measure workers in front of a slow store."""
     url = f"http://{NETWORK}.1:5555"
     os.environ |= {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}
     me = [sys.executable, __file__, "--images", str(images), "--requests", str(requests)]
@@ -161,7 +161,7 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
             asked = subprocess.run([*within(near_end), *me, "--ask", url], check=True, capture_output=True, text=True)
             document: dict[str, Any] = {"round_trip_seconds": round_trip, "images": images}
             document |= {"limit": float(asked.stdout), "requests_at_a_time": requests, "procs": []}
-            print(f"the store's limit: {document['limit']} GET requests a second", file=sys.stderr)
+            machine.say(f"the store's limit: {document['limit']} GET requests a second")
             digests: list[str] = []
             for count in procs:
                 shape = ["--procs", str(count), "--workers", "1"]
@@ -176,7 +176,7 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
                 row = {"procs": count, "images_per_second": rate(whole, start), "seconds": whole["seconds"]}
                 row |= {"same_bytes": whole["digests"] == digests, "server_cores": round(share, 2)}
                 document["procs"].append(row)
-                print(row, file=sys.stderr)
+                machine.say(row)
         finally:
             server.terminate()
             server.wait()
@@ -184,7 +184,7 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
 
 
 def cores(at: Path, photos: Path) -> list[dict[str, Any]]:
-    """One process and its pool, and processes that share a plan."""
+    """Measure one process and its pool, and processes that share a plan."""
     rows, few = [], at / "few"
     names = sorted(path for path in photos.rglob("*") if path.suffix == ".jpg")
     for path in names[:: max(1, len(names) // 40)]:
@@ -198,14 +198,14 @@ def cores(at: Path, photos: Path) -> list[dict[str, Any]]:
         digests = digests or whole["digests"]
         row = {"options": " ".join(words), "images_per_second": rate(whole, start), "images": whole["images"]}
         rows.append(row | {"seconds": whole["seconds"], "same_bytes": whole["digests"] == digests})
-        print(rows[-1], file=sys.stderr)
+        machine.say(rows[-1])
         for path in [*at.glob("start*"), *at.glob("whole*")]:
             path.unlink()
     return rows
 
 
 def million(at: Path, images: int) -> dict[str, Any]:
-    """Many small images in a bucket."""
+    """Pack many small images in a bucket."""
     with served("moto", "", at) as (url, _, _):
         os.environ |= {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}
         put(f"{url}/bench")
@@ -219,18 +219,18 @@ def million(at: Path, images: int) -> dict[str, Any]:
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
             put(f"{url}/bench/raw-{tar_number:05}.tar", content.getvalue())
-        print(f"{images:,} images generated in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        machine.say(f"{images:,} images generated in {time.perf_counter() - began:.0f} s")
         source = f"s3://bench/raw-{{00000..{number - 1:05}}}.tar"
         row = run([source, "s3://bench/million", "--procs", "2"], at, watch=True)
     shards = len(row.pop("digests"))
     row |= {"tars": number, "shards": shards, "images_per_second": round(row["images"] / row["seconds"])}
-    print(row, file=sys.stderr)
+    machine.say(row)
     return row
 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = machine.parser(__doc__)
     parser.add_argument("--parts", nargs="+", default=["latency", "million"], choices=["latency", "million"])
     parser.add_argument("--images", type=int, default=3200)
     parser.add_argument("--round-trip", type=float, default=0.2)
@@ -239,7 +239,6 @@ def main() -> None:
     parser.add_argument("--photos", type=Path)
     parser.add_argument("--million", type=int, default=1_000_000)
     parser.add_argument("--at", type=Path)
-    parser.add_argument("--save", action="store_true")
     parser.add_argument("--fill", help=argparse.SUPPRESS)
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     asked = parser.parse_args()
