@@ -230,18 +230,17 @@ def pictures(images: Any, labels: Any) -> Any:
 def before_and_after(words: list[str], tree: Path, rounds: int) -> dict[str, Any]:
     """Run this tree and another one in turns, some rounds each."""
     trees = {"before": tree, "after": HERE.parent}
-    said: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
-    for number in range(rounds):
-        for name in sorted(trees, reverse=bool(number % 2)):
-            said[name].append(say(words, trees[name]))
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
+    for _, name in machine.in_turns(trees, rounds):
+        answers[name].append(say(words, trees[name]))
     ratios = {
         clock: median(
             _over_bare(after, clock) / _over_bare(before, clock)
-            for before, after in zip(said["before"], said["after"], strict=True)
+            for before, after in zip(answers["before"], answers["after"], strict=True)
         )
         for clock in ("wall", "cpu")
     }
-    return {"after_over_before": ratios, **said}
+    return {"after_over_before": ratios, **answers}
 
 
 def _over_bare(figures: dict[str, Any], clock: str) -> float:

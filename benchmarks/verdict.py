@@ -288,15 +288,15 @@ def main() -> None:
         preload()
         bench = Bench(work if args.keep else Path(runs), files, keep=args.keep, crowded=args.crowded)
         if args.drawn is not None:
-            drawn_told = {"crowded": args.crowded, **measure_drawn(bench, args)}
-            machine.record(args.save or "verdict_drawn", drawn_told, save=args.save is not None)
+            outcome = {"crowded": args.crowded, **measure_drawn(bench, args)}
+            machine.record(args.save or "verdict_drawn", outcome, save=args.save is not None)
             return
         trials, failed = measure(bench, chosen(args), rounds, args.out)
-        told = document(trials, failed)
-    machine.say("\n".join(table(told)))
+        result = document(trials, failed)
+    machine.say("\n".join(table(result)))
     details = json.loads(json.dumps(bench.details).replace(f"{work}/", ""))  # where the files lay says nothing
-    told = {"rounds": rounds, "crowded": args.crowded, **told, "details": details}
-    machine.record(args.save or "verdict", told, save=args.save is not None)
+    result = {"rounds": rounds, "crowded": args.crowded, **result, "details": details}
+    machine.record(args.save or "verdict", result, save=args.save is not None)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ class Bench:
 
     Args:
         folder: for runs; each is removed when it has been read.
-        made: names of data -> record files.
+        files: names of data -> record files.
         keep: leave the runs' folders.
         crowded: other work is going on: that it is named is right, and no answer to what was injected.
     """
 
     folder: Path
-    made: dict[str, Path]
+    files: dict[str, Path]
     keep: bool = False
     crowded: bool = False
     details: list[dict[str, Any]] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Bench:
         return done, folder
 
     def _file(self, name: str | Path) -> Path:
-        return name if isinstance(name, Path) else self.made[name]
+        return name if isinstance(name, Path) else self.files[name]
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
