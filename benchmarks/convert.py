@@ -9,10 +9,9 @@ largest difference.
 ``--finetune``: clothing-10 from MXNet's SqueezeNet, as MXNet's ``fine-tune.py`` does it (``Module.fit`` on record
 files, SGD of 0.01 without momentum or decay, random crops and flips; and with momentum 0.9) and by ``steady
 finetune``, by turns: top-1 on its test images, images per second of training, CPU seconds of the whole command.
-``--speed``: updates of a converted graph and of torchvision's network, by turns.
 
 usage: python benchmarks/convert.py --work FOLDER [--data FOLDER] [--mxnet-python PYTHON]
-           [--finetune] [--speed] [--save]
+           [--finetune] [--save]
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ import io
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -224,30 +221,6 @@ def compare_drawn(name: str, size: int, work: Path, peer: MXNet) -> dict[str, An
     }
 
 
-def speed(data: Path, rounds: int = 5) -> dict[str, Any]:
-    """Measure images per second of updates (forward, backward, SGD): MXNet's graph and torchvision's network."""
-    checkpoint = open_checkpoint(str(data / "weights" / f"{REAL['squeezenet1.1']}-0000.params"))
-    graph: nn.Module = checkpoint.network(num_classes=10, size=224).module
-    theirs = models.build(Model("torchvision/squeezenet1_1"), num_classes=10, channels=3, size=224).module
-    nets = {"graph": graph, "torchvision": theirs}
-    rates: dict[str, list[float]] = {name: [] for name in nets}
-    x, y = torch.randn(16, 3, 224, 224).contiguous(memory_format=torch.channels_last), torch.arange(16) % 10
-    for turn in range(rounds + 1):
-        for name, net in nets.items():
-            net.train().to(memory_format=torch.channels_last)
-            optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
-            began = time.process_time()
-            for _ in range(4):
-                loss = nn.functional.cross_entropy(net(x), y)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            if turn:
-                rates[name].append(64 / (time.process_time() - began))
-    ratio = statistics.median(a / b for a, b in zip(rates["graph"], rates["torchvision"], strict=True))
-    return {"images_per_cpu_second": rates, "graph_over_torchvision": ratio}
-
-
 def finetune(data: Path, work: Path, peer: MXNet, epochs: int, seeds: int) -> dict[str, Any]:
     """Fine-tune clothing-10 from MXNet's SqueezeNet: by MXNet and by ``steady finetune``, by turns."""
     folder = work / "clothing"
@@ -295,7 +268,6 @@ def main() -> None:
         mxnet=True,
     )
     parser.add_argument("--finetune", action="store_true")
-    parser.add_argument("--speed", action="store_true")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
@@ -305,9 +277,7 @@ def main() -> None:
     if args.finetune:
         rows = finetune(args.data, args.work.resolve(), peer, args.epochs, args.seeds)
         machine.record("convert_finetune", rows, save=args.save)
-    if args.speed:
-        machine.record("convert_speed", speed(args.data), save=args.save)
-    if not args.finetune and not args.speed:
+    else:
         real = {name: compare_real(name, args.data, args.work, peer) for name in REAL}
         drawn = {name: compare_drawn(name, size, args.work, peer) for name, size in DRAWN.items()}
         machine.record("convert", {"real": real, "drawn": drawn}, save=args.save)

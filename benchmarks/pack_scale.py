@@ -5,9 +5,6 @@ behind a link of ``--round-trip`` seconds, so that requests are slow and cores a
 s3://... s3://... --procs N`` for N of ``--procs``. Beside it what the same store gives to bare GET requests,
 ``--requests`` at a time: its limit. moto closes each connection, so a request takes two round trips. Needs root.
 
-``cores``: photographs on the disk, scaled down and encoded: the pool of one process (``--workers``) against processes
-that share a plan (``--procs``).
-
 ``million``: tars of PNGs of 8 x 8 pixels in a bucket, packed into the bucket by two processes. Memory is the
 proportional set size (PSS) of all of them, children included, twice a second.
 
@@ -15,7 +12,7 @@ A command's seconds hold its start, so each is also run on a hundredth of the im
 the rest of both.
 
 usage: python benchmarks/pack_scale.py [--parts latency million] [--images 3200] [--round-trip 0.2]
-       [--procs 1 2 4 8] [--photos FOLDER] [--million 1000000] [--at FOLDER] [--save]
+       [--procs 1 2 4 8] [--million 1000000] [--at FOLDER] [--save]
 """
 
 from __future__ import annotations
@@ -183,27 +180,6 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
     return document
 
 
-def cores(at: Path, photos: Path) -> list[dict[str, Any]]:
-    """Measure one process and its pool, and processes that share a plan."""
-    rows, few = [], at / "few"
-    names = sorted(path for path in photos.rglob("*") if path.suffix == ".jpg")
-    for path in names[:: max(1, len(names) // 40)]:
-        (few / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, few / path.parent.name)
-    digests: list[str] = []
-    for words in (["--workers", "1"], ["--procs", "1", "--workers", "1"], ["--workers", "2"], ["--procs", "2"]):
-        settings = ["--shorter-side", "256", "--shards", "16", *words]
-        start = run([str(few), str(at / "start"), *settings], at)
-        whole = run([str(photos), str(at / "whole"), *settings], at)
-        digests = digests or whole["digests"]
-        row = {"options": " ".join(words), "images_per_second": rate(whole, start), "images": whole["images"]}
-        rows.append(row | {"seconds": whole["seconds"], "same_bytes": whole["digests"] == digests})
-        machine.say(rows[-1])
-        for path in [*at.glob("start*"), *at.glob("whole*")]:
-            path.unlink()
-    return rows
-
-
 def million(at: Path, images: int) -> dict[str, Any]:
     """Pack many small images in a bucket."""
     with served("moto", "", at) as (url, _, _):
@@ -236,7 +212,6 @@ def main() -> None:
     parser.add_argument("--round-trip", type=float, default=0.2)
     parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--photos", type=Path)
     parser.add_argument("--million", type=int, default=1_000_000)
     parser.add_argument("--at", type=Path)
     parser.add_argument("--fill", help=argparse.SUPPRESS)
@@ -253,8 +228,6 @@ def main() -> None:
         at = Path(folder)
         if "latency" in asked.parts:
             document["latency"] = latency(at, asked.images, asked.round_trip, asked.procs, asked.requests)
-        if asked.photos is not None:
-            document["cores"] = cores(at, asked.photos)
         if "million" in asked.parts:
             document["million"] = million(at, asked.million)
     machine.record("pack_scale", document, save=asked.save)
