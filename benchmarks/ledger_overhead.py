@@ -52,7 +52,7 @@ def take_out() -> None:
     _put(Clock, **{name: lambda self, *arguments, value=value: value for name, value in still.items()})
     _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
     _put(Waits, sort=lambda self, *arguments: None)
-    _put(attempt, _start_monitors=lambda *arguments: contextlib.nullcontext())
+    _put(attempt, _start_monitors=lambda *arguments, **options: contextlib.nullcontext())
     _put(attempt, looking=lambda log, progress: contextlib.nullcontext(SimpleNamespace(attach=lambda clock: None)))
     _put(RequestCounts, note=lambda self, ready: None)
     for module in (batch_worker, pipeline):
