@@ -111,8 +111,8 @@ def _rest_the_feed(steps: int) -> None:
     loop: Any = module
     load = loop.load
 
-    def resident(feed: Any, device: Any, clock: Any) -> Iterator[DeviceBatch]:
-        first = next(load(feed, device, clock))
+    def resident(feed: Any, device: Any, clock: Any, **options: Any) -> Iterator[DeviceBatch]:
+        first = next(load(feed, device, clock, **options))
         for _ in range(steps):
             clock.to("input")
             clock.to("host")

@@ -61,15 +61,7 @@ def far_source(seconds: float) -> None:
 
 def forgets(path: str) -> None:
     """Drop this file's pages from memory when an epoch begins, as where memory is too small for the data."""
-    from steadytrain.data.recordio import reader
-
-    maps: list[Any] = []
-    _after(reader, "_open_file", lambda file: maps.append(file.map))
-
-    def forget(_: Any) -> None:
-        drop_pages(Path(path), maps)
-
-    _at_new_epochs(forget)
+    _at_new_epochs(lambda _: drop_pages(Path(path)))
 
 
 def epoch_gap(seconds: float) -> None:
@@ -217,18 +209,14 @@ def affinity(cores: int) -> None:
 def cold(path: str) -> None:
     """Drop a file from memory before the first batch, and read far less ahead than usual."""
     from steadytrain.data.loader import readahead
-    from steadytrain.data.recordio import reader
 
     readahead.AHEAD_BYTES = 2**20  # beside our few megabytes what 64 are beside real data
-
-    maps: list[Any] = []
-    _after(reader, "_open_file", lambda file: maps.append(file.map))
-    at_first_batch(lambda: drop_pages(Path(path), maps))
+    at_first_batch(lambda: drop_pages(Path(path)))
 
 
 def cold_start(path: str) -> None:
     """Drop a file from memory before the run begins."""
-    drop_pages(Path(path), [])
+    drop_pages(Path(path))
 
 
 def at_first_batch(act: Callable[[], object]) -> None:
@@ -246,13 +234,8 @@ def at_first_batch(act: Callable[[], object]) -> None:
     BatchWorker.job = job  # type: ignore[method-assign]
 
 
-def drop_pages(path: Path, maps: list[Any]) -> None:
-    """Let the system forget a file, where it is mapped as well."""
-    import mmap
-
-    for line in maps:
-        if not line.closed:
-            line.madvise(mmap.MADV_DONTNEED)
+def drop_pages(path: Path) -> None:
+    """Let the system forget the pages of a file."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)  # what is not written yet stays
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
