@@ -15,30 +15,26 @@ usage: python benchmarks/accuracy.py --data FOLDER --work FOLDER [--cases demo f
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import machine
+from machine import STEADY, steady, unpacked
 
-STEADY = [sys.executable, "-m", "steadytrain"]
 GOOGLES = ("model.options.pad_type=same", "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]")
 TOLD = ("last", "best", "seconds", "images_per_second", "steps_done", "epochs_done")
 
 
 def demo(_: Path, work: Path, seed: int) -> dict[str, Any]:
-    """One run of the demo."""
+    """Train the demo with a seed; return its figures."""
     steady("demo", str(work / "demo"), "--seed", str(seed))
     return told_by(work / "demo" / "runs" / (f"digits-seed-{seed}" if seed else "digits"))
 
 
 def cifar10(data: Path, work: Path, seed: int) -> dict[str, Any]:
-    """CIFAR-10 from its images."""
+    """Pack CIFAR-10 and train on it from scratch; return the run's figures."""
     images = unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
     if not (work / "cifar10-val.rec").exists():
         steady("pack", str(images), str(work / "cifar10"), "--force")
@@ -48,7 +44,7 @@ def cifar10(data: Path, work: Path, seed: int) -> dict[str, Any]:
 
 
 def finetune(data: Path, work: Path, seed: int) -> dict[str, Any]:
-    """Photographs, from pretrained weights."""
+    """Fine-tune photographs from pretrained weights; return the run's figures."""
     images = unpacked(data / "clothing-10.tar", work / "clothing")
     merged(images)
     (weights,) = (data / "weights" / "mobilenetv2_100").glob("*.safetensors")
@@ -64,7 +60,7 @@ SEEDS = {"demo": 3, "finetune": 3, "cifar10": 1}
 
 
 def merged(images: Path) -> None:
-    """``train`` and ``validation`` become ``train``, ``test`` becomes ``val``."""
+    """Merge ``train`` and ``validation`` into ``train``, and rename ``test`` to ``val``."""
     if (images / "validation").is_dir():
         for path in sorted((images / "validation").glob("*/*")):
             path.rename(images / "train" / path.parent.name / path.name)
@@ -75,26 +71,8 @@ def merged(images: Path) -> None:
         (images / "test").rename(images / "val")
 
 
-def unpacked(archive: Path, folder: Path) -> Path:
-    """The folder that holds ``train``, once the archive is unpacked."""
-    if not folder.exists():
-        part = folder.with_name(f".{folder.name}.part")
-        part.mkdir(parents=True, exist_ok=True)
-        if archive.suffix == ".zst":
-            subprocess.run(["tar", "--zstd", "-xf", str(archive), "-C", str(part)], check=True)
-        else:
-            with tarfile.open(archive) as file:
-                file.extractall(part, filter="data")
-        part.rename(folder)
-    return next(path.parent for path in sorted(folder.rglob("train")) if path.is_dir())
-
-
-def steady(*words: str) -> None:
-    subprocess.run([*STEADY, *words], check=True, stdout=sys.stderr)
-
-
 def told_by(run: Path) -> dict[str, Any]:
-    """What the run's own table says."""
+    """Return the figures of the run's own table."""
     shown = subprocess.run([*STEADY, "report", str(run), "--json"], check=True, stdout=subprocess.PIPE)
     (figures,) = json.loads(shown.stdout)["runs"]
     return {name: figures[name] for name in TOLD}
@@ -102,16 +80,17 @@ def told_by(run: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run the cases and record what they reach."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser = machine.parser(
+        __doc__,
+        data="cifar10-png.tar.zst, clothing-10.tar and weights/mobilenetv2_100/",
+        needs_data=False,
+        work="data and runs",
+        choose=("--cases", CASES),
+    )
     parser.add_argument("--seeds", type=int, help="seeds of each case, from 0 on (else 3, and 1 of CIFAR-10)")
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     if args.data is None and args.cases != ["demo"]:
         parser.error("--data FOLDER: where the images and the weights are")
-    args.work.mkdir(parents=True, exist_ok=True)
     figures = {
         name: {
             f"seed {seed}": CASES[name](Path(args.data or "."), args.work, seed)

@@ -13,7 +13,7 @@ round begins with another one:
 
 ``images_per_second``: of all workers, without start-up and the first updates; ``top1``: of the held-out images with
 the final weights; ``exchanged_bytes_per_second``: pushed and pulled, by the number of parameters where the contender
-does not tell; ``staleness``: updates between pull and push, mean and largest, where it is told.
+does not say; ``staleness``: updates between pull and push, mean and largest, where the contender says it.
 
 usage: python benchmarks/async_engine.py --data FOLDER [--rounds 3] [--steps 780] [--images 10000] [--lr 0.1]
                                          [--mxnet-python PATH] [--work FOLDER] [--quick] [--save]
@@ -38,7 +38,7 @@ from typing import Any
 
 import psutil
 
-from engine_overhead import rounded
+from machine import rounded
 from peers.scale_contenders import Process, Told, Work, answers, mxnet, no_watch, processes, told_by, train_command
 from scale import BATCH, Contender, arguments, lack, measure_and_record, prepare, rounds_of
 from steadytrain.events import ServerStats
@@ -49,7 +49,7 @@ SLICE_SECONDS = 0.1
 
 
 def ours(work: Work, folder: Path, *words: str, slowed: bool = False) -> Told:
-    """``steady train`` with two workers, or two ranks."""
+    """Run ``steady train`` with two workers, or two ranks."""
     run = folder / "run"
     with processes([(train_command(work, run, *words), {})]) as started, ExitStack() as stack:
         if slowed:
@@ -71,7 +71,7 @@ def ours(work: Work, folder: Path, *words: str, slowed: bool = False) -> Told:
 
 
 def dist_async(work: Work, folder: Path, *, servers: int, python: str, slowed: bool = False) -> Told:
-    """MXNet, of which a push and a pull are all parameters in 32 bits."""
+    """Run MXNet, whose pushes and pulls are all parameters in 32 bits."""
 
     @contextmanager
     def slow_the_last(workers: Sequence[Process]) -> Iterator[None]:
@@ -84,7 +84,7 @@ def dist_async(work: Work, folder: Path, *, servers: int, python: str, slowed: b
 
 
 def second_worker(pid: int) -> int | None:
-    """The process of the second worker or rank, once it is there."""
+    """Return the process of the second worker or rank, once it is there."""
     for child in psutil.Process(pid).children():
         with suppress(psutil.Error):
             if child.environ().get("RANK") == "1":
@@ -115,7 +115,7 @@ def stop_and_go(find: Callable[[], int | None]) -> Iterator[None]:
 
 
 def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Who takes part; and who does not, and why."""
+    """Return the contenders; and those that cannot take part, with the reason."""
     two = ("--engine", "async", "--workers", str(WORKERS))
     ddp = ("--procs", str(WORKERS))
 
@@ -140,7 +140,7 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures, medians over the rounds."""
+    """Measure all contenders; figures are medians over the rounds."""
     who, skipped = contenders(args.mxnet_python)
     who = {name: contender for name, contender in who.items() if not args.only or name in args.only}
     images = prepare(args.data / "cifar10-png.tar.zst", folder, args.images, args.val)
@@ -163,7 +163,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def summary(turns: list[Told], work: Work, num_val: int) -> dict[str, Any]:
-    """What one contender did."""
+    """Return medians over the turns of a contender."""
     stale = [turn.staleness for turn in turns if turn.staleness is not None]
     exchanged = [turn.exchanged_bytes / turn.step_seconds for turn in turns if turn.exchanged_bytes is not None]
     rates = [work.batch / turn.step_seconds for turn in turns]
@@ -181,13 +181,12 @@ def summary(turns: list[Told], work: Work, num_val: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments(parser, rounds=3, steps=780, images=10_000)
+    """Measure, print, and save where the command line asks for it."""
+    parser = arguments(__doc__, rounds=3, steps=780, images=10_000)
     parser.add_argument("--only", nargs="*", help="these contenders")
     parser.add_argument("--lr", type=float, default=Work.lr, help="learning rate of all contenders")
-    lr = parser.parse_args().lr
-    measure_and_record("async_engine" if lr == Work.lr else f"async_engine_lr_{lr:g}", parser, measure)
+    args = parser.parse_args()
+    measure_and_record("async_engine" if args.lr == Work.lr else f"async_engine_lr_{args.lr:g}", args, measure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each transform costs beside a step: CPU seconds of a batch, as a share of those of a ResNet-20 step, in turns.
+"""The cost of each transform beside a step: CPU seconds of a batch, as a share of those of a ResNet-20 step, in turns.
 
 A turn makes one step (fp32, batch 128, 32 x 32 pixels) and each transform once, with its usual values. Shares are of
 the processor time of all threads, which other processes disturb less, and of the wall clock: the fastest of all turns.
@@ -8,7 +8,6 @@ usage: python benchmarks/augmentation.py [--turns 15] [--threads 2] [--only augm
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
@@ -28,7 +27,7 @@ NEEDED = {"rotate": "rotate:15", "shear": "shear:0.1", "color": "color:0.4", "gr
 
 
 def step() -> Callable[[], object]:
-    """An update of ResNet-20."""
+    """Make an update of ResNet-20, to be called."""
     torch.manual_seed(0)
     net = models.build(Model("resnet20"), num_classes=10, channels=3, size=SIDE).module
     net.to(memory_format=torch.channels_last).train()
@@ -46,7 +45,7 @@ def step() -> Callable[[], object]:
 
 
 def transform(text: str) -> Callable[[], object]:
-    """A transform of a batch."""
+    """Make a transform of a batch, to be called."""
     chosen = Augmentation((Transform.parse(text),), seed=0, fill=(0.5,) * 3, num_classes=10, group=BATCH)
     images = torch.randint(0, 256, (BATCH, SIDE, SIDE, 3), dtype=torch.uint8)
     labels, positions = torch.randint(0, 10, (BATCH,)), np.arange(BATCH)
@@ -54,11 +53,10 @@ def transform(text: str) -> Callable[[], object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=list(KINDS))
-    parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     works = {"step": step(), **{name: transform(NEEDED.get(name, name)) for name in arguments.only}}

@@ -1,4 +1,4 @@
-"""What 4:2:0 and 4:4:4 chroma cost and save in packs: bytes, PSNR, and what ``steady pack --subsampling auto`` chooses.
+"""Cost and gain of 4:2:0 and 4:4:4 chroma in packs: bytes, PSNR, and the choice of ``steady pack --subsampling auto``.
 
 Four sets, at 256 pixels on the shorter side and quality 95, with restart markers: 200 original photographs of ImageNet,
 1,165 photographs of clothing, which were JPEGs of 4:2:0 before, and 80 drawings in strong colours (text, lines, discs,
@@ -12,9 +12,7 @@ usage: python benchmarks/chroma.py --data FOLDER [--save]
 
 from __future__ import annotations
 
-import argparse
 import io
-import os
 import random
 import tarfile
 import time
@@ -45,7 +43,7 @@ DRAWINGS = 40
 
 
 def photographs(archive: Path) -> Iterator[Pixels]:
-    """The images of a tar, as packing resizes them."""
+    """Yield the images of a tar, as packing resizes them."""
     with tarfile.open(archive) as tar:
         for member in tar:
             if member.isfile() and member.name.lower().endswith((".jpg", ".jpeg")):
@@ -57,7 +55,7 @@ def photographs(archive: Path) -> Iterator[Pixels]:
 
 
 def drawing(seed: int, *, scale: int) -> Pixels:
-    """Thirty objects in strong colours on one of them, 320 x 256 pixels; ``scale`` 2: with antialiased edges."""
+    """Draw thirty objects in strong colours on another one, 320 x 256 pixels; ``scale`` 2: with antialiased edges."""
     draw, (width, height) = random.Random(seed), (320 * scale, 256 * scale)
     background = draw.choice(COLOURS)
     image = Image.new("RGB", (width, height), background)
@@ -78,18 +76,18 @@ def drawing(seed: int, *, scale: int) -> Pixels:
 
 
 def chroma(pixels: Pixels) -> NDArray[np.float64]:
-    """Cb and Cr, float64[2, H, W]."""
+    """Return Cb and Cr, float64[2, H, W]."""
     return np.moveaxis(np.asarray(Image.fromarray(pixels).convert("YCbCr")), 2, 0)[1:].astype(np.float64)
 
 
 def psnr(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """Decibels; 100 where nothing differs."""
+    """Return the peak signal-to-noise ratio in decibels; 100 where nothing differs."""
     error = float(((ours.astype(np.float64) - theirs) ** 2).mean())
     return 10 * np.log10(255**2 / error) if error else 100.0
 
 
 def ssim(ours: NDArray[np.float64], theirs: NDArray[np.float64], side: int = 8) -> float:
-    """Structural similarity of float64[2, H, W], by windows side by side."""
+    """Return the structural similarity of float64[2, H, W], by windows side by side."""
     height, width = (size // side * side for size in ours.shape[1:])
 
     def windows(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -132,16 +130,12 @@ def measure(images: list[Pixels]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--save", action="store_true")
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__, data="imagenet-sample-200.tar and clothing-10.tar")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds imagenet-sample-200.tar and clothing-10.tar")
     sets = {
-        "photographs, ImageNet": list(photographs(Path(args.data) / "imagenet-sample-200.tar")),
-        "photographs, clothing": list(photographs(Path(args.data) / "clothing-10.tar")),
+        "photographs, ImageNet": list(photographs(args.data / "imagenet-sample-200.tar")),
+        "photographs, clothing": list(photographs(args.data / "clothing-10.tar")),
         "drawings": [drawing(seed, scale=1) for seed in range(DRAWINGS)],
         "drawings, antialiased": [drawing(seed, scale=2) for seed in range(DRAWINGS)],
     }

@@ -19,19 +19,19 @@ usage: python benchmarks/cifar10_epochs.py --data FOLDER --work FOLDER [--epochs
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import machine
-from accuracy import STEADY
 from cifar10_minutes import EVALUATED, measured, prepared
-from peers.commands import asked, cpu_seconds
+from machine import STEADY, cpu_seconds
+from peers.commands import asked
 
 HERE = Path(__file__).resolve().parent
 CONTENDERS = ("quick", "airbench-32", "airbench", "resnet20", "timm", "torch")
@@ -39,7 +39,7 @@ NEVER, HOURS = (1.01,), 6 * 3600.0
 
 
 def command(name: str, start: Path, run: Path, epochs: int, seed: int) -> list[str]:
-    """What trains for so many epochs."""
+    """Return the command that trains a contender for so many epochs."""
     ours = [*STEADY, "train", f"{start}-train.rec", "--val", f"{start}-val.rec", "--seed", str(seed), "--run", str(run)]
     theirs = (str(start), str(epochs), str(seed))
     peer: dict[str, tuple[str, ...]] = {
@@ -66,37 +66,32 @@ def trained(words: Sequence[str], epochs: int, log: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Let each contender have its turn that has not had it, and tell of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
+    """Measure every contender that has no kept result yet, and record all."""
+    parser = machine.parser(
+        __doc__, data="cifar10-png.tar.zst", work="records, logs and finished results", choose=("--only", CONTENDERS)
+    )
     parser.add_argument("--epochs", type=int, nargs="+", default=[3, 5, 8])
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/cifar10_epochs.json")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds cifar10-png.tar.zst")
-    args.work.mkdir(parents=True, exist_ok=True)
-    start, _ = prepared(Path(args.data), args.work)
+    start, _ = prepared(args.data, args.work)
+
+    def turn(name: str, epochs: int, seed: int, file: Path) -> dict[str, Any]:
+        run = args.work / f"run-{file.stem}"
+        shutil.rmtree(run, ignore_errors=True)
+        words = command(name, start, run, epochs, seed)
+        machine.say(" ".join(words))
+        outcome = trained(words, epochs, file.with_suffix(".log"))
+        if run.exists():
+            evaluate = [*STEADY, "evaluate", str(run), "--weights", "last", "--tta", "flip", "--json"]
+            outcome["tta"] = json.loads(asked(evaluate, args.work, HOURS))["top1"]
+        return outcome
+
     figures: dict[str, dict[str, dict[str, Any]]] = {}
-    for epochs in args.epochs:
-        for seed in range(args.seeds):
-            for name in CONTENDERS:
-                kept = args.work / f"{name}-{epochs}-epochs-{seed}.json"
-                if not kept.exists() and name in args.only:
-                    run = args.work / f"run-{kept.stem}"
-                    shutil.rmtree(run, ignore_errors=True)
-                    words = command(name, start, run, epochs, seed)
-                    print(" ".join(words), file=sys.stderr)
-                    outcome = trained(words, epochs, kept.with_suffix(".log"))
-                    if run.exists():
-                        evaluate = [*STEADY, "evaluate", str(run), "--weights", "last", "--tta", "flip", "--json"]
-                        outcome["tta"] = json.loads(asked(evaluate, args.work, HOURS))["top1"]
-                    kept.write_text(json.dumps(outcome), encoding="utf-8")
-                if kept.exists():
-                    by_seed = figures.setdefault(f"{epochs} epochs", {}).setdefault(name, {})
-                    by_seed[f"seed {seed}"] = json.loads(kept.read_text(encoding="utf-8"))
+    for epochs, seed, name in product(args.epochs, range(args.seeds), CONTENDERS):
+        file = args.work / f"{name}-{epochs}-epochs-{seed}.json"
+        if name in args.only or file.exists():
+            by_seed = figures.setdefault(f"{epochs} epochs", {}).setdefault(name, {})
+            by_seed[f"seed {seed}"] = machine.kept(file, partial(turn, name, epochs, seed, file))
     machine.record("cifar10_epochs", figures, save=args.save)
 
 

@@ -1,6 +1,6 @@
 """CIFAR-10 from the command line: minutes from the command to 70, 80 and 90 % of the test images, start-up included.
 
-The 60,000 images lie in records as the PNG that they came in, byte for byte; packing is told apart. Contenders train
+The 60,000 images lie in records as the PNG that they came in, byte for byte; packing is timed apart. Contenders train
 one after another, and all 10,000 test images are classified after each epoch, without test-time augmentation:
 
 - ``quick``: ``steady train`` with ``recipes/cifar10.toml``; on a GPU twice as wide, in 20 epochs of larger batches.
@@ -25,7 +25,6 @@ usage: python benchmarks/cifar10_minutes.py --data FOLDER --work FOLDER [--limit
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -38,6 +37,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,7 +46,7 @@ import numpy as np
 from PIL import Image
 
 import machine
-from accuracy import STEADY, unpacked
+from machine import STEADY, unpacked
 from steadytrain.machine import facts
 
 HERE = Path(__file__).resolve().parent
@@ -63,7 +63,7 @@ GRACE = 60.0  # seconds until one that was asked to end is killed
 
 
 def prepared(data: Path, work: Path) -> tuple[Path, float]:
-    """The records, and the decoded images that the plain script has; what their names begin with, packing's seconds."""
+    """Pack the records and decode the plain script's images; return the start of their names, packing's seconds."""
     start, receipt = work / "cifar10", work / "packed.json"
     if not receipt.exists():
         folder = unpacked(data / "cifar10-png.tar.zst", work / "images")
@@ -84,7 +84,7 @@ def _decode(folder: Path, out: str) -> None:
 
 
 def command(name: str, start: Path, run: Path, seed: int, *, python: str | None, on_gpu: bool) -> list[str]:
-    """What a user types, with this Python; ``python``: MXNet's."""
+    """Return the command of a contender, as a user types it; ``python``: MXNet's."""
     train, val = f"{start}-train.rec", f"{start}-val.rec"
     ours = [*STEADY, "train", train, "--val", val, "--seed", str(seed), "--run", str(run)]
     every_core = ("env", f"OMP_NUM_THREADS={facts.cores()}")
@@ -116,7 +116,7 @@ def measured(words: Sequence[str], targets: Sequence[float], limit_seconds: floa
             if line.startswith(EVALUATED):
                 values = {name: float(value) for name, value in re.findall(FOUND, line)}
                 rows.append({"minutes": round((time.perf_counter() - began) / 60, 3), **values})
-                print(rows[-1], file=sys.stderr)
+                machine.say(rows[-1])
             if rows and rows[-1]["top1"] >= max(targets):
                 break
         else:
@@ -135,13 +135,13 @@ def measured(words: Sequence[str], targets: Sequence[float], limit_seconds: floa
 
 
 def reached(rows: Sequence[dict[str, float]], target: float) -> float | None:
-    """Minutes until the first evaluation of at least so much."""
+    """Return the minutes until the first evaluation of at least so much."""
     return next((row["minutes"] for row in rows if row["top1"] >= target), None)
 
 
 @contextmanager
 def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A command whose output can be read line by line; at the end it is asked to end, and nothing of it is left."""
+    """Run a command whose output can be read line by line; end it at the end, and all that it has started."""
     process = subprocess.Popen(
         words,
         env={**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE", "PYTHONUNBUFFERED": "1"},
@@ -164,36 +164,37 @@ def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def main() -> None:
-    """Run what has not been run yet, and tell of all."""
+    """Run every contender that has no kept result yet, and record all."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended as well
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser = machine.parser(
+        __doc__,
+        data="cifar10-png.tar.zst",
+        work="records, logs and finished results",
+        choose=("--only", CONTENDERS),
+        mxnet=True,
+    )
     parser.add_argument("--limit", type=float, default=300.0, help="minutes of each contender, at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/cifar10_minutes.json")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds cifar10-png.tar.zst")
     if "mxnet" in args.only and args.mxnet_python is None:
         parser.error("give --mxnet-python, the Python of MXNet 1.9.1, or --only the others")
-    args.work.mkdir(parents=True, exist_ok=True)
-    start, packing = prepared(Path(args.data), args.work)
+    start, packing = prepared(args.data, args.work)
     on_gpu = bool(facts.accelerators())
     targets = (*TARGETS, *ON_GPU) if on_gpu else TARGETS
-    for name in args.only:
-        kept = args.work / f"{name}-{args.seed}.json"
-        if not kept.exists():
-            run = args.work / f"run-{name}-{args.seed}"
-            shutil.rmtree(run, ignore_errors=True)
-            words = command(name, start, run, args.seed, python=args.mxnet_python, on_gpu=on_gpu)
-            print(" ".join(words), file=sys.stderr)
-            measurement = measured(words, targets, args.limit * 60, kept.with_suffix(".log"))
-            kept.write_text(json.dumps(measurement, indent=2), encoding="utf-8")
-    kept_ones = {name: args.work / f"{name}-{args.seed}.json" for name in CONTENDERS}
-    figures = {name: json.loads(kept.read_text(encoding="utf-8")) for name, kept in kept_ones.items() if kept.exists()}
+
+    def turn(name: str, log: Path) -> dict[str, Any]:
+        run = args.work / f"run-{name}-{args.seed}"
+        shutil.rmtree(run, ignore_errors=True)
+        words = command(name, start, run, args.seed, python=args.mxnet_python, on_gpu=on_gpu)
+        machine.say(" ".join(words))
+        return measured(words, targets, args.limit * 60, log)
+
+    files = {name: args.work / f"{name}-{args.seed}.json" for name in CONTENDERS}
+    figures = {
+        name: machine.kept(file, partial(turn, name, file.with_suffix(".log")))
+        for name, file in files.items()
+        if name in args.only or file.exists()
+    }
     document = {"seed": args.seed, "packing_seconds": packing, "recipe": tomllib.loads(RECIPE.read_text("utf-8"))}
     machine.record("cifar10_minutes", {**document, "contenders": figures}, save=args.save)
 

@@ -1,11 +1,15 @@
-"""What compressed gradients are worth over slow links: two ranks in network namespaces, joined by a shaped cable.
+"""Seconds to exchange compressed gradients over slow links: two ranks in network namespaces, joined by a shaped cable.
+
+For each rate of the cable: seconds of an exchange of all gradients of a model, as ``steady bandwidth`` measures it, in
+32 bits, as fp16, bf16 and 2bit, and how many times faster than in 32 bits.
 
 Needs root on Linux (``ip`` and ``tc`` of iproute2). Nothing but the two namespaces of its own is touched.
+
+usage: python benchmarks/compression.py [--model resnet50] [--seconds 10] [--rates 100mbit ...] [--save]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -14,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from machine import facts, record
+import machine
 
 RATES = ("100mbit", "1gbit", "10gbit", "")  # "": as fast as this machine copies
 NETWORK = "10.63.255"
@@ -23,13 +27,12 @@ SECONDS = 3600.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine.parser(__doc__)
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each rate")
     parser.add_argument("--rates", nargs="*", default=list(RATES), help="as tc takes them; '' for an unshaped cable")
-    parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
-    document: dict[str, Any] = {"machine": facts(), "seconds": arguments.seconds, "links": []}
+    document: dict[str, Any] = {"seconds": arguments.seconds, "links": []}
     with cable() as ends:
         for rate in arguments.rates:
             shape(ends, rate)
@@ -37,13 +40,12 @@ def main() -> None:
             document |= {"model": rows["model"], "bytes": 4 * rows["parameters"]}
             (gloo,) = rows["backends"]
             document["links"].append({"rate": rate or "unshaped", **row(gloo)})
-            print(json.dumps(document["links"][-1]), file=sys.stderr)
-    document["machine"] = facts()
-    record("compression", document, save=arguments.save)
+            machine.say(json.dumps(document["links"][-1]))
+    machine.record("compression", document, save=arguments.save)
 
 
 def row(gloo: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of an exchange of all gradients, each way, and how many times faster than plain buckets that is."""
+    """Return seconds of an exchange of all gradients, each way, and how many times faster than plain buckets."""
     seconds = {way["way"]: round(way["seconds"], 5) for way in gloo["ways"]}
     faster = {way: round(seconds["buckets"] / seconds[way], 2) for way in ("fp16", "bf16", "2bit")}
     return {"latency_seconds": round(gloo["latency_seconds"], 6), "seconds": seconds, "times_faster": faster}
@@ -51,7 +53,7 @@ def row(gloo: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def cable() -> Iterator[list[str]]:
-    """Two namespaces with an address each, gone at the end; yields their names."""
+    """Make two namespaces with an address each, and remove them at the end; yield their names."""
     names = [f"steady{os.getpid()}{end}" for end in "ab"]
     try:
         for name in names:
@@ -77,14 +79,14 @@ def shape(ends: list[str], rate: str, burst: str = "1mb") -> None:
 
 
 def measured(ends: list[str], model: str, seconds: float) -> dict[str, Any]:
-    """What ``steady bandwidth`` tells, a rank in each namespace."""
+    """Run ``steady bandwidth`` with a rank in each namespace; return its document."""
     words = ["bandwidth", "--model", model, "--backend", "gloo", "--seconds", str(seconds), "--json"]
     document: dict[str, Any] = json.loads(in_both(ends, "steadytrain", *words))
     return document
 
 
 def in_both(ends: list[str], module: str, *words: str, cores: Sequence[int] = ()) -> bytes:
-    """What the first rank prints of a module that runs as a rank in each namespace; ``cores``: one for each rank."""
+    """Run a module as a rank in each namespace; return what the first prints. ``cores``: one for each rank."""
     ranks = []
     for rank, name in enumerate(ends):
         variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": f"{NETWORK}.1", "MASTER_PORT": PORT}

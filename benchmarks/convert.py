@@ -9,36 +9,30 @@ largest difference.
 ``--finetune``: clothing-10 from MXNet's SqueezeNet, as MXNet's ``fine-tune.py`` does it (``Module.fit`` on record
 files, SGD of 0.01 without momentum or decay, random crops and flips; and with momentum 0.9) and by ``steady
 finetune``, by turns: top-1 on its test images, images per second of training, CPU seconds of the whole command.
-``--speed``: updates of a converted graph and of torchvision's network, by turns.
 
 usage: python benchmarks/convert.py --work FOLDER [--data FOLDER] [--mxnet-python PYTHON]
-           [--finetune] [--speed] [--save]
+           [--finetune] [--save]
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import shutil
-import statistics
 import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
 import machine
-from peers.commands import cpu_seconds
+from machine import STEADY, cpu_seconds
 from steadytrain import models
 from steadytrain.config import Model
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
@@ -47,7 +41,6 @@ from steadytrain.training import restore
 from steadytrain.training.inference.convert import convert_from_mxnet, convert_to_mxnet
 
 PEERS = Path(__file__).resolve().parent / "peers"
-STEADY = (sys.executable, "-m", "steadytrain")
 REAL = {
     "squeezenet1.1": "squeezenet1.1/squeezenet1.1",
     **{f"cifar_{name}": f"cifar-resnet/cifar_{name}" for name in ("resnet20_v1", "resnet20_v2", "resnet56_v2")},
@@ -70,7 +63,7 @@ Array = NDArray[Any]
 
 
 def photographs(data: Path) -> tuple[list[str], Array, Array]:
-    """Names, images uint8[200, 224, 224, 3] and labels of the ImageNet sample: shorter side 256, its centre."""
+    """Return names, images uint8[200, 224, 224, 3] and labels of the ImageNet sample: shorter side 256, its centre."""
     names, images = [], []
     with tarfile.open(data / "imagenet-sample-200.tar") as archive:
         for member in sorted((m for m in archive.getmembers() if m.isfile()), key=lambda m: m.name):
@@ -86,12 +79,9 @@ def photographs(data: Path) -> tuple[list[str], Array, Array]:
 
 
 def cifar(data: Path) -> tuple[list[str], Array, Array]:
-    """Some images of CIFAR-10's test set, as many of each class."""
+    """Return some images of CIFAR-10's test set, equally many of each class."""
     by_kind: dict[str, list[tuple[str, Array]]] = {}
-    with (
-        zstandard.open(data / "cifar10-png.tar.zst", "rb") as stream,
-        tarfile.open(fileobj=stream, mode="r|") as archive,
-    ):
+    with machine.opened(data / "cifar10-png.tar.zst") as archive:
         for member in archive:
             parts = member.name.split("/")
             if member.isfile() and parts[0] == "test" and len(by_kind.setdefault(parts[1], [])) < CIFAR_IMAGES // 10:
@@ -103,13 +93,13 @@ def cifar(data: Path) -> tuple[list[str], Array, Array]:
 
 
 def scaled(images: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
-    """Float32 NCHW, as the networks take it."""
+    """Convert images to float32 NCHW, as the networks take them."""
     values = (images.astype(np.float32) / np.float32(255) - np.array(mean, np.float32)) / np.array(std, np.float32)
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2).astype(np.float32))
 
 
 def logits_of(module: nn.Module, images: Array) -> Array:
-    """What a module computes, in batches of 50."""
+    """Compute the outputs of a module, in batches of 50."""
     with torch.no_grad():
         parts = [module(torch.from_numpy(images[k : k + 50])).numpy() for k in range(0, len(images), 50)]
     return np.concatenate(parts)
@@ -128,7 +118,7 @@ class MXNet:
         self.python, self.work, self.count = python, work, 0
 
     def run(self, script: str, *words: str) -> str:
-        """A script's standard output; both cores are its."""
+        """Run a script of MXNet on both cores; return its standard output."""
         variables = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE", "OMP_NUM_THREADS": str(os.cpu_count())}
         done = subprocess.run([self.python, str(PEERS / script), *words], env=variables, capture_output=True, text=True)
         if done.returncode:
@@ -136,7 +126,7 @@ class MXNet:
         return done.stdout
 
     def forward(self, symbol: Path, params: Path, images: Array) -> Array:
-        """Its first output for images."""
+        """Return MXNet's first output for images."""
         self.count += 1
         files = {"images": self.work / f"{self.count}-images.npy", "out": self.work / f"{self.count}-out.npy"}
         np.save(files["images"], images)
@@ -150,7 +140,7 @@ class MXNet:
 
 
 def agreement(theirs: Array, ours: Array, labels: Array) -> dict[str, Any]:
-    """Accuracies of both, and how near they are."""
+    """Compare outputs: accuracies of both, and how near they are."""
 
     def best(values: Array) -> Array:
         return np.argsort(-values, axis=1, kind="stable")[:, :5]
@@ -167,7 +157,7 @@ def agreement(theirs: Array, ours: Array, labels: Array) -> dict[str, Any]:
 
 
 def compare_real(name: str, data: Path, work: Path, peer: MXNet) -> dict[str, Any]:
-    """A real checkpoint, in both directions."""
+    """Compare a real checkpoint with MXNet, in both directions."""
     source = data / "weights" / f"{REAL[name]}-0000.params"
     checkpoint = open_checkpoint(str(source))
     names, images, labels = photographs(data) if checkpoint.size == 224 else cifar(data)
@@ -207,7 +197,7 @@ def compare_real(name: str, data: Path, work: Path, peer: MXNet) -> dict[str, An
 
 
 def compare_drawn(name: str, size: int, work: Path, peer: MXNet) -> dict[str, Any]:
-    """A network with drawn weights and statistics, in MXNet."""
+    """Compare a network with random weights and statistics with itself in MXNet."""
     from steadytrain.interop.mxnet.params import write_params
     from steadytrain.interop.mxnet.symbol import write_symbol
     from steadytrain.interop.mxnet.trace import export_symbol
@@ -231,32 +221,8 @@ def compare_drawn(name: str, size: int, work: Path, peer: MXNet) -> dict[str, An
     }
 
 
-def speed(data: Path, rounds: int = 5) -> dict[str, Any]:
-    """Images per second of updates (forward, backward, SGD): MXNet's graph and torchvision's network, by turns."""
-    checkpoint = open_checkpoint(str(data / "weights" / f"{REAL['squeezenet1.1']}-0000.params"))
-    graph: nn.Module = checkpoint.network(num_classes=10, size=224).module
-    theirs = models.build(Model("torchvision/squeezenet1_1"), num_classes=10, channels=3, size=224).module
-    nets = {"graph": graph, "torchvision": theirs}
-    rates: dict[str, list[float]] = {name: [] for name in nets}
-    x, y = torch.randn(16, 3, 224, 224).contiguous(memory_format=torch.channels_last), torch.arange(16) % 10
-    for turn in range(rounds + 1):
-        for name, net in nets.items():
-            net.train().to(memory_format=torch.channels_last)
-            optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
-            began = time.process_time()
-            for _ in range(4):
-                loss = nn.functional.cross_entropy(net(x), y)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            if turn:
-                rates[name].append(64 / (time.process_time() - began))
-    ratio = statistics.median(a / b for a, b in zip(rates["graph"], rates["torchvision"], strict=True))
-    return {"images_per_cpu_second": rates, "graph_over_torchvision": ratio}
-
-
 def finetune(data: Path, work: Path, peer: MXNet, epochs: int, seeds: int) -> dict[str, Any]:
-    """Clothing-10 from MXNet's SqueezeNet: MXNet's way and ``steady finetune``, by turns."""
+    """Fine-tune clothing-10 from MXNet's SqueezeNet: by MXNet and by ``steady finetune``, by turns."""
     folder = work / "clothing"
     if not folder.exists():
         with tarfile.open(data / "clothing-10.tar") as tar:
@@ -289,32 +255,29 @@ def finetune(data: Path, work: Path, peer: MXNet, epochs: int, seeds: int) -> di
         row = {"contender": "steady finetune", "seed": seed, "top1": times["top1"], "images_per_second": rate}
         row["cpu_seconds"] = spent
         document["results"].append(row)
-        print(document["results"][-3:], file=sys.stderr, flush=True)
+        machine.say(document["results"][-3:])
     return document
 
 
 def main() -> None:
-    """Compare, and tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
+    """Compare, print, and save where the command line asks for it."""
+    parser = machine.parser(
+        __doc__,
+        data="imagenet-sample-200.tar, cifar10-png.tar.zst, clothing-10.tar and weights/",
+        work="checkpoints and runs",
+        mxnet=True,
+    )
     parser.add_argument("--finetune", action="store_true")
-    parser.add_argument("--speed", action="store_true")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/convert*.json")
     args = parser.parse_args()
-    if args.data is None or args.mxnet_python is None:
-        parser.error("give --data, the folder with weights/, and --mxnet-python, a Python 3.8 with mxnet==1.9.1")
-    args.work.mkdir(parents=True, exist_ok=True)
+    if args.mxnet_python is None:
+        parser.error("give --mxnet-python, a Python 3.8 with mxnet==1.9.1")
     peer = MXNet(args.mxnet_python, args.work.resolve())
     if args.finetune:
         rows = finetune(args.data, args.work.resolve(), peer, args.epochs, args.seeds)
         machine.record("convert_finetune", rows, save=args.save)
-    if args.speed:
-        machine.record("convert_speed", speed(args.data), save=args.save)
-    if not args.finetune and not args.speed:
+    else:
         real = {name: compare_real(name, args.data, args.work, peer) for name in REAL}
         drawn = {name: compare_drawn(name, size, args.work, peer) for name, size in DRAWN.items()}
         machine.record("convert", {"real": real, "drawn": drawn}, save=args.save)

@@ -24,13 +24,11 @@ usage: python benchmarks/eight_gpus.py [--session results/gpu_session.json] [--c
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import math
 import random
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -87,13 +85,13 @@ def simulate(
     return images / at, sum(spent) / len(spent) if spent else 0.0
 
 
-def fit(one: float, most: float, threads: int) -> tuple[float, float]:
+def fit(single: float, most: float, threads: int) -> tuple[float, float]:
     """Find the seconds of an image without and under the lock, from the rates of one thread and of so many."""
     low, high = 0.0, 1 / most
     for _ in range(FIT_STEPS):
         locked = (low + high) / 2
-        low, high = (locked, high) if simulate(threads, 1 / one - locked, locked)[0] > most else (low, locked)
-    return 1 / one - low, low
+        low, high = (locked, high) if simulate(threads, 1 / single - locked, locked)[0] > most else (low, locked)
+    return 1 / single - low, low
 
 
 def feed(session: dict[str, Any], cores: int) -> dict[str, Any]:
@@ -149,14 +147,14 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
     busy = sum(ledger[part] for part in ("forward", "backward", "optimizer"))
     published = json.loads((RESULTS / "scale_published.json").read_text(encoding="utf-8"))
     spread = published["spreads"]["practice"]
-    here = _scale("--model", "timm/resnet50", "--batch-size", "4", "--seconds", "4", "--devices", "1", "--link", "ndr")
+    base = _scale("--model", "timm/resnet50", "--batch-size", "4", "--seconds", "4", "--devices", "1", "--link", "ndr")
     answer: dict[str, Any] = {"spread": spread}
     batch = steps["updates"]["batch_size"]
     for name, row in steps["updates"]["rows"].items():
         if name == "graph" or "images_per_second" not in row:
             continue  # a graph is of one process
         seconds = batch / row["images_per_second"]
-        one = here["one"] | {
+        device = base["one"] | {
             "device": "cuda",
             "batch_size": batch,
             "precision": "bf16",
@@ -170,7 +168,7 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
                 )
             },
         }
-        document = {"one": one, "ranks": [], "fitted": None, "epochs": None}
+        document = {"one": device, "ranks": [], "fitted": None, "epochs": None}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "one.json"
             file.write_text(json.dumps(document), encoding="utf-8")
@@ -190,7 +188,7 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
 
 
 def _scale(*words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "steadytrain", "scale", *words, "--json"]
+    command = [*machine.STEADY, "scale", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -199,10 +197,9 @@ def _scale(*words: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--session", type=Path, default=RESULTS / "gpu_session.json")
     parser.add_argument("--cores", type=int, default=112, help="of the machine with eight GPUs")
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     session = json.loads(args.session.read_text(encoding="utf-8"))
     fed = feed(session, args.cores)

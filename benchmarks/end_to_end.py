@@ -1,4 +1,4 @@
-"""What the feed costs training on a CPU: steps fed from JPEG records against the same steps on one resident batch.
+"""Throughput of training on a CPU fed from JPEG records, against the same steps on one batch in memory.
 
 One process, one model, one optimizer: blocks of steps on a batch that stays in memory, while the feed's queue is full
 and its threads sleep, take turns with blocks of steps that each take their batch from the feed. ``share`` is the
@@ -11,8 +11,6 @@ usage: python benchmarks/end_to_end.py --data FOLDER [--rounds 5] [--steps 6] [-
 
 from __future__ import annotations
 
-import argparse
-import os
 import tarfile
 import tempfile
 import time
@@ -34,7 +32,7 @@ CASES = {"resnet50": ("timm/resnet50", 16), "resnet18": ("timm/resnet18", 16)}
 
 
 def packed(folder: Path, out: Path) -> Path:
-    """The sample in two classes, at 256 pixels."""
+    """Pack the sample in two classes, at 256 pixels."""
     with tarfile.open(folder / "imagenet-sample-200.tar") as tar:
         tar.extractall(out / "all", filter="data")
     for number, path in enumerate(sorted((out / "all").rglob("*.JPEG"))):
@@ -45,7 +43,7 @@ def packed(folder: Path, out: Path) -> Path:
 
 
 def compare(case: str, records: Path, rounds: int, steps: int) -> dict[str, Any]:
-    """Blocks of resident and of fed steps, in turns."""
+    """Measure blocks of steps on one batch and of fed steps, in turns."""
     model, batch_size = CASES[case]
     recipe = Recipe(
         data=Data(train=str(records), size=224, holdout=0.0),
@@ -73,7 +71,7 @@ def compare(case: str, records: Path, rounds: int, steps: int) -> dict[str, Any]
 
 
 def turn(session: Session, resident: DeviceBatch, batches: Iterator[DeviceBatch], steps: int) -> dict[str, float]:
-    """One block of each kind; seconds a step."""
+    """Time one block of each kind; return seconds a step."""
     still = block(session, [resident] * steps)
     before = session.feed.stats()
     began = time.perf_counter()
@@ -98,7 +96,7 @@ STAGES = ("read", "decode", "batch")
 
 
 def block(session: Session, batches: list[DeviceBatch]) -> float:
-    """Seconds a step."""
+    """Make steps; return seconds a step."""
     began = time.perf_counter()
     for batch in batches:
         session.update(session.state, batch, 0.01)
@@ -106,18 +104,12 @@ def block(session: Session, batches: list[DeviceBatch]) -> float:
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--rounds", type=int, default=5)
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__, data="imagenet-sample-200.tar", choose=("--cases", CASES), rounds=5)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/end_to_end.json")
     arguments = parser.parse_args()
-    if arguments.data is None:
-        parser.error("give --data, the folder that holds imagenet-sample-200.tar")
     with tempfile.TemporaryDirectory() as folder:
-        records = packed(Path(arguments.data), Path(folder))
+        records = packed(arguments.data, Path(folder))
         cases = {case: compare(case, records, arguments.rounds, arguments.steps) for case in arguments.cases}
     name = machine.of_cases("end_to_end", arguments.cases, CASES)
     machine.record(name, {"rounds": arguments.rounds, "steps": arguments.steps, **cases}, save=arguments.save)

@@ -1,4 +1,4 @@
-"""What two ranks cost the host beside bare DistributedDataParallel, by processes that take turns.
+"""Host time of two ranks beside bare DistributedDataParallel, by processes that take turns.
 
 A model that does nothing, but has as many parameter tensors as ResNet-20 or ResNet-50, is trained on one small resident
 batch over gloo, by four programs: the whole loop of steadytrain as two ranks and as one process (events, ledger, watch
@@ -10,7 +10,7 @@ thread computes, and all use torch's fused SGD.
 - ``engine``: their difference: what the ranks are to blame for.
 
 Microseconds of processor time a step, of the thread that trains (``training_thread``) and of the whole process
-(``all_threads``, which counts); ``wall`` is told, and depends on what else runs. The figures are medians over the
+(``all_threads``, which counts); ``wall`` is recorded, and depends on what else runs. The figures are medians over the
 rounds, each of four programs that followed each other. ``share_of_step``: of a real step, that of ResNet-20 at 32
 pixels with a batch of 128 by bare DistributedDataParallel with two ranks, whatever the number of tensors; at most 1 %.
 
@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ MODEL = "engine_overhead:Many"
 
 
 def many(num_classes: int, tensors: int = 1, **options: Any) -> Any:
-    """A model that does nothing with so many parameter tensors: logits from them, whatever the images."""
+    """Build a model that does nothing with so many parameter tensors: logits from them, whatever the images."""
     import torch
 
     class Module(torch.nn.Module):
@@ -67,7 +67,7 @@ def many(num_classes: int, tensors: int = 1, **options: Any) -> Any:
 
 
 def whole_loop(tensors: int, steps: int, records: str, folder: str) -> dict[str, float]:
-    """Seconds a step of a run of steadytrain, as whatever rank the environment says."""
+    """Return seconds a step of a run of steadytrain, as the rank that the environment names."""
     from steadytrain.distributed.process_group import init_group
     from steadytrain.distributed.world import world_from_environment
     from steadytrain.events import Step
@@ -111,8 +111,8 @@ def _rest_the_feed(steps: int) -> None:
     loop: Any = module
     load = loop.load
 
-    def resident(feed: Any, device: Any, clock: Any) -> Iterator[DeviceBatch]:
-        first = next(load(feed, device, clock))
+    def resident(feed: Any, device: Any, clock: Any, **options: Any) -> Iterator[DeviceBatch]:
+        first = next(load(feed, device, clock, **options))
         for _ in range(steps):
             clock.to("input")
             clock.to("host")
@@ -123,7 +123,7 @@ def _rest_the_feed(steps: int) -> None:
 
 
 def bare_loop(tensors: int, steps: int) -> dict[str, float]:
-    """Seconds a step of a bare script, as whatever rank the environment says."""
+    """Return seconds a step of a bare script, as the rank that the environment names."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
@@ -161,7 +161,7 @@ def _between(marks: list[tuple[float, float, float]], steps: int) -> dict[str, f
 
 
 def child(side: str, ranks: int, tensors: int, steps: int, records: Path) -> dict[str, float]:
-    """What the first rank of a program says that has so many."""
+    """Run a program of so many ranks; return what the first one prints."""
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     port = free_port()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -186,33 +186,28 @@ def child(side: str, ranks: int, tensors: int, steps: int, records: Path) -> dic
 
 
 def compare(tensors: int, rounds: int, steps: int, records: Path) -> dict[str, Any]:
-    """Rounds of all four in turns; microseconds a step."""
+    """Run all four in turns; return microseconds a step."""
     taken: dict[tuple[str, int], list[dict[str, float]]] = {side: [] for side in SIDES}
-    for number in range(rounds):
-        for side in SIDES if number % 2 else reversed(SIDES):
-            taken[side].append(child(*side, tensors, steps, records))
+    for _, side in machine.in_turns(SIDES, rounds):
+        taken[side].append(child(*side, tensors, steps, records))
     return {
         kind: _costs({side: [1e6 * turn[kind] for turn in turns] for side, turns in taken.items()}) for kind in KINDS
     }
 
 
 def _costs(seconds: dict[tuple[str, int], list[float]]) -> dict[str, Any]:
-    """Medians of each program, and of the differences of those that followed each other."""
+    """Return medians of each program, and of the differences of those that followed each other."""
     ours, ddp_, alone, bare = seconds.values()
     loop = [a - b for a, b in zip(ours, ddp_, strict=True)]
     single = [a - b for a, b in zip(alone, bare, strict=True)]
     engine = [a - b for a, b in zip(loop, single, strict=True)]
     programs = {"_".join(map(str, side)): median(turns) for side, turns in seconds.items()}
     costs = {"loop": loop, "alone": single, "engine": engine}
-    return programs | {name: {"median": median(of), "quartiles": _quartiles(of)} for name, of in costs.items()}
-
-
-def _quartiles(values: list[float]) -> list[float]:
-    return quantiles(values, n=4)[::2] if len(values) > 1 else values * 2
+    return programs | {name: {"median": median(of), "quartiles": machine.quartiles(of)} for name, of in costs.items()}
 
 
 def real_seconds(folder: Path) -> float:
-    """A step of ResNet-20 by two ranks of the bare script."""
+    """Time a step of ResNet-20 by two ranks of the bare script."""
     draw = np.random.default_rng(0)
     for part in ("train", "val"):
         np.save(folder / f"noise-{part}.npy", draw.integers(0, 256, (256, 32, 32, 3), dtype=np.uint8))
@@ -221,7 +216,7 @@ def real_seconds(folder: Path) -> float:
 
 
 def measure(rounds: int, steps: int, real: float | None = None) -> dict[str, Any]:
-    """All figures; ``real``: seconds of a real step, if they are known."""
+    """Measure everything; ``real``: seconds of a real step, if they are known."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         records = train_step.write_records(folder / "nothing", 32, 3, 256)
@@ -237,24 +232,13 @@ def measure(rounds: int, steps: int, real: float | None = None) -> dict[str, Any
                 "met": shares["loop"] <= BAR,
             }
             cases[f"tensors of {case}"] = document
-    return {"rounds": rounds, "steps": steps, "bar": BAR, "real_step_ms": 1e3 * real, **rounded(cases)}
-
-
-def rounded(document: Any, digits: int = 3) -> Any:
-    """The same with so many digits."""
-    if isinstance(document, dict):
-        return {key: rounded(value, digits) for key, value in document.items()}
-    if isinstance(document, list):
-        return [rounded(value, digits) for value in document]
-    return float(f"{document:.{digits}g}") if isinstance(document, float) else document
+    return {"rounds": rounds, "steps": steps, "bar": BAR, "real_step_ms": 1e3 * real, **machine.rounded(cases)}
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__, rounds=7)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/engine_overhead.json")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:

@@ -54,7 +54,7 @@ IMAGES = 200
 
 
 def photographs(data: Path, folder: Path) -> Path:
-    """The 200 photographs of ImageNet, each in the folder of its synset."""
+    """Unpack the 200 photographs of ImageNet, each into the folder of its synset."""
     with tarfile.open(data / "imagenet-sample-200.tar") as tar:
         for member in tar:
             if member.isfile():
@@ -67,14 +67,9 @@ def photographs(data: Path, folder: Path) -> Path:
 
 
 def small_images(data: Path, folder: Path) -> Path:
-    """200 test images of CIFAR-10, 20 of each class."""
-    import zstandard
-
+    """Unpack 200 test images of CIFAR-10, 20 of each class."""
     counts: dict[str, int] = {}
-    with (
-        (data / "cifar10-png.tar.zst").open("rb") as raw,
-        tarfile.open(fileobj=zstandard.ZstdDecompressor().stream_reader(raw), mode="r|") as tar,
-    ):
+    with machine.opened(data / "cifar10-png.tar.zst") as tar:
         for member in tar:
             place = Path(member.name).parent
             if "test" in place.parts and member.isfile() and counts.get(place.name, 0) < 20:
@@ -85,7 +80,7 @@ def small_images(data: Path, folder: Path) -> Path:
 
 @torch.no_grad()
 def drawn(name: str, photos: Path, folder: Path) -> Trained:
-    """A network of timm with drawn weights, whose batch norms have seen the photographs."""
+    """Build a network of timm with random weights, whose batch norms have seen the photographs."""
     import timm
 
     torch.manual_seed(0)
@@ -105,7 +100,7 @@ def drawn(name: str, photos: Path, folder: Path) -> Trained:
 
 
 def network(name: str, data: Path, photos: Path, folder: Path) -> Trained:
-    """One of the networks, with its weights."""
+    """Build one of the networks, with its weights."""
     weights = data / "weights"
     if name in DRAWN:
         return drawn(name, photos, folder)
@@ -161,7 +156,7 @@ def measure(name: str, args: argparse.Namespace, photos: Path, cifar: Path, fold
 
 
 def use(python: str, jobs: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
-    """What a Python without steadytrain finds in each file."""
+    """Run each file by a Python without steadytrain; return its outputs."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [python, "-I", "-W", "ignore", str(HERE / "peers" / "exported_reader.py"), str(folder / "jobs.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -170,7 +165,7 @@ def use(python: str, jobs: list[dict[str, Any]], folder: Path) -> Iterator[dict[
 
 
 def compare(expected: list[list[int]], answer: dict[str, Any]) -> dict[str, Any]:
-    """Shares of images with the same likeliest classes."""
+    """Return shares of images with the same likeliest classes."""
 
     def share(values: list[bool]) -> float:
         return sum(values) / len(values)
@@ -190,7 +185,7 @@ def compare(expected: list[list[int]], answer: dict[str, Any]) -> dict[str, Any]
 
 
 def score(trained: Trained, files: list[Path], logits: torch.Tensor) -> float | None:
-    """Top-1 on images in folders of their classes; None for drawn weights."""
+    """Return top-1 on images in folders of their classes; None for random weights."""
     if any(name in trained.name for name in DRAWN):
         return None
     names = list(trained.synsets or trained.classes)
@@ -199,11 +194,8 @@ def score(trained: Trained, files: list[Path], logits: torch.Tensor) -> float | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of test data")
+    parser = machine.parser(__doc__, data="archives of images and weights/", choose=("--only", NETWORKS))
     parser.add_argument("--python", default=sys.executable, help="Python of an environment without steadytrain")
-    parser.add_argument("--only", nargs="+", default=NETWORKS, choices=NETWORKS)
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -212,7 +204,7 @@ def main() -> None:
         for name in args.only:
             (folder / name).mkdir()
             figures[name] = measure(name, args, photos, cifar, folder)
-            print(name, json.dumps(figures[name]), file=sys.stderr, flush=True)
+            machine.say(name, json.dumps(figures[name]))
             for file, numbers in VARIANTS.get(name, ()):
                 trained = network(name, args.data, photos, folder)
                 place = folder / name / f"{numbers}-{file}"
@@ -220,7 +212,7 @@ def main() -> None:
                 rows = [{key: value for key, value in asdict(row).items() if value is not None} for row in result.rows]
                 variant = {"kept": result.is_kept, "why_not": result.reason, "rows": rows}
                 variants[f"{name} {file} {numbers}"] = variant
-                print(name, file, numbers, json.dumps(variant), file=sys.stderr, flush=True)
+                machine.say(name, file, numbers, json.dumps(variant))
     versions = {name: require_library(name).__version__ for name in ("onnx", "onnxscript", "onnxruntime", "openvino")}
     document = {"networks": figures, "variants": variants, "engines": versions}
     machine.record(machine.of_cases("export", args.only, NETWORKS), document, save=args.save)

@@ -8,7 +8,7 @@ Photographs are decoded anew each time, by us as well: it stands for a set that 
 Every contender is a process of its own, pinned to one core, or two, with the interpreter of its own environment
 (``peers/environments.py`` makes them); it comes with a few settings (``peers/feed_peers.py``), and the fastest of them
 takes part. They take turns of ``--seconds``; who has none is stopped. A turn begins with the batches that lie ready,
-which do not count. Told are medians over the rounds.
+which do not count. Figures are medians over the rounds.
 
 - ``images_per_cpu_second``: CPU time of a process and all its children; other work on the machine hardly shows there.
 - ``psnr_db``: of its evaluation against Pillow's: all decoded, antialiased bilinear, the same square.
@@ -38,6 +38,7 @@ from statistics import median
 from typing import Any
 
 import machine
+from machine import say
 from peers import environments, feed_works
 from peers.environments import UnavailableError
 from peers.feed_contenders import Contender, ContenderError, together
@@ -89,7 +90,7 @@ class Field:
                     say(f"  {name} {setting}: {alone['images_per_second']:,.0f} images/s")
 
     def measure(self, rounds: int, scratch: Path) -> Told:
-        """The best of everybody in turns; figures of all, and our ratios."""
+        """Measure the best setting of each contender in turns; return all figures, and our ratios."""
         with ExitStack() as stack:
             entered = self._enter(stack)
             alone = [stack.enter_context(self._ours_on(cpu)) for cpu in self.cpus if len(self.cpus) > 1]
@@ -140,19 +141,19 @@ class Field:
 
 
 def best(auditions: list[Told]) -> Told:
-    """The fastest setting."""
+    """Return the fastest setting."""
     return max(auditions, key=lambda audition: float(audition["images_per_second"]))
 
 
 def beside_processes(ours: Told, speeds: list[float]) -> Told:
-    """Threads over as many processes of one thread each, which ran at the same time."""
+    """Return the rate of threads over that of as many processes of one thread each, at the same time."""
     reached = median(speeds)
     ratio = round(ours["images_per_second"] / reached, 3)
     return {"processes": {"images_per_second": round(reached, 1), "threads_over_them": ratio}}
 
 
 def over_best(contenders: dict[str, Told]) -> Told:
-    """Ours over the best of the others, by wall clock and by CPU time."""
+    """Return our rate over the best of the others, by wall clock and by CPU time."""
     ours = [name for name in contenders if name.startswith(US)]
     outcome: Told = {}
     for key in ("images_per_second", "images_per_cpu_second"):
@@ -164,7 +165,7 @@ def over_best(contenders: dict[str, Told]) -> Told:
 
 
 def compare(work: Work, phase: str, cores: int, pythons: dict[str, Path], args: argparse.Namespace) -> Told:
-    """All contenders in turns."""
+    """Measure all contenders in turns."""
     say(f"{work.name}, {phase}, {cores} cores")
     field = Field(work, phase, cores, pythons, args.seconds)
     field.audition()
@@ -175,7 +176,7 @@ def compare(work: Work, phase: str, cores: int, pythons: dict[str, Path], args: 
 
 
 def memory(work: Work, seconds: float) -> Told:
-    """Ours: what it holds after some epochs of few images, and with more and more threads."""
+    """Measure our memory after some epochs of few images, and with more and more threads."""
     say(f"{work.name}, memory")
     cpus, python = sorted(os.sched_getaffinity(0)), Path(sys.executable)
     epochs, done = {}, 0
@@ -194,7 +195,7 @@ def memory(work: Work, seconds: float) -> Told:
 
 
 def table(works: Told) -> str:
-    """The figures for reading: images per second (per CPU second), decibels, memory, seconds to the first batch."""
+    """Format the figures: images per second (per CPU second), decibels, memory, seconds to the first batch."""
     lines = []
     for work, phases in works.items():
         for phase, by_cores in phases.items():
@@ -214,7 +215,7 @@ def _row(name: str, figures: Told) -> str:
 
 
 def interpreters(names: list[str], folder: Path, python38: str | None) -> tuple[dict[str, Path], dict[str, str]]:
-    """Each peer's Python, and why others have none."""
+    """Return each peer's Python, and why others have none."""
     pythons, missing = {}, dict(NOT_BUILT)
     for name in names:
         environment = PEERS[name].environment
@@ -226,29 +227,22 @@ def interpreters(names: list[str], folder: Path, python38: str | None) -> tuple[
     return pythons, missing
 
 
-def say(line: str) -> None:
-    """How far it is."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    """Parse the command line."""
+    parser = machine.parser(
+        __doc__,
+        data="imagenet-sample-200.tar and cifar10-png.tar.zst",
+        choose=("--works", feed_works.ARCHIVES),
+        rounds=5,
+    )
     parser.add_argument("--envs", type=Path, default=Path.home() / ".cache" / "steadytrain-peers")
     parser.add_argument("--python38", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"), help="for MXNet 1.9.1")
-    parser.add_argument("--works", nargs="+", default=list(feed_works.ARCHIVES), choices=list(feed_works.ARCHIVES))
     parser.add_argument("--phases", nargs="+", default=["train", "evaluate"], choices=["train", "evaluate"])
     parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--no-memory", action="store_true", help="leave out epochs and threads")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/feed.json")
-    args = parser.parse_args()
-    if args.data is None:
-        parser.error("--data FOLDER (or STEADYTRAIN_TEST_DATA) says where the images are")
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -260,7 +254,7 @@ def main() -> None:
     held: Told = {}
     for name in args.works:
         with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as scratch:
-            work = feed_works.make(name, Path(args.data), Path(scratch))
+            work = feed_works.make(name, args.data, Path(scratch))
             for phase in (phase for phase in work.phases if phase in args.phases):
                 by_cores = works.setdefault(name, {}).setdefault(phase, {})
                 for cores in args.cores:

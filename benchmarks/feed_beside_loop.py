@@ -1,4 +1,4 @@
-"""What the feed costs a launch-bound loop: one that keeps a single core busy with small torch operations.
+"""The cost of the loader to a launch-bound loop, which keeps a single core busy with small torch operations.
 
 A step trains a small network on a few small tensors and takes about 0.5 ms, nearly all of it the interpreter's and
 torch's own overhead, as the host's side of a step on a fast GPU. Beside it the feed makes batches with one thread on
@@ -16,11 +16,11 @@ and clock, and no feed of that work can cost less than ``elsewhere``:
   at most) to the places of a few batches;
 - ``spins``: one that never rests, and touches no memory.
 
-Told are medians over the rounds. The time in which the loop was ready to run while its core did something else is left
-out: it is other programs' (Linux tells of it in ``/proc/thread-self/schedstat``).
+Figures are medians over the rounds. The time in which the loop was ready to run while its core did something else is
+left out: it is other programs' (``/proc/thread-self/schedstat``).
 
 - ``step_ms``: what a step took, taking and returning batches included, but not the waiting for those that were not
-  ready, which ``wait_ms`` tells of: it depends on how fast the feed is, not on what it costs.
+  ready, which is ``wait_ms``: it depends on how fast the feed is, not on what it costs.
 - ``cost``: what ``step_ms`` is more than without a feed, as a share of that, round by round.
 - ``cost_over_elsewhere``: the same against the turns in which the feed works elsewhere.
 - ``core_cost``: the loop's seconds lost for each CPU second that the feed worked: what a busy core of feed costs, also
@@ -32,7 +32,6 @@ usage: python benchmarks/feed_beside_loop.py --data FOLDER [--rounds 15] [--load
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import signal
@@ -42,7 +41,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ class Loop:
         self.images = torch.zeros(16, 32)
 
     def take(self, batch: Batch) -> None:
-        """The batch at hand; one that runs on a GPU would have it copied there."""
+        """Take a batch; on a GPU it would be copied there."""
         self.batch = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
 
     def step(self) -> None:
@@ -85,7 +84,7 @@ class Loop:
         self.optimizer.zero_grad()
 
     def cpu_seconds(self, steps: int) -> float:
-        """Of a step, on average."""
+        """Return the mean CPU seconds of a step."""
         since = time.thread_time()
         for _ in range(steps):
             self.step()
@@ -93,7 +92,7 @@ class Loop:
 
 
 def fitting() -> Loop:
-    """A loop whose step takes about :data:`STEP_SECONDS`."""
+    """Build a loop whose step takes about :data:`STEP_SECONDS`."""
     for layers in range(1, 100):
         loop = Loop(layers)
         loop.cpu_seconds(100)
@@ -114,6 +113,25 @@ class Clock:
         return time.perf_counter(), time.thread_time(), queued
 
 
+def resident(records: Records, work: str) -> Iterator[Batch]:
+    """Repeat the first batch of a work."""
+    cut, size = CUTS[work]
+    with ImageLoader(records, cut, batch_size=size, threads=1) as feed:
+        return itertools.repeat(next(iter(feed)))
+
+
+def loader_on(core: set[int], records: Records, work: str, **options: Any) -> tuple[ImageLoader, Iterator[Batch]]:
+    """Start a loader whose threads, or whose process, have these cores; return it with its batches after the first."""
+    cut, size = CUTS[work]
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, core)  # inherited
+    feed = ImageLoader(records, cut, batch_size=size, **options)
+    batches = iter(feed)
+    next(batches)
+    os.sched_setaffinity(0, before)
+    return feed, batches
+
+
 class Side:
     """One contender: a feed that goes on and on, or none.
 
@@ -129,20 +147,13 @@ class Side:
         self.seconds: list[float] = []
         self.waits: list[float] = []
         self.work_seconds: list[float] = []
-        cut, size = CUTS[work]
         self._counter = np.zeros(1, dtype=np.int64)
         self._program: subprocess.Popen[bytes] | None = None
         if place == "none" or place in PROGRAMS:
-            with ImageLoader(records, cut, batch_size=size, threads=1) as feed:
-                self._batches: Iterator[Batch] = itertools.repeat(next(iter(feed)))
+            self._batches = resident(records, work)
             return
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, core)  # its threads, or its process, inherit this
-        self.feed = ImageLoader(records, cut, batch_size=size, threads=1, place=place, keep_bytes=2**30)  # type: ignore[arg-type]
-        self._batches = iter(self.feed)
-        next(self._batches)
-        os.sched_setaffinity(0, before)
-        for _ in range(len(records) // size if self.feed.keeps else 0):
+        self.feed, self._batches = loader_on(core, records, work, threads=1, place=place, keep_bytes=2**30)
+        for _ in range(len(records) // CUTS[work][1] if self.feed.keeps else 0):
             next(self._batches)
 
     def start_program(self, records: Path, work: str, core: int, folder: Path) -> None:
@@ -157,7 +168,7 @@ class Side:
         self._program.send_signal(signal.SIGSTOP)
 
     def alone(self, seconds: float) -> float:
-        """Seconds of CPU that the feed needs for a batch, with nothing beside it."""
+        """Return the CPU seconds that the loader needs for a batch, with nothing beside it."""
         began, before, count = time.perf_counter(), self._used(), 0
         while time.perf_counter() - began < seconds:
             next(self._batches)
@@ -165,7 +176,7 @@ class Side:
         return (self._used() - before) / count
 
     def turn(self, loop: Loop, steps: int, steps_per_batch: int) -> None:
-        """Some steps, beginning with the feed at work."""
+        """Make some steps, beginning with the loader at work."""
         time.sleep(0.05)  # the others fill their queues
         if self._program is not None:
             self._program.send_signal(signal.SIGCONT)
@@ -204,7 +215,7 @@ class Side:
         return waited
 
     def _used(self) -> float:
-        """CPU seconds of this process's other threads, and of its children."""
+        """Return CPU seconds of this process's other threads, and of its children."""
         there = 0.0
         if self.place == "process":
             there = sum(sum(psutil.Process(child.pid).cpu_times()[:2]) for child in self.feed._children)
@@ -214,7 +225,7 @@ class Side:
 
 
 def compare(work: str, records: Records, folder: Path, rounds: int, steps: int, load: float) -> Told:
-    """All of them in turns."""
+    """Measure all sides in turns."""
     first, *others = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {first})
     loop = fitting()
@@ -224,10 +235,9 @@ def compare(work: str, records: Records, folder: Path, rounds: int, steps: int, 
     steps = max(steps, 4 * steps_per_batch)
     for side in sides[-len(PROGRAMS) :]:
         side.start_program(records.path, work, (others or [first])[0], folder)
-    for number in range(rounds):
-        say(f"  {work}: round {number + 1} of {rounds}")
-        for place in range(len(sides)):
-            sides[(number + place) % len(sides)].turn(loop, steps, steps_per_batch)
+    for number, side in machine.in_turns(sides, rounds):
+        machine.say(f"  {work}: round {number + 1} of {rounds}, {side.place}")
+        side.turn(loop, steps, steps_per_batch)
     for side in sides:
         side.close()
     size = CUTS[work][1]
@@ -289,29 +299,22 @@ def _figures(side: Side, none: Side, elsewhere: Side) -> Told:
     lost = [mine - other for mine, other in zip(side.seconds, none.seconds, strict=True)]
     ratios = [more / other for more, other in zip(lost, none.seconds, strict=True)]
     besides = [mine / other - 1 for mine, other in zip(side.seconds, elsewhere.seconds, strict=True)]
-    quarters = quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
     return figures | {
         "cost": round(median(ratios), 4),
-        "cost_quartiles": [round(quarters[0], 4), round(quarters[2], 4)],
+        "cost_quartiles": [round(value, 4) for value in machine.quartiles(ratios)],
         "cost_over_elsewhere": round(median(besides), 4),
         "core_cost": round(sum(lost) / max(sum(side.work_seconds), 1e-9), 4),
         "feed_cpu_ms_per_step": round(1000 * median(side.work_seconds), 4),
     }
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = machine.parser(
+        __doc__, data="imagenet-sample-200.tar and cifar10-png.tar.zst", choose=("--works", CUTS), rounds=15
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--load", type=float, default=0.8)
-    parser.add_argument("--works", nargs="+", choices=list(CUTS), default=list(CUTS))
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     works: Told = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What loader threads cost the thread that launches a GPU's operations, by the interpreter's lock.
+"""The cost of loader threads to the thread that launches a GPU's operations, by the interpreter's lock.
 
 Stands in for a training loop on a fast GPU: a Python thread launches 1,000 small operations every 80 ms, as for eager
 ResNet-50 with a large batch, and every 20 ms; then it sleeps until the period is over. Beside it the loader decodes
@@ -6,8 +6,8 @@ packed photographs to crops of 224 pixels with 1, 2, 4, 8 and 14 threads of the 
 (``process``). The launching thread has the first core, the loader the others; the loop takes batches at 0.8 of the rate
 that the loader reaches alone.
 
-Told are medians over the rounds, of turns without a loader, with threads and with a process that follow each other. The
-time in which the launching thread was ready to run while its core did something else is left out (Linux's
+Figures are medians over the rounds, of turns without a loader, with threads and with a process that follow each other.
+The time in which the launching thread was ready to run while its core did something else is left out (Linux's
 ``schedstat``); its waits for the lock are not.
 
 - ``launch_ms``: what 1,000 launches and the taking of batches took.
@@ -24,13 +24,10 @@ usage: python benchmarks/feed_lock.py --data FOLDER [--rounds 5] [--seconds 1.5]
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,9 +35,9 @@ from typing import Any
 import torch
 
 import machine
-from feed_beside_loop import CUTS, Clock
+from feed_beside_loop import CUTS, Clock, loader_on, resident
 from peers import feed_works
-from steadytrain.data.loader import Batch, ImageLoader
+from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.reader import Records
 
 OPERATIONS, PERIODS, LOAD, DEPTH = 1000, (0.080, 0.020), 0.8, 8
@@ -51,23 +48,17 @@ class Side:
 
     def __init__(self, place: str, threads: int, records: Records, core: set[int]) -> None:
         self.name = place if place != "threads" else f"threads {threads}"
-        cut, self.size = CUTS["packed"]
+        self.size = CUTS["packed"][1]
         self.launches: list[float] = []
         self.images = 0
         self.taking = 0.0
         self.rate = 0.0
         if place == "none":
-            self.feed = None
-            with ImageLoader(records, cut, batch_size=self.size, threads=1) as feed:
-                self.batches: Iterator[Batch] = itertools.repeat(next(iter(feed)))
+            self.feed: ImageLoader | None = None
+            self.batches = resident(records, "packed")
             return
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, core)  # its threads, or its process, inherit this
         options: dict[str, Any] = {"place": place, "threads": threads, "depth": DEPTH, "keep_bytes": 0}
-        self.feed = ImageLoader(records, cut, batch_size=self.size, **options)
-        self.batches = iter(self.feed)
-        next(self.batches)
-        os.sched_setaffinity(0, before)
+        self.feed, self.batches = loader_on(core, records, "packed", **options)
 
     def alone(self, seconds: float) -> None:
         """Find the rate of the loader when nothing runs beside it."""
@@ -96,7 +87,7 @@ class Side:
             time.sleep(max(0.0, began + period - time.perf_counter()))
 
     def _is_ready(self) -> bool:
-        """Whether a batch is there: waiting for one would be counted as launching."""
+        """Return whether a batch is there: waiting for one would be counted as launching."""
         streams = [] if self.feed is None else list(self.feed._streams)
         return all(stream._taken in stream._done for stream in streams)
 
@@ -107,7 +98,7 @@ class Side:
 
 
 def compare(records: Records, threads: list[int], rounds: int, seconds: float) -> dict[str, Any]:
-    """All of them in turns, for each period."""
+    """Measure all sides in turns, for each period."""
     first, *others = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {first})
     core = set(others or [first])
@@ -144,12 +135,9 @@ def compare(records: Records, threads: list[int], rounds: int, seconds: float) -
 
 def main() -> None:
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = machine.parser(__doc__, data="imagenet-sample-200.tar", rounds=5)
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8, 14])
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         packed = feed_works.make("packed", args.data, Path(folder) / "packed").records

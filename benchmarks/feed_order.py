@@ -14,7 +14,6 @@ usage: python benchmarks/feed_order.py DATA [--gib 4] [--memory 1536] [--seconds
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -65,15 +64,13 @@ class Bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine.parser(__doc__, rounds=2)
     parser.add_argument("data")
     parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--memory", type=int, default=1536)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--at", type=Path)
-    parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.at) as folder, limited(asked.memory) as group:
         file, images = make(asked.data, Path(folder) / "images.rec", int(asked.gib * 2**30))
@@ -88,7 +85,7 @@ def main() -> None:
                     [sys.executable, __file__, json.dumps(values)], stdout=subprocess.PIPE, text=True, check=True
                 )
                 turns.setdefault(name, []).append(json.loads(done.stdout))
-                print(f"{name}: {turns[name][-1]}", file=sys.stderr)
+                machine.say(f"{name}: {turns[name][-1]}")
         about = {"images": images, "bytes": file.stat().st_size, "threads": asked.threads, "seconds": asked.seconds}
         about |= {"memory_mib": asked.memory if group else None, "read_ahead_kb": system_reads_ahead(file)}
         figures = {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in turns.items()}
@@ -96,7 +93,7 @@ def main() -> None:
 
 
 def make(data: str, path: Path, size: int) -> tuple[Path, int]:
-    """A record file of at least ``size`` bytes, and its number of images."""
+    """Write a record file of at least ``size`` bytes; return it and its number of images."""
     with Unpacked.open(data) as source, RecordWriter(path) as writer:
         images = [source.image(number) for number in range(len(source))]
         number = written = 0
@@ -115,7 +112,7 @@ def forget(path: Path) -> None:
 
 
 def system_reads_ahead(path: Path) -> int | None:
-    """Kilobytes that the system reads around what is needed of this file's disk, unless it is told otherwise."""
+    """Return the kilobytes that the system reads ahead on this file's disk by default."""
     device = path.stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     for place in (block, block.parent):
@@ -126,7 +123,7 @@ def system_reads_ahead(path: Path) -> int | None:
 
 @contextmanager
 def limited(mib: int) -> Iterator[str | None]:
-    """A control group of so much memory, for processes to enter; None where none can be made."""
+    """Make a control group of so much memory, for processes to enter; None where none can be made."""
     root = Path("/sys/fs/cgroup")
     first = (root / "memory").is_dir()
     group = (root / "memory" if first else root) / f"feed-order-{os.getpid()}"
@@ -134,7 +131,7 @@ def limited(mib: int) -> Iterator[str | None]:
         group.mkdir()
         (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(mib * 2**20))
     except OSError as error:
-        print(f"no control group ({error}): the machine's memory is the limit", file=sys.stderr)
+        machine.say(f"no control group ({error}): the machine's memory is the limit")
         yield None
         return
     try:
@@ -144,7 +141,7 @@ def limited(mib: int) -> Iterator[str | None]:
 
 
 def measure(request: dict[str, Any]) -> None:
-    """In a process of its own."""
+    """Measure one order, in a process of its own."""
     if request["group"]:
         (Path(request["group"]) / "cgroup.procs").write_text(str(os.getpid()))
     with Records.open(request["file"]) as records:

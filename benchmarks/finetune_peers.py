@@ -14,7 +14,7 @@ those of all processes of a contender, its start and its evaluation included.
   Nothing in it is drawn, so one run stands for every seed.
 - ``autogluon``: MultiModalPredictor at its defaults. ``autogluon-20``: with the 20 epochs that are its default.
 
-All are told the image size and the normalisation of the weights. Sets, folders of classes under ``--data``'s own
+All are given the image size and the normalisation of the weights. Sets, folders of classes under ``--data``'s own
 archives or given by ``--flowers`` and ``--signs``: ``clothing`` (its own three parts, 640, 250 and 275 photographs of
 ten classes), ``flowers`` (github.com/Oldpel/flower_photos) and ``signs``
 (github.com/ardamavi/Sign-Language-Digits-Dataset), of each class 60 images to train on, 30 to validate, 100 to test.
@@ -32,17 +32,18 @@ import argparse
 import csv
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import machine
-from accuracy import GOOGLES, STEADY, unpacked
+from accuracy import GOOGLES
+from machine import STEADY, cpu_seconds, unpacked
 from peers import environments
-from peers.commands import asked, cpu_seconds
+from peers.commands import asked
 from steadytrain.config.plain import plain
 from steadytrain.reports import spread
 
@@ -62,7 +63,7 @@ LIMIT = 7200.0
 
 
 def divided(source: Path, folder: Path) -> Path:
-    """Links to images of each class, divided by the order of their names' digests, so that it is always the same."""
+    """Link images of each class, divided by the order of their names' digests: it is always the same."""
     if not folder.exists():
         part = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -78,7 +79,7 @@ def divided(source: Path, folder: Path) -> Path:
 
 
 def ours(name: str, images: Path, weights: Path, epochs: int, seed: int, size: int, turn: Path) -> float:
-    """``steady finetune``, and ``steady evaluate`` on the test images."""
+    """Run ``steady finetune``, and ``steady evaluate`` on the test images."""
     words = [
         *STEADY,
         "finetune",
@@ -97,7 +98,7 @@ def ours(name: str, images: Path, weights: Path, epochs: int, seed: int, size: i
 
 
 def script(file: str, python: str, *words: str | Path | int, turn: Path) -> float:
-    """One of the scripts beside this one."""
+    """Run one of the scripts in ``peers/``."""
     answer = asked([python, str(PEERS / file), *map(str, words)], turn, LIMIT)
     return float(json.loads(answer.splitlines()[-1])["top1"])
 
@@ -105,7 +106,7 @@ def script(file: str, python: str, *words: str | Path | int, turn: Path) -> floa
 def timms(
     name: str, checkout: Path, images: Path, weights: Path, epochs: int, seed: int, size: int, turn: Path
 ) -> float:
-    """timm's script; its last evaluation."""
+    """Run timm's script; return its last evaluation."""
     words = ["--data-dir", str(images), "--train-split", "train", "--val-split", "test", "--model", "mobilenetv2_100"]
     words += ["--pretrained", "--pretrained-path", str(weights), "--model-kwargs", "pad_type=same"]
     words += ["--num-classes", str(len(list((images / "train").iterdir()))), "--img-size", str(size), "-b", "16"]
@@ -117,7 +118,7 @@ def timms(
 
 
 def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args: argparse.Namespace) -> float:
-    """Top-1 on the test images of one contender."""
+    """Fine-tune by one contender; return its top-1 on the test images."""
     if name in OURS:
         return ours(name, images, weights, args.epochs, seed, args.size, turn)
     if name in TIMMS:
@@ -132,8 +133,21 @@ def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args:
     return script("finetune_autogluon.py", str(python), images, weights, epochs, seed, args.size, turn, turn=turn)
 
 
+def measured(
+    name: str, images: Path, weights: Path, seed: int, turn: Path, args: argparse.Namespace
+) -> dict[str, float]:
+    """Let a contender fine-tune in a fresh folder; return its top-1 and its CPU seconds."""
+    shutil.rmtree(turn, ignore_errors=True)
+    turn.mkdir(parents=True)
+    before = cpu_seconds()
+    top1 = contend(name, images, weights, seed, turn, args)
+    values = {"top1": top1, "cpu_seconds": round(cpu_seconds() - before, 1)}
+    machine.say(f"{turn.name}: {values}")
+    return values
+
+
 def figures(results: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
-    """Mean and spread over seeds of each contender, and of ours less each other's, seed by seed."""
+    """Return mean and spread over seeds of each contender, and of ours less each other's, seed by seed."""
     tops = {name: {seed: row["top1"] for seed, row in of.items()} for name, of in results.items() if of}
     document: dict[str, Any] = {
         name: {
@@ -152,27 +166,25 @@ def figures(results: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Let every contender have its turn that has not had it, and tell of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
+    """Measure every contender that has no kept result yet, and record all."""
+    parser = machine.parser(
+        __doc__,
+        data="clothing-10.tar and weights/mobilenetv2_100/",
+        work="images and finished results",
+        choose=("--only", CONTENDERS),
+    )
     parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
     parser.add_argument("--envs", type=Path, help="where the environments of peers are made")
     parser.add_argument("--flowers", type=Path)
     parser.add_argument("--signs", type=Path)
     parser.add_argument("--sets", nargs="+", default=["clothing"], choices=("clothing", "flowers", "signs"))
-    parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--size", type=int, default=160)
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/finetune_peers.json")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds clothing-10.tar and the weights")
     if args.timm is None and TIMMS.keys() & set(args.only):
         parser.error("give --timm, a checkout of pytorch-image-models, or --only the others")
     (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
-    args.work.mkdir(parents=True, exist_ok=True)
     sources: dict[str, Callable[[], Path]] = {
         "clothing": lambda: unpacked(args.data / "clothing-10.tar", args.work / "clothing"),
         "flowers": lambda: divided(args.flowers, args.work / "flowers"),
@@ -185,23 +197,15 @@ def main() -> None:
         for seed in range(args.seeds):
             for name in CONTENDERS:
                 is_fixed = name == "sklearn" and seed > 0  # it draws nothing
-                kept = args.work / "kept" / f"{chosen}-{name}-{args.epochs}-{args.size}-{0 if is_fixed else seed}.json"
-                if not kept.exists() and name in args.only and name not in document["unavailable"]:
-                    turn = args.work / "turn" / kept.stem
-                    shutil.rmtree(turn, ignore_errors=True)
-                    turn.mkdir(parents=True)
-                    kept.parent.mkdir(exist_ok=True)
-                    before = cpu_seconds()
-                    try:
-                        top1 = contend(name, images, weights.resolve(), seed, turn.resolve(), args)
-                    except environments.UnavailableError as error:
-                        document["unavailable"][name] = str(error)
-                        continue
-                    values = {"top1": top1, "cpu_seconds": round(cpu_seconds() - before, 1)}
-                    print(f"{chosen} {name} seed {seed}: {values}", file=sys.stderr, flush=True)
-                    kept.write_text(json.dumps(values), encoding="utf-8")
-                if kept.exists():
-                    results[name][seed] = json.loads(kept.read_text(encoding="utf-8"))
+                file = args.work / "kept" / f"{chosen}-{name}-{args.epochs}-{args.size}-{0 if is_fixed else seed}.json"
+                if not file.exists() and (name not in args.only or name in document["unavailable"]):
+                    continue
+                folder = (args.work / "turn" / file.stem).resolve()
+                try:
+                    turn = partial(measured, name, images, weights.resolve(), seed, folder, args)
+                    results[name][seed] = machine.kept(file, turn)
+                except environments.UnavailableError as error:
+                    document["unavailable"][name] = str(error)
         document["sets"][chosen] = figures(results)
     machine.record("finetune_peers", document, save=args.save)
 

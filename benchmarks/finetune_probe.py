@@ -27,16 +27,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import machine
-from accuracy import GOOGLES, STEADY, unpacked
+from accuracy import GOOGLES
 from finetune_peers import LIMIT, PARTS, divided
-from peers.commands import asked, cpu_seconds
+from machine import STEADY, cpu_seconds, unpacked
+from peers.commands import asked
 from steadytrain.config.plain import plain
 from steadytrain.events import Evaluated
 from steadytrain.reports import spread
@@ -51,7 +51,7 @@ CONTENDERS: dict[str, tuple[str, ...]] = {
 
 
 def scans(folder: Path) -> Path:
-    """Scikit-learn's digits as PNG, a folder for each class."""
+    """Write scikit-learn's digits as PNG, a folder for each class."""
     if not folder.exists():
         import numpy as np
         from PIL import Image
@@ -66,7 +66,7 @@ def scans(folder: Path) -> Path:
 
 
 def images_of(chosen: str, data: Path, work: Path) -> Path:
-    """The folder of a set, which holds ``train``, ``validation`` and ``test``."""
+    """Return the folder of a set, which holds ``train``, ``validation`` and ``test``."""
     name, _, folder = chosen.partition("=")
     if folder:
         return divided(Path(folder), work / name)
@@ -81,7 +81,9 @@ def images_of(chosen: str, data: Path, work: Path) -> Path:
 
 
 def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What a contender comes to: top-1 on the test images, and on the validation images after each epoch."""
+    """Fine-tune; return top-1 on the test images, and on the validation images after each epoch."""
+    shutil.rmtree(turn, ignore_errors=True)
+    turn.mkdir(parents=True)
     run = turn / "run"
     words = [*STEADY, "finetune", str(images / "train"), "--val", str(images / "validation"), "--run", str(run)]
     words += ["--model", "timm/mobilenetv2_100", "--weights", str(weights), "--size", str(args.size)]
@@ -91,11 +93,13 @@ def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args:
     seconds = cpu_seconds() - before
     answer = asked([*STEADY, "evaluate", str(run), str(images / "test"), "--json"], turn, LIMIT)
     evaluated = {round(e.epoch): e.top1 for e in Run.open(run).events() if isinstance(e, Evaluated)}
-    return {"top1": json.loads(answer)["top1"], "validation": evaluated, "cpu_seconds": round(seconds, 1)}
+    values = {"top1": json.loads(answer)["top1"], "validation": evaluated, "cpu_seconds": round(seconds, 1)}
+    machine.say(f"{turn.name}: {values}")
+    return values
 
 
 def figures(results: dict[str, dict[int, dict[str, Any]]], num_val: int) -> dict[str, Any]:
-    """Mean and spread over seeds of each contender, and of the default less each other's, seed by seed."""
+    """Return mean and spread over seeds of each contender, and of the default less each other's, seed by seed."""
     document: dict[str, Any] = {}
     for name, rows in results.items():
         tops = [row["top1"] for row in rows.values()]
@@ -122,41 +126,35 @@ def figures(results: dict[str, dict[int, dict[str, Any]]], num_val: int) -> dict
 
 
 def main() -> None:
-    """Let every contender have its turn that has not had it, and tell of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
+    """Measure every contender that has no kept result yet, and record all."""
+    parser = machine.parser(
+        __doc__,
+        data="clothing-10.tar, cifar10-png.tar.zst and weights/mobilenetv2_100/",
+        work="images and finished results",
+        choose=("--only", CONTENDERS),
+    )
     parser.add_argument("--sets", nargs="+", default=["clothing", "cifar", "digits"])
-    parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--size", type=int, default=160)
     parser.add_argument("--all-probes", action="store_true", help="probe with every seed")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/finetune_probe.json")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds the archives and the weights")
-    (weights,) = (Path(args.data) / "weights" / "mobilenetv2_100").glob("*.safetensors")
+    (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
     work = args.work.resolve()
-    (work / "kept").mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {"epochs": args.epochs, "size": args.size, "parts": PARTS, "sets": {}}
     for chosen in args.sets:
-        images, name = images_of(chosen, Path(args.data), work).resolve(), chosen.partition("=")[0]
+        images, name = images_of(chosen, args.data, work).resolve(), chosen.partition("=")[0]
         num_val = sum(1 for _ in (images / "validation").glob("*/*"))
         results: dict[str, dict[int, dict[str, Any]]] = {}
         for seed in range(args.seeds):
             for contender in CONTENDERS:
                 drawn = seed if contender != "probe" or args.all_probes else 0
-                kept = work / "kept" / f"{name}-{contender}-{args.epochs}-{args.size}-{drawn}.json"
-                if not kept.exists() and contender in args.only:
-                    turn = work / "turn" / kept.stem
-                    shutil.rmtree(turn, ignore_errors=True)
-                    turn.mkdir(parents=True)
-                    values = contend(contender, images, weights.resolve(), drawn, turn, args)
-                    print(f"{name} {contender} seed {drawn}: {values}", file=sys.stderr, flush=True)
-                    kept.write_text(json.dumps(values), encoding="utf-8")
-                if kept.exists():
-                    results.setdefault(contender, {})[seed] = json.loads(kept.read_text(encoding="utf-8"))
+                file = work / "kept" / f"{name}-{contender}-{args.epochs}-{args.size}-{drawn}.json"
+                if contender in args.only or file.exists():
+                    turn = partial(
+                        contend, contender, images, weights.resolve(), drawn, work / "turn" / file.stem, args
+                    )
+                    results.setdefault(contender, {})[seed] = machine.kept(file, turn)
         document["sets"][name] = {
             "images": {part: sum(1 for _ in (images / part).glob("*/*")) for part in ("train", "validation", "test")},
             **figures(results, num_val),

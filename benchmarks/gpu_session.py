@@ -93,7 +93,7 @@ def one(args: argparse.Namespace) -> None:
 
 
 def table(steps: Mapping[str, Mapping[str, Any]]) -> str:
-    """The steps as a Markdown table: passed or not, seconds, and the figures that matter most."""
+    """Format the steps as a Markdown table: passed or not, seconds, and the figures that matter most."""
     lines = ["| step | passes | s | figures |", "|---|---|---|---|"]
     for name, figures in steps.items():
         answer = {True: "yes", False: "NO"}.get(figures.get("passes", False), "?")
@@ -102,7 +102,7 @@ def table(steps: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def summary(figures: Mapping[str, Any]) -> str:
-    """The plain numbers of a step, and one of each row, in a few words."""
+    """Format the plain numbers of a step, and one of each row, in a few words."""
     shown = [f"{key} {short(value)}" for key, value in figures.items() if isinstance(value, bool | int | float)]
     shown = [text for text in shown if not text.startswith(("passes", "seconds"))]
     for name, row in {**figures.get("rows", {}), **figures.get("training", {}), **figures.get("threads", {})}.items():
@@ -119,7 +119,7 @@ def summary(figures: Mapping[str, Any]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in at most 160 characters."""
+    """Format a value in at most 160 characters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 160 else f"{text[:157]}..."
 

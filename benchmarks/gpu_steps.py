@@ -34,7 +34,7 @@ sound one that nobody else uses."""
 
 @dataclass(frozen=True)
 class Job:
-    """What a step is given.
+    """The input of a step.
 
     Args:
         device: ``cuda`` or ``cpu``.
@@ -691,7 +691,7 @@ def kill_after(words: Sequence[str], run: Path, step: int, seconds: float) -> in
 
 
 def equal_weights(one: Path, other: Path) -> bool | str:
-    """Whether two runs have the same weights to the last bit; else how they differ."""
+    """Return whether two runs have the same weights to the last bit; else how they differ."""
     from safetensors.numpy import load_file
 
     try:

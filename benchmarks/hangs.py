@@ -1,4 +1,4 @@
-"""How soon a hang is told: runs whose forward pass never ends, at random updates, all of them at a time.
+"""Seconds until a hang is reported: runs whose forward pass never ends, from random updates on, all at a time.
 
 Each run trains as ``steady train`` does and hangs at a drawn update; the first twenty are left out, since their pace is
 not known yet and they have half an hour. ``seconds``: from the hang to the
@@ -9,11 +9,9 @@ usage: python benchmarks/hangs.py --data FOLDER [--runs 10] [--seed 1] [--work F
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -48,7 +46,7 @@ def start(folder: Path, records: Path, step: int, batch: int) -> int:
 
 
 def told(folder: Path) -> Stalled | None:
-    """The standstill that a run has told of, if it has."""
+    """Return the standstill that a run has reported, if it has."""
     log = folder / "events.jsonl"
     return next((event for event in read(log) if isinstance(event, Stalled)), None) if log.exists() else None
 
@@ -84,20 +82,18 @@ def measure(records: Path, work: Path, runs: int, seed: int) -> list[dict[str, A
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__, data="cifar10-png.tar.zst and imagenet-sample-200.tar")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, help="keep the packed data here, for the next time")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/hangs.json")
     args = parser.parse_args()
     with verdict.folder_at(args.work) as work, tempfile.TemporaryDirectory(dir=work) as runs:
-        records = data.make(Path(args.data), work)["cifar"]
+        records = data.make(args.data, work)["cifar"]
         verdict.preload()
         rows = measure(records, Path(runs), args.runs, args.seed)
     for row in rows:
-        print(row, file=sys.stderr)
+        machine.say(row)
     in_time = sum(row["seconds"] is not None and row["seconds"] <= 1.1 * MOST_SECONDS for row in rows)
     machine.record("hangs", {"in_time": in_time, "runs": len(rows), "rows": rows}, save=args.save)
 

@@ -22,7 +22,6 @@ usage: python benchmarks/infer_peers.py --mxnet-python PATH [--data IMAGES --wei
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -161,7 +160,7 @@ def compare_outputs(pairs: list[str], data: str, weights: Path, mxnet: str) -> d
 
 
 def summarise(rounds: dict[int, dict[str, list[dict[str, float]]]]) -> dict[str, Any]:
-    """Figures of each contender, and the ratios of MXNet's faster way to each: of medians within a round.
+    """Return figures of each contender, and the ratios of MXNet's faster way to each: of medians within a round.
 
     ``times_mxnet_at_best`` is of each one's fastest pass of all rounds: what a disturbed machine does only adds.
     """
@@ -191,14 +190,11 @@ def summarise(rounds: dict[int, dict[str, list[dict[str, float]]]]) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
+    parser = machine.parser(__doc__, rounds=5, mxnet=True)
     parser.add_argument("--data", help="images on which outputs are compared: a folder, an archive, a .rec file")
     parser.add_argument("--weights", type=Path, help="SqueezeNet 1.1: *.pth, *-symbol.json and *.params")
     parser.add_argument("--engines", nargs="+", default=list(OURS), help="such as 'openvino bf16'")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a contender in a round")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/infer.json")
     asked = parser.parse_args()
     share_cores()
     cores, script = str(facts.cores()), str(HERE / "peers/infer_mxnet.py")
@@ -219,16 +215,12 @@ def main() -> None:
         rounds: dict[int, dict[str, list[dict[str, float]]]] = {
             batch: {name: [] for name in turns} for batch in BATCHES
         }
-        names = list(turns)
-        for number in range(asked.rounds):
-            for batch in BATCHES:
-                for name in names[number % len(names) :] + names[: number % len(names)]:
-                    if number and name in SLOW:
-                        continue
-                    times = turns[name](batch, asked.seconds)
-                    figures = {kind: median(values) for kind, values in times.items()}
-                    rounds[batch][name].append({**figures, "best": min(times["seconds"])})
-            print(f"round {number + 1} of {asked.rounds}", file=sys.stderr, flush=True)
+        for number, name in machine.in_turns(turns, asked.rounds):
+            for batch in BATCHES if not number or name not in SLOW else ():
+                times = turns[name](batch, asked.seconds)
+                figures = {kind: median(values) for kind, values in times.items()}
+                rounds[batch][name].append({**figures, "best": min(times["seconds"])})
+            machine.say(f"round {number + 1} of {asked.rounds}: {name}")
         parity: dict[str, Any] = {}
         for pair in asked.engines:
             if pair in turns:

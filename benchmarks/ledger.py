@@ -1,4 +1,4 @@
-"""Whether a run's ledger has every second: its sum against a clock outside the process, and what the verdict says.
+"""Completeness of a run's ledger: its sum against a clock outside the process, with the verdict of each run.
 
 Five different runs, by the commands that a user types, each in a process of its own:
 
@@ -18,9 +18,7 @@ usage: python benchmarks/ledger.py --data FOLDER --work FOLDER [--cases cifar10 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -31,13 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from accuracy import STEADY, merged, unpacked
+from accuracy import merged
+from machine import STEADY, unpacked
 
 SHOWN = 0.001
 
 
 def cifar(data: Path, work: Path) -> tuple[str, str]:
-    """Training and validation images, packed."""
+    """Pack training and validation images."""
     images = unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
     if not (work / "cifar10-val.rec").exists():
         _steady("pack", str(images), str(work / "cifar10"), "--force")
@@ -45,14 +44,14 @@ def cifar(data: Path, work: Path) -> tuple[str, str]:
 
 
 def clothing(data: Path, work: Path) -> str:
-    """A folder of photographs, ``train`` and ``val``."""
+    """Unpack a folder of photographs, ``train`` and ``val``."""
     images = unpacked(data / "clothing-10.tar", work / "clothing")
     merged(images)
     return str(images)
 
 
 def on_cifar(*words: str) -> Callable[[Path, Path], list[str]]:
-    """A command that trains on CIFAR-10."""
+    """Return a command that trains on CIFAR-10."""
 
     def command(data: Path, work: Path) -> list[str]:
         train, val = cifar(data, work)
@@ -77,7 +76,7 @@ KILLED_AFTER_SECONDS = 30.0
 
 
 def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
-    """One case: its processes timed from outside, then its ledger."""
+    """Run one case: its processes timed from outside, then its ledger."""
     run = work / "runs" / name
     shutil.rmtree(run, ignore_errors=True)
     command = ["train", *CASES[name](data, work), "--run", str(run)]
@@ -105,7 +104,7 @@ def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
 
 
 def _killed(command: list[str]) -> float:
-    """Seconds of a process that is ended in its midst."""
+    """Return seconds of a process that is killed in its midst."""
     began = time.perf_counter()
     with subprocess.Popen([*STEADY, *command], stdout=sys.stderr) as process:
         try:
@@ -125,18 +124,13 @@ def _asked(*words: str) -> bytes:
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/ledger.json")
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(
+        __doc__, data="cifar10-png.tar.zst and clothing-10.tar", work="data and runs", choose=("--cases", CASES)
+    )
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("--data FOLDER: where the images are")
-    args.work.mkdir(parents=True, exist_ok=True)
     work = args.work.resolve()
-    figures = {name: measure(name, Path(args.data), work) for name in args.cases}
+    figures = {name: measure(name, args.data, work) for name in args.cases}
     machine.record(machine.of_cases("ledger", args.cases, CASES), figures, save=args.save)
 
 

@@ -1,11 +1,11 @@
-"""What the ledger costs a step: its clock, the accounts, the feed's statistics, the samplers and the watchdog.
+"""The cost of the ledger for a step: its clock, the accounts, the loader's statistics, the samplers, the watchdog.
 
 A model that does nothing is trained by the whole loop (feed from records, events), in processes of their own that take
 turns: with everything recorded as it always is (``as_it_is``), and with all of that taken out (``without``): the clock
 stands still, nothing is accounted for or sampled, and the feed's threads read no clocks. What lies between the two is
-the ledger's cost. It is told over the time of real steps: ResNet-20 at 32 pixels, batch 128; ResNet-50 at 224, batch
+the ledger's cost. It is given over the time of real steps: ResNet-20 at 32 pixels, batch 128; ResNet-50 at 224, batch
 16. One thread computes, on both sides; passes that a run may make to measure its own step are left out on both: what
-those may take is bounded where they are made, and the ledger tells of it (``measuring``).
+those may take is bounded where they are made, and the ledger holds it (``measuring``).
 
 - ``training_thread``: processor time of the thread that trains, the sampler's work beside it not included.
 - ``all_threads``: processor time of the whole process, the feed's and the sampler's threads included. This counts.
@@ -13,9 +13,7 @@ those may take is bounded where they are made, and the ledger tells of it (``mea
 Processor time hardly depends on what else the machine does. The differences are medians over the rounds, each of two
 processes that followed each other; ``share_of_step`` may be 0.5 % at most.
 
-``--part looks`` takes out the looks at the process's threads alone (``looks_overhead``).
-
-usage: python benchmarks/ledger_overhead.py [--part looks] [--rounds 9] [--steps 3000] [--nets resnet20 ...] [--save]
+usage: python benchmarks/ledger_overhead.py [--rounds 9] [--steps 3000] [--nets resnet20 ...] [--save]
 """
 
 from __future__ import annotations
@@ -24,13 +22,12 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,19 +52,11 @@ def take_out() -> None:
     _put(Clock, **{name: lambda self, *arguments, value=value: value for name, value in still.items()})
     _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
     _put(Waits, sort=lambda self, *arguments: None)
-    _put(attempt, _start_monitors=lambda *arguments: contextlib.nullcontext())
-    take_out_looks()
+    _put(attempt, _start_monitors=lambda *arguments, **options: contextlib.nullcontext())
+    _put(attempt, looking=lambda log, progress: contextlib.nullcontext(SimpleNamespace(attach=lambda clock: None)))
     _put(RequestCounts, note=lambda self, ready: None)
     for module in (batch_worker, pipeline):
         _put(module, time=SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0))
-
-
-def take_out_looks() -> None:
-    """Let nobody look at the threads; all else is recorded."""
-    from steadytrain.training.loop import attempt
-
-    nobody = SimpleNamespace(attach=lambda clock: None)
-    _put(attempt, looking=lambda log, progress: contextlib.nullcontext(nobody))
 
 
 def _put(place: Any, **others: Any) -> None:
@@ -77,7 +66,7 @@ def _put(place: Any, **others: Any) -> None:
 
 
 def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
-    """Seconds a step of a run whose model does nothing, after a warm-up."""
+    """Return seconds a step of a run whose model does nothing, after a warm-up."""
     from steadytrain import Budget, Data, Every, Model, Optim, Parallel, Recipe, Run
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps
@@ -103,17 +92,13 @@ def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
 
 
 def child(arguments: list[str]) -> Any:
-    """What a process of its own prints."""
+    """Run this script in a process of its own; return its answer."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(HERE / "ledger_overhead.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return machine.ask([sys.executable, str(HERE / "ledger_overhead.py"), *arguments], environment)
 
 
 def real_seconds(folder: Path, nets: list[str]) -> dict[str, float]:
-    """Seconds of a step of the networks that the bar is about."""
+    """Return seconds of a step of the networks that the bar is about."""
     values = {}
     for name in nets:
         case = train_step.CASES[name]
@@ -123,12 +108,11 @@ def real_seconds(folder: Path, nets: list[str]) -> dict[str, float]:
     return values
 
 
-def compare(batch: int, rounds: int, steps: int, records: Path, part: str) -> dict[str, Any]:
-    """Rounds of both in turns; microseconds a step."""
+def compare(batch: int, rounds: int, steps: int, records: Path) -> dict[str, Any]:
+    """Run both in turns; return microseconds a step."""
     taken: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    for number in range(rounds):
-        for side in SIDES if number % 2 else reversed(SIDES):
-            taken[side].append(child(["--part", part, "--one", side, str(batch), str(steps), str(records)]))
+    for _, side in machine.in_turns(SIDES, rounds):
+        taken[side].append(child(["--one", side, str(batch), str(steps), str(records)]))
     return {
         kind: {side: 1e6 * median(turn[kind] for turn in taken[side]) for side in SIDES}
         | dict(_cost([1e6 * (a[kind] - b[kind]) for a, b in zip(*taken.values(), strict=True)]))
@@ -138,20 +122,11 @@ def compare(batch: int, rounds: int, steps: int, records: Path, part: str) -> di
 
 def _cost(differences: list[float]) -> Iterator[tuple[str, Any]]:
     yield "cost", median(differences)
-    yield "cost_quartiles", quantiles(differences, n=4)[::2] if len(differences) > 1 else differences * 2
+    yield "cost_quartiles", machine.quartiles(differences)
 
 
-def rounded(document: Any) -> Any:
-    """The same with three digits."""
-    if isinstance(document, dict):
-        return {key: rounded(value) for key, value in document.items()}
-    if isinstance(document, list):
-        return [rounded(value) for value in document]
-    return float(f"{document:.3g}") if isinstance(document, float) else document
-
-
-def measure(nets: list[str], rounds: int, steps: int, part: str) -> dict[str, Any]:
-    """All figures."""
+def measure(nets: list[str], rounds: int, steps: int) -> dict[str, Any]:
+    """Measure all networks."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         records = train_step.write_records(folder / "nothing", 32, 3, 1024)
@@ -159,35 +134,28 @@ def measure(nets: list[str], rounds: int, steps: int, part: str) -> dict[str, An
         cases = {}
         for case in nets:
             batch = train_step.CASES[case].batch
-            costs = compare(batch, rounds, steps, records, part)
+            costs = compare(batch, rounds, steps, records)
             share = costs["all_threads"]["cost"] / 1e6 / real[case]
-            if part == "looks":  # they come by time and not by step: they cost a real step the same share
-                share = costs["all_threads"]["cost"] / costs["wall"]["as_it_is"]
             cases[case] = {"batch": batch, "real_step_ms": 1e3 * real[case], "microseconds": costs} | {
                 "share_of_step": share,
                 "met": share <= BAR,
             }
-    return {"rounds": rounds, "steps": steps, "part": part, "bar": BAR, **rounded(cases)}
+    return {"rounds": rounds, "steps": steps, "bar": BAR, **machine.rounded(cases)}
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__, choose=("--nets", NETS), rounds=9)
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=NETS)
-    parser.add_argument("--part", choices=("all", "looks"), default="all", help="what is taken out (all)")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/ledger_overhead.json")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         side, batch, steps, records = args.one
         if side == "without":
-            take_out() if args.part == "all" else take_out_looks()
+            take_out()
         print(json.dumps(steps_of(int(batch), int(steps), records)))
     else:
-        name = "ledger_overhead" if args.part == "all" else "looks_overhead"
-        machine.record(name, measure(args.nets, args.rounds, args.steps, args.part), save=args.save)
+        machine.record("ledger_overhead", measure(args.nets, args.rounds, args.steps), save=args.save)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,12 @@ usage: python benchmarks/old_practice.py --data FOLDER --work FOLDER [--tables N
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import machine
-from accuracy import steady, unpacked
+from machine import steady, unpacked
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PER_CLASS = 500
@@ -28,17 +26,10 @@ TABLES = ("batches", "optimizers", "schedules")
 
 
 def main() -> None:
-    """Run the sweeps, and tell of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    """Run the sweeps, and record all."""
+    parser = machine.parser(__doc__, data="cifar10-png.tar.zst", work="records and sweeps", choose=("--tables", TABLES))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds cifar10-png.tar.zst")
-    args.work.mkdir(parents=True, exist_ok=True)
     train, val = (args.work / name for name in ("small-train.rec", "test.rec"))
     if not (train.exists() and val.exists()):
         images = unpacked(args.data / "cifar10-png.tar.zst", args.work / "cifar10")

@@ -12,7 +12,7 @@ Contenders: ``im2rec`` (MXNet 1.9.1, with 1 and with as many processes as there 
 clock starts), ``webdataset`` (its ShardWriter, one process, Pillow), ``litdata`` (``optimize`` with as many workers as
 there are cores, Pillow), ``streaming`` (MosaicML's MDSWriter, one process, Pillow).
 
-A command's time holds its start; importing MXNet takes a second. So the CPU seconds of each command are told beside
+A command's time holds its start; importing MXNet takes a second. So the CPU seconds of each command stand beside
 its wall clock, and what the start takes of them (the same command with the first 7 images of each class), and
 ``images_per_cpu_second`` is of all that comes after. CPU seconds hardly change with what else the machine does.
 
@@ -28,16 +28,12 @@ import argparse
 import os
 import shutil
 import subprocess
-import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import zstandard
 
 import machine
 from steadytrain.machine import facts
@@ -49,8 +45,8 @@ FIRST = 7  # images of each class that a start is measured with
 
 
 def unpack(data: Path, to: Path) -> dict[str, Path]:
-    """The images as files, one folder for each class."""
-    with tarfile.open(data / "clothing-10.tar") as archive:
+    """Unpack the images as files, one folder for each class."""
+    with machine.opened(data / "clothing-10.tar") as archive:
         archive.extractall(to / "clothing", filter="data")
     photos = to / "photos"
     for split in sorted(path for path in (to / "clothing").rglob("train") if path.is_dir())[0].parent.iterdir():
@@ -59,28 +55,24 @@ def unpack(data: Path, to: Path) -> dict[str, Path]:
                 place = photos / folder.name / f"{split.name}-{file.name}"
                 place.parent.mkdir(parents=True, exist_ok=True)
                 file.rename(place)
-    with (data / "cifar10-png.tar.zst").open("rb") as packed:
-        stream = zstandard.ZstdDecompressor().stream_reader(packed)
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            archive.extractall(to / "cifar", filter="data")
+    with machine.opened(data / "cifar10-png.tar.zst") as archive:
+        archive.extractall(to / "cifar", filter="data")
     train = next(path for path in sorted((to / "cifar").rglob("train")) if path.is_dir())
     return {"photos": photos, "cifar10": train, "cifar10-recoded": train}
 
 
 def ours(work: str) -> Command:
-    """``steady pack`` with the settings of a work."""
+    """Return ``steady pack`` with the settings of a work."""
     options = {
         "photos": ["--shorter-side", "256", "--encoding", "jpg"],
         "cifar10": ["--encoding", "pass"],
         "cifar10-recoded": ["--encoding", "jpg"],
     }[work]
-    return lambda source, out: [
-        *(sys.executable, "-m", "steadytrain", "pack", str(source), str(out / "set"), "--quality", "95", *options)
-    ]
+    return lambda source, out: [*(*machine.STEADY, "pack", str(source), str(out / "set"), "--quality", "95", *options)]
 
 
 def im2rec(python: str, work: str, processes: int) -> Command:
-    """MXNet's tool; the list must be there."""
+    """Return the command of MXNet's tool; the list must be there."""
     options = {
         "photos": ["--resize", "256", "--quality", "95"],
         "cifar10": ["--pass-through"],
@@ -93,13 +85,13 @@ def im2rec(python: str, work: str, processes: int) -> Command:
 
 
 def peer(python: str, name: str, work: str) -> Command:
-    """One of the writers in ``peers/packers.py``."""
+    """Return the command of one of the writers in ``peers/packers.py``."""
     how = {"photos": "256", "cifar10": "bytes", "cifar10-recoded": "whole"}[work]
     return lambda source, out: [python, str(HERE / "peers" / "packers.py"), name, how, str(source), str(out)]
 
 
 def contenders(args: argparse.Namespace, work: str, cores: int) -> dict[str, Command]:
-    """Who takes part in a work."""
+    """Return the contenders of a work."""
     contenders = {"steadytrain": ours(work)}
     if args.mxnet_python:
         contenders["im2rec, 1 process"] = im2rec(args.mxnet_python, work, 1)
@@ -110,30 +102,29 @@ def contenders(args: argparse.Namespace, work: str, cores: int) -> dict[str, Com
 
 
 def run(command: Command, source: Path, prepared: Path | None) -> Spent:
-    """Wall and CPU seconds (children included) of one command, and what it wrote."""
+    """Run one command; return its wall and CPU seconds (children included), and the bytes that it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         if prepared is not None:
             shutil.copy(prepared, out / "set.lst")
         quiet = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE", "PYTHONWARNINGS": "ignore"}
-        before, began = os.times(), time.perf_counter()
+        before, began = machine.cpu_seconds(), time.perf_counter()
         done = subprocess.run(command(source, out), env=quiet, capture_output=True, text=True)
-        seconds, after = time.perf_counter() - began, os.times()
+        seconds, cpu = time.perf_counter() - began, machine.cpu_seconds() - before
         if done.returncode:
             raise SystemExit(f"{' '.join(command(source, out))}\n{done.stderr[-2000:]}")
-        cpu = after.children_user + after.children_system - before.children_user - before.children_system
         return {"seconds": seconds, "cpu_seconds": cpu, "bytes": sum(f.stat().st_size for f in out.rglob("*"))}
 
 
 def im2rec_list(python: str, source: Path, to: Path) -> Path:
-    """The list that im2rec packs, made by im2rec."""
+    """Make the list that im2rec packs, by im2rec."""
     command = [python, "-m", "mxnet.tools.im2rec", "--list", "--recursive", "--no-shuffle", str(to), str(source)]
     subprocess.run(command, check=True, capture_output=True)
     return to.with_suffix(".lst")
 
 
 def first_of_each(source: Path, to: Path) -> Path:
-    """A folder with links to the first images of each class: enough for every contender to start all it has."""
+    """Link the first images of each class: enough for every contender to start all it has."""
     for folder in sorted(path for path in source.iterdir() if path.is_dir()):
         (to / folder.name).mkdir(parents=True)
         for file in sorted(folder.iterdir())[:FIRST]:
@@ -142,7 +133,7 @@ def first_of_each(source: Path, to: Path) -> Path:
 
 
 def measure(args: argparse.Namespace, work: str, source: Path, scratch: Path) -> dict[str, Any]:
-    """All contenders of one work, in turns."""
+    """Measure all contenders of one work, in turns."""
     field = contenders(args, work, facts.cores())
     few = first_of_each(source, scratch / f"{work}-few")
     lists = {}
@@ -161,7 +152,7 @@ def measure(args: argparse.Namespace, work: str, source: Path, scratch: Path) ->
             if is_far_behind(rounds[name], rounds["steadytrain"]):
                 continue
             rounds[name].append(run(command, source, lists.get(source) if name[:6] == "im2rec" else None))
-            print(f"{work}: {name}: {count / rounds[name][-1]['seconds']:,.0f} images/s", file=sys.stderr, flush=True)
+            machine.say(f"{work}: {name}: {count / rounds[name][-1]['seconds']:,.0f} images/s")
     summaries = {name: summary(count, num_files(few), starts[name], results) for name, results in rounds.items()}
     peers = {name: summary for name, summary in summaries.items() if name != "steadytrain"}
     ratios = {
@@ -171,23 +162,23 @@ def measure(args: argparse.Namespace, work: str, source: Path, scratch: Path) ->
 
 
 def is_far_behind(theirs: list[Spent], ours: list[Spent]) -> bool:
-    """Whether one measurement is enough of a contender that takes more than twice as long."""
+    """Return whether one measurement is enough of a contender that takes more than twice as long."""
     return bool(theirs) and theirs[0]["seconds"] > 2 * ours[0]["seconds"]
 
 
 def num_files(folder: Path) -> int:
-    """Files in a folder of classes."""
+    """Count the files in a folder of classes."""
     return sum(1 for path in folder.rglob("*") if path.is_file())
 
 
 def ratio(ours: dict[str, Any], peers: dict[str, dict[str, Any]], key: str) -> float | None:
-    """Ours over the best of the others."""
+    """Return our rate over the best of the others."""
     best = max((peer[key] for peer in peers.values()), default=None)
     return None if best is None else round(ours[key] / best, 2)
 
 
 def summary(count: int, few: int, start: Spent, rounds: list[Spent]) -> dict[str, Any]:
-    """Medians over the rounds."""
+    """Return medians over the rounds."""
     seconds, cpu_seconds = (median(turn[key] for turn in rounds) for key in ("seconds", "cpu_seconds"))
     return {
         "images_per_second": round(count / seconds, 1),
@@ -200,19 +191,13 @@ def summary(count: int, few: int, start: Spent, rounds: list[Spent]) -> dict[str
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__, data="clothing-10.tar and cifar10-png.tar.zst", rounds=2, mxnet=True)
     parser.add_argument("--peers-python")
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--works", nargs="+", default=["photos", "cifar10", "cifar10-recoded"])
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds clothing-10.tar and cifar10-png.tar.zst")
     with tempfile.TemporaryDirectory() as folder:
-        sources = unpack(Path(args.data), Path(folder))
+        sources = unpack(args.data, Path(folder))
         works = {work: measure(args, work, sources[work], Path(folder)) for work in args.works}
     machine.record("pack", {"works": works, "bar": 1.5}, save=args.save)
 

@@ -12,7 +12,6 @@ usage: python benchmarks/pack_memory.py [--images 10000 100000 1000000] [--class
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import shutil
@@ -45,7 +44,7 @@ print(json.dumps({
 
 
 def generate(folder: Path, images: int, classes: int) -> Path:
-    """Small images in as many folders, with names of a usual length."""
+    """Write small images into as many folders, with names of a usual length."""
     kinds = [_png(number) for number in range(64)]
     for label in range(classes):
         place = folder / f"class-{label:05}"
@@ -72,10 +71,10 @@ def measure(source: Path, out: Path) -> dict[str, Any]:
 
 
 def run(at: Path, images: int, classes: int, sources: list[str]) -> list[dict[str, Any]]:
-    """All kinds of source for one size."""
+    """Measure all kinds of source for one size."""
     began = time.monotonic()
     folder = generate(at / f"{images}-{classes}", images, classes)
-    print(f"{images:,} images in {classes:,} classes generated in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    machine.say(f"{images:,} images in {classes:,} classes generated in {time.monotonic() - began:.0f} s")
     places = {"folder": folder, "tar": folder.with_suffix(".tar")}
     if "tar" in sources:
         with tarfile.open(places["tar"], "w") as tar:
@@ -84,19 +83,18 @@ def run(at: Path, images: int, classes: int, sources: list[str]) -> list[dict[st
     shutil.rmtree(folder)
     places["tar"].unlink(missing_ok=True)
     for row in rows:
-        print(f"  {row['source']}: {row['peak_bytes'] / 1e6:.0f} MB, {row['seconds']} s", file=sys.stderr)
+        machine.say(f"  {row['source']}: {row['peak_bytes'] / 1e6:.0f} MB, {row['seconds']} s")
     return rows
 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = machine.parser(__doc__)
     parser.add_argument("--images", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--many-classes", type=int, default=10_000)
     parser.add_argument("--sources", nargs="+", default=["folder", "tar"], choices=["folder", "tar"])
     parser.add_argument("--at", type=Path)
-    parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     sizes = [(images, asked.classes) for images in sorted(asked.images)]
     with tempfile.TemporaryDirectory(dir=asked.at) as at:

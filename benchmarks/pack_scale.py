@@ -5,9 +5,6 @@ behind a link of ``--round-trip`` seconds, so that requests are slow and cores a
 s3://... s3://... --procs N`` for N of ``--procs``. Beside it what the same store gives to bare GET requests,
 ``--requests`` at a time: its limit. moto closes each connection, so a request takes two round trips. Needs root.
 
-``cores``: photographs on the disk, scaled down and encoded: the pool of one process (``--workers``) against processes
-that share a plan (``--procs``).
-
 ``million``: tars of PNGs of 8 x 8 pixels in a bucket, packed into the bucket by two processes. Memory is the
 proportional set size (PSS) of all of them, children included, twice a second.
 
@@ -15,7 +12,7 @@ A command's seconds hold its start, so each is also run on a hundredth of the im
 the rest of both.
 
 usage: python benchmarks/pack_scale.py [--parts latency million] [--images 3200] [--round-trip 0.2]
-       [--procs 1 2 4 8] [--photos FOLDER] [--million 1000000] [--at FOLDER] [--save]
+       [--procs 1 2 4 8] [--million 1000000] [--at FOLDER] [--save]
 """
 
 from __future__ import annotations
@@ -46,14 +43,14 @@ from compression import NETWORK
 from slow_link import far_cable
 from storage import ENVIRONMENT, put, served
 
-PACK = (sys.executable, "-m", "steadytrain", "pack")
+PACK = (*machine.STEADY, "pack")
 CLASSES = 10
 TAR_IMAGES = 10_000
 SHARDS = 16
 
 
 def png(lines: bytes, side: int) -> bytes:
-    """A PNG of RGB pixels: of each row a byte of zero, then the pixels."""
+    """Encode a PNG of RGB pixels: of each row a byte of zero, then the pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -63,7 +60,7 @@ def png(lines: bytes, side: int) -> bytes:
 
 
 def members(start: int, count: int, side: int) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of images of random pixels, which no other start has."""
+    """Yield names and contents of images of random pixels, which no other start has."""
     lines = np.random.default_rng(start).integers(0, 256, (count, side, 1 + 3 * side), np.uint8)
     lines[:, :, 0] = 0
     for number in range(start, start + count):
@@ -135,7 +132,7 @@ def fill(url: str, images: int) -> None:
 
 
 def limit(url: str, images: int, requests: int) -> float:
-    """Bare GET requests a second."""
+    """Return bare GET requests a second."""
     from obstore.store import S3Store
 
     store = S3Store("bench", endpoint=url, client_options={"allow_http": True}, virtual_hosted_style_request=False)
@@ -148,7 +145,7 @@ def limit(url: str, images: int, requests: int) -> float:
 
 
 def latency(at: Path, images: int, round_trip: float, procs: list[int], requests: int) -> dict[str, Any]:
-    """Workers in front of a slow store."""
+    """Measure workers in front of a slow store."""
     url = f"http://{NETWORK}.1:5555"
     os.environ |= {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}
     me = [sys.executable, __file__, "--images", str(images), "--requests", str(requests)]
@@ -161,7 +158,7 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
             asked = subprocess.run([*within(near_end), *me, "--ask", url], check=True, capture_output=True, text=True)
             document: dict[str, Any] = {"round_trip_seconds": round_trip, "images": images}
             document |= {"limit": float(asked.stdout), "requests_at_a_time": requests, "procs": []}
-            print(f"the store's limit: {document['limit']} GET requests a second", file=sys.stderr)
+            machine.say(f"the store's limit: {document['limit']} GET requests a second")
             digests: list[str] = []
             for count in procs:
                 shape = ["--procs", str(count), "--workers", "1"]
@@ -176,36 +173,15 @@ def latency(at: Path, images: int, round_trip: float, procs: list[int], requests
                 row = {"procs": count, "images_per_second": rate(whole, start), "seconds": whole["seconds"]}
                 row |= {"same_bytes": whole["digests"] == digests, "server_cores": round(share, 2)}
                 document["procs"].append(row)
-                print(row, file=sys.stderr)
+                machine.say(row)
         finally:
             server.terminate()
             server.wait()
     return document
 
 
-def cores(at: Path, photos: Path) -> list[dict[str, Any]]:
-    """One process and its pool, and processes that share a plan."""
-    rows, few = [], at / "few"
-    names = sorted(path for path in photos.rglob("*") if path.suffix == ".jpg")
-    for path in names[:: max(1, len(names) // 40)]:
-        (few / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, few / path.parent.name)
-    digests: list[str] = []
-    for words in (["--workers", "1"], ["--procs", "1", "--workers", "1"], ["--workers", "2"], ["--procs", "2"]):
-        settings = ["--shorter-side", "256", "--shards", "16", *words]
-        start = run([str(few), str(at / "start"), *settings], at)
-        whole = run([str(photos), str(at / "whole"), *settings], at)
-        digests = digests or whole["digests"]
-        row = {"options": " ".join(words), "images_per_second": rate(whole, start), "images": whole["images"]}
-        rows.append(row | {"seconds": whole["seconds"], "same_bytes": whole["digests"] == digests})
-        print(rows[-1], file=sys.stderr)
-        for path in [*at.glob("start*"), *at.glob("whole*")]:
-            path.unlink()
-    return rows
-
-
 def million(at: Path, images: int) -> dict[str, Any]:
-    """Many small images in a bucket."""
+    """Pack many small images in a bucket."""
     with served("moto", "", at) as (url, _, _):
         os.environ |= {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}
         put(f"{url}/bench")
@@ -219,27 +195,25 @@ def million(at: Path, images: int) -> dict[str, Any]:
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
             put(f"{url}/bench/raw-{tar_number:05}.tar", content.getvalue())
-        print(f"{images:,} images generated in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        machine.say(f"{images:,} images generated in {time.perf_counter() - began:.0f} s")
         source = f"s3://bench/raw-{{00000..{number - 1:05}}}.tar"
         row = run([source, "s3://bench/million", "--procs", "2"], at, watch=True)
     shards = len(row.pop("digests"))
     row |= {"tars": number, "shards": shards, "images_per_second": round(row["images"] / row["seconds"])}
-    print(row, file=sys.stderr)
+    machine.say(row)
     return row
 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = machine.parser(__doc__)
     parser.add_argument("--parts", nargs="+", default=["latency", "million"], choices=["latency", "million"])
     parser.add_argument("--images", type=int, default=3200)
     parser.add_argument("--round-trip", type=float, default=0.2)
     parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--photos", type=Path)
     parser.add_argument("--million", type=int, default=1_000_000)
     parser.add_argument("--at", type=Path)
-    parser.add_argument("--save", action="store_true")
     parser.add_argument("--fill", help=argparse.SUPPRESS)
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -254,8 +228,6 @@ def main() -> None:
         at = Path(folder)
         if "latency" in asked.parts:
             document["latency"] = latency(at, asked.images, asked.round_trip, asked.procs, asked.requests)
-        if asked.photos is not None:
-            document["cores"] = cores(at, asked.photos)
         if "million" in asked.parts:
             document["million"] = million(at, asked.million)
     machine.record("pack_scale", document, save=asked.save)

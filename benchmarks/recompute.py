@@ -1,4 +1,4 @@
-"""What computing activations again costs and saves: ``steady bench train`` with and without, in rounds that take turns.
+"""Cost and gain of recomputing activations: ``steady bench train`` with and without, in rounds that take turns.
 
 Of each network: the bytes that its updates need in a process of their own (the most that the process ever had), images
 per second, of which the median of the rounds counts, and the bytes of activations an image that autograd keeps at the
@@ -10,10 +10,8 @@ usage: python benchmarks/recompute.py [--rounds 2] [--cases resnet20 ...] [--sav
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -41,7 +39,7 @@ CASES = {
 
 
 def resnet50_by_timm(num_classes: int, **options: Any) -> Any:
-    """ResNet-50 as timm itself computes activations again."""
+    """Build ResNet-50 that recomputes activations by timm's own means."""
     import timm
 
     net: Any = timm.create_model("resnet50", num_classes=num_classes)
@@ -50,14 +48,14 @@ def resnet50_by_timm(num_classes: int, **options: Any) -> Any:
 
 
 def ways(case: Case) -> dict[str, list[str]]:
-    """What is compared: name -> flags."""
+    """Return what is compared: name -> flags."""
     values = {"usual": ["--model", case.model], "recompute": ["--model", case.model, "--recompute", "yes"]}
     return values | ({"timm": ["--model", "recompute:resnet50_by_timm"]} if case.timms else {})
 
 
 def row(case: Case, flags: list[str]) -> dict[str, Any]:
-    """What the command measures."""
-    command = [sys.executable, "-m", "steadytrain", "bench", "train", *flags, "--batch-size", str(case.batch)]
+    """Run the command; return its figures."""
+    command = [*machine.STEADY, "bench", "train", *flags, "--batch-size", str(case.batch)]
     command += ["--size", str(case.side), "--classes", str(CLASSES), "--device", "cpu", "--seconds", "3", "--json"]
     done = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, check=True, text=True)
     document: dict[str, Any] = json.loads(done.stdout)["rows"][0]
@@ -65,7 +63,7 @@ def row(case: Case, flags: list[str]) -> dict[str, Any]:
 
 
 def kept(case: Case, way: str) -> dict[str, Any]:
-    """Bytes of activations an image, and how often one update updates running statistics."""
+    """Count bytes of activations an image, and how often one update updates running statistics."""
     import torch
 
     from steadytrain import models
@@ -108,18 +106,16 @@ def kept(case: Case, way: str) -> dict[str, Any]:
 
 
 def _counted(module: Any) -> int:
-    """How often the network's batch norms have seen a batch: those that did so most often."""
+    """Return how often the network's batch norms have seen a batch: those that did so most often."""
     return max(int(count) for name, count in module.named_buffers() if name.endswith("num_batches_tracked"))
 
 
 def compare(case: Case, rounds: int) -> dict[str, Any]:
-    """All ways of one network."""
+    """Measure all ways of one network."""
     each = ways(case)
     taken: dict[str, list[dict[str, Any]]] = {way: [] for way in each}
-    for number in range(rounds):
-        turns = list(each)
-        for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            taken[way].append(row(case, each[way]))
+    for _, way in machine.in_turns(each, rounds):
+        taken[way].append(row(case, each[way]))
     counts = {"kept": {way: kept(case, way) for way in each}}
     if not rounds:
         return case._asdict() | counts
@@ -135,10 +131,7 @@ def compare(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="0 counts bytes and times nothing")
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/recompute.json")
+    parser = machine.parser(__doc__, choose=("--cases", CASES), rounds=2)
     arguments = parser.parse_args()
     cases = {name: compare(CASES[name], arguments.rounds) for name in arguments.cases}
     name = machine.of_cases("recompute", arguments.cases, CASES)

@@ -24,7 +24,6 @@ usage: python benchmarks/recover.py [--kills 10] [--steps 360] [--starters stead
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import random
@@ -45,9 +44,9 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine_overhead
 import machine
 import train_step
+from machine import say
 from steadytrain.config import Budget, Data, Every, Model, Optim, Recipe
 from steadytrain.events import Evaluated, Resumed, Saved, Started, Step
 from steadytrain.files import sync
@@ -69,27 +68,27 @@ PAUSE = 1.0
 
 @dataclass(frozen=True)
 class Bench:
-    """What all runs have in common: what starts them, and the images."""
+    """The common part of all runs: the command that starts them, and the images."""
 
     starter: str
     records: Path
     steps: int
 
     def command(self, run: Path) -> list[str]:
-        """The same for the first start and for every later one."""
+        """Return the command, the same for the first start and for every later one."""
         train = ["train", str(self.records), "--model", "resnet20", "--run", str(run), "--batch-size", str(BATCH)]
         settings = {"budget.steps": self.steps, "every.save_steps": SAVE_STEPS, "optim.warmup_epochs": 0}
         for key, value in settings.items():
             train += ["--set", f"{key}={value}"]
         if self.starter == "steady":
-            return [sys.executable, "-m", "steadytrain", *train, "--procs", str(RANKS)]
+            return [*machine.STEADY, *train, "--procs", str(RANKS)]
         launch = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=3"]
         # After two dashes: torchrun would take --run for the beginning of its own --run-path.
         return [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "--", "steadytrain", *train]
 
     @contextmanager
     def started(self, run: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """The command, running, and ended at the end; ranks that have lost their keeper may still run then."""
+        """Run the command, and end it at the end; ranks that have lost their keeper may still run then."""
         environment = {
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "TMPDIR": str(run.parent),
@@ -116,7 +115,7 @@ class Kill:
 
 
 def ranks(keeper: int) -> dict[int, psutil.Process]:
-    """The processes of the ranks that a process has started, by rank."""
+    """Return the processes of the ranks that a process has started, by rank."""
     values = {}
     try:
         for process in psutil.Process(keeper).children():
@@ -129,7 +128,7 @@ def ranks(keeper: int) -> dict[int, psutil.Process]:
 
 
 def strike(kill: Kill, keeper: subprocess.Popen[bytes]) -> None:
-    """As soon as what is to be killed is there."""
+    """Kill the target as soon as it is there."""
     who, how = kill.target.rsplit(" ", 1)
     number = getattr(signal, f"SIG{how}")
     if who == "keeper":
@@ -163,7 +162,7 @@ def go_on(bench: Bench, run: Path, kill: Kill, after: float) -> None:
 
 
 def watch(process: subprocess.Popen[bytes], kill: Kill, after: float, end: float, family: set[psutil.Process]) -> None:
-    """Until the command has ended, or the time is over; the kill in between, if it is due and still to be made."""
+    """Wait until the command has ended or the time is over; make the kill in between, if it is due."""
     began, looked = time.monotonic(), 0.0
     while process.poll() is None and (now := time.monotonic()) < end:
         if now - looked > 1:
@@ -176,7 +175,7 @@ def watch(process: subprocess.Popen[bytes], kill: Kill, after: float, end: float
 
 
 def judged(bench: Bench, run: Path, kill: Kill, sound: Path) -> dict[str, Any]:
-    """What came of it, by the run's own events and weights."""
+    """Return the outcome, by the run's own events and weights."""
     events = list(Run.open(run).events()) if (run / "recipe.json").exists() else []
     done = Run.open(run).finished() is not None if events else False
     steps = [event for event in events if isinstance(event, Step)]
@@ -203,7 +202,7 @@ def judged(bench: Bench, run: Path, kill: Kill, sound: Path) -> dict[str, Any]:
 
 
 def is_whole(steps: Sequence[Step], images: int) -> bool:
-    """Whether each attempt began where an earlier one had been, and the last ended at the end."""
+    """Return whether each attempt began where an earlier one had been, and the last ended at the end."""
     reached, last, attempt = 0, 0, 0
     for event in steps:
         began = event.position - event.n
@@ -214,7 +213,7 @@ def is_whole(steps: Sequence[Step], images: int) -> bool:
 
 
 def is_same(run: Path, sound: Path) -> bool:
-    """Whether two runs have the same weights and the same last evaluation, bit for bit."""
+    """Return whether two runs have the same weights and the same last evaluation, bit for bit."""
     ours, theirs = (load_file(place / "model.safetensors") for place in (run, sound))
     if ours.keys() != theirs.keys() or _last(run) != _last(sound):
         return False
@@ -231,7 +230,7 @@ def _last(run: Path) -> tuple[float, float]:
 
 
 def measure(bench: Bench, kills: int, seed: int, folder: Path) -> dict[str, Any]:
-    """The run without a fault, and then those with one."""
+    """Make the run without a fault, and then those with one."""
     sound = folder / "sound"
     began = time.monotonic()
     with bench.started(sound) as process:
@@ -254,7 +253,7 @@ def measure(bench: Bench, kills: int, seed: int, folder: Path) -> dict[str, Any]
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all kills, and of each kind."""
+    """Return the figures of all kills, and of each kind."""
     return {
         "lost": f"{sum(row['is_lost'] for row in rows)} of {len(rows)}",
         "weights_equal": f"{sum(row['weights_equal'] for row in rows)} of {len(rows)}",
@@ -280,7 +279,7 @@ def _log(run: Path) -> str:
 
 
 def saving(records: Path, folder: Path, saves: int) -> dict[str, Any]:
-    """Seconds of a checkpoint, by who writes it."""
+    """Measure the seconds of a checkpoint, by who writes it."""
     recipe = Recipe(
         data=Data(train=str(records), size=64, holdout=0.0),
         model=Model("timm/resnet50"),
@@ -342,21 +341,14 @@ def _in_loop(module: torch.nn.Module, optimizer: torch.optim.Optimizer, path: Pa
     return time.perf_counter() - began
 
 
-def say(line: str) -> None:
-    """Progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__, choose=("--starters", STARTERS))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=360, help=f"updates of {BATCH} images")
-    parser.add_argument("--starters", nargs="+", default=list(STARTERS), choices=STARTERS)
     parser.add_argument("--seed", type=int, default=0, help="of what is killed, and when")
     parser.add_argument("--saving", action="store_true", help="only what a checkpoint costs training")
     parser.add_argument("--quick", action="store_true", help="four kills of a shorter run: shows that it works")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/recover.json")
     args = parser.parse_args()
     if args.quick:
         args.kills, args.steps = len(TARGETS), 100
@@ -364,7 +356,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             records = train_step.write_records(Path(name), 64, 3, 200)
             figures = saving(records, Path(name), 3 if args.quick else SAVES)
-        machine.record("recover_saving", engine_overhead.rounded(figures), save=args.save)
+        machine.record("recover_saving", machine.rounded(figures), save=args.save)
         return
     values = {}
     with tempfile.TemporaryDirectory() as name:
@@ -374,7 +366,7 @@ def main() -> None:
             folder.mkdir()
             values[starter] = measure(Bench(starter, records, args.steps), args.kills, args.seed, folder)
     figures = {"batch": BATCH, "steps": args.steps, "save_steps": SAVE_STEPS, "seed": args.seed}
-    machine.record("recover", figures | engine_overhead.rounded(values), save=args.save)
+    machine.record("recover", figures | machine.rounded(values), save=args.save)
 
 
 if __name__ == "__main__":

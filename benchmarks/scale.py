@@ -1,4 +1,4 @@
-"""The same training by one process and by two: steadytrain, bare DistributedDataParallel, MXNet 1.9.1's ``dist_sync``.
+"""Training by one process and by two: steadytrain, bare DistributedDataParallel, MXNet 1.9.1's ``dist_sync``.
 
 ResNet-20 on CIFAR-10 from its images, the same updates by all: batch size (over all processes), crops and mirroring,
 SGD with momentum, weight decay of all but norms and biases, half a cosine. Contenders take turns, and each round begins
@@ -27,12 +27,9 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
-import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,11 +37,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import zstandard
 from PIL import Image
 
 import engine_overhead
 import machine
+from machine import in_turns, say
 from peers.scale_contenders import ContenderError, Told, Work, ddp, measured, mxnet, steadytrain
 from steadytrain.data.packing.pack import pack
 
@@ -55,7 +52,7 @@ Contender = Callable[[Work, Path], Told]
 
 
 def prepare(archive: Path, out: Path, num_train: int, num_val: int) -> str:
-    """The first images of each class, packed and decoded; what their files' names begin with."""
+    """Pack and decode the first images of each class; return what their files' names begin with."""
     start = out / f"cifar-{num_train}-{num_val}"
     for part, split, images in (("train", "train", num_train), ("val", "test", num_val)):
         if not Path(f"{start}-{part}.npy").exists():
@@ -68,10 +65,7 @@ def prepare(archive: Path, out: Path, num_train: int, num_val: int) -> str:
 
 def _unpack(archive: Path, split: str, images: int, out: Path) -> None:
     seen: Counter[str] = Counter()
-    with ExitStack() as stack:
-        raw = stack.enter_context(archive.open("rb"))
-        reader = stack.enter_context(zstandard.ZstdDecompressor().stream_reader(raw))
-        tar = stack.enter_context(tarfile.open(fileobj=reader, mode="r|"))
+    with machine.opened(archive) as tar:
         for member in tar:
             part, kind, name = ("", "", *Path(member.name).parts)[-3:]
             if member.isfile() and part == split and seen[kind] < images:
@@ -88,7 +82,7 @@ def _decode(folder: Path, out: str) -> None:
 
 
 def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Who takes part; and who does not, and why."""
+    """Return the contenders; and those that cannot take part, with the reason."""
     one_core = {min(os.sched_getaffinity(0))}
 
     def on_one_core(work: Work, folder: Path) -> Told:
@@ -113,7 +107,7 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
 
 
 def lack(python: str | None) -> str:
-    """Why MXNet cannot take part; nothing where it can."""
+    """Return why MXNet cannot take part; empty where it can."""
     if python is None:
         return "no Python with MXNet 1.9.1: give --mxnet-python, or set STEADYTRAIN_MXNET_PYTHON"
     asked = [python, "-c", "import mxnet; assert mxnet.__version__ == '1.9.1', mxnet.__version__"]
@@ -125,28 +119,26 @@ def lack(python: str | None) -> str:
 
 
 def rounds_of(who: Mapping[str, Contender], work: Work, rounds: int) -> tuple[dict[str, list[Told]], dict[str, str]]:
-    """Turns of all of them; and who failed, and with what."""
+    """Give all of them their turns; return the results, and who failed, with the reason."""
     taken: dict[str, list[Told]] = {name: [] for name in who}
     failed: dict[str, str] = {}
-    names = list(who)
-    for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            if name in failed:
-                continue
-            try:
-                taken[name].append(measured(partial(who[name], replace(work, seed=number))))
-            except ContenderError as error:
-                failed[name] = f"round {number + 1}: {error.reason}"
-                say(f"round {number + 1}  {name}: FAILED {error}")
-                continue
-            newest = taken[name][-1]
-            rate = work.batch / newest.step_seconds
-            say(f"round {number + 1}  {name:18} {rate:6.1f} images/s, {newest.right} right, {newest.seconds:.0f} s")
+    for number, name in in_turns(who, rounds):
+        if name in failed:
+            continue
+        try:
+            taken[name].append(measured(partial(who[name], replace(work, seed=number))))
+        except ContenderError as error:
+            failed[name] = f"round {number + 1}: {error.reason}"
+            say(f"round {number + 1}  {name}: FAILED {error}")
+            continue
+        newest = taken[name][-1]
+        rate = work.batch / newest.step_seconds
+        say(f"round {number + 1}  {name:18} {rate:6.1f} images/s, {newest.right} right, {newest.seconds:.0f} s")
     return taken, failed
 
 
 def summary(turns: list[Told], work: Work, steps: int, num_val: int, processes: int) -> dict[str, Any]:
-    """What one contender did, medians over its turns."""
+    """Return medians over the turns of a contender."""
     step = median(turn.step_seconds for turn in turns)
     parameters = turns[0].parameters
     top1 = [turn.right / num_val for turn in turns]
@@ -169,7 +161,7 @@ def summary(turns: list[Told], work: Work, steps: int, num_val: int, processes: 
 
 
 def ratios(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Of images per second."""
+    """Return ratios of images per second."""
     pairs = {
         "steadytrain_2_over_ddp_2": ("steadytrain_2", "ddp_2"),
         "steadytrain_2_over_mxnet_2": ("steadytrain_2", "mxnet_2"),
@@ -181,7 +173,7 @@ def ratios(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures."""
+    """Measure everything."""
     who, skipped = contenders(args.mxnet_python)
     images = prepare(args.data / "cifar10-png.tar.zst", folder, args.images, args.val)
     work = Work(images=images, batch=BATCH, steps=args.steps)
@@ -197,8 +189,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "batch": work.batch,
         "train_images": args.images,
         "val_images": args.val,
-        "contenders": engine_overhead.rounded(values, 4),
-        "ratios": engine_overhead.rounded(ratios(values), 4),
+        "contenders": machine.rounded(values, 4),
+        "ratios": machine.rounded(ratios(values), 4),
         "skipped": skipped,
         "failed": failed,
         "overhead": engine_overhead.measure(
@@ -207,32 +199,21 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def say(line: str) -> None:
-    """Progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def arguments(parser: argparse.ArgumentParser, *, rounds: int, steps: int, images: int) -> None:
-    """Add what this benchmark and its kin take, with their own defaults."""
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--rounds", type=int, default=rounds)
+def arguments(doc: str | None, *, rounds: int, steps: int, images: int) -> argparse.ArgumentParser:
+    """Return the parser of this benchmark and of its kin, with their own defaults."""
+    parser = machine.parser(doc, data="cifar10-png.tar.zst", rounds=rounds, mxnet=True)
     parser.add_argument("--steps", type=int, default=steps, help=f"updates of {BATCH} images")
     parser.add_argument("--images", type=int, default=images, help="to train on, of 50,000")
     parser.add_argument("--val", type=int, default=2000, help="to evaluate on, of 10,000")
-    parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
     parser.add_argument("--work", type=Path, help="where the images are kept, packed and decoded (default: nowhere)")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, and nothing else")
-    parser.add_argument("--save", action="store_true", help="also write the figures to benchmarks/results")
+    return parser
 
 
 def measure_and_record(
-    name: str, parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace, Path], dict[str, Any]]
+    name: str, args: argparse.Namespace, measure: Callable[[argparse.Namespace, Path], dict[str, Any]]
 ) -> None:
-    """Measure as the command line says, print, perhaps save."""
-    args = parser.parse_args()
-    if args.data is None:
-        parser.error("give --data, the folder that holds cifar10-png.tar.zst")
-    args.data = Path(args.data)
+    """Measure as the command line says, print, and save where it asks for that."""
     if args.quick:
         args.rounds, args.steps, args.images, args.val = 1, 40, 2560, 500
     with tempfile.TemporaryDirectory() as temporary:
@@ -242,12 +223,11 @@ def measure_and_record(
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments(parser, rounds=5, steps=120, images=5120)
+    """Measure, print, and save where the command line asks for it."""
+    parser = arguments(__doc__, rounds=5, steps=120, images=5120)
     parser.add_argument("--overhead-rounds", type=int, default=7)
     parser.add_argument("--overhead-steps", type=int, default=2000)
-    measure_and_record("scale", parser, measure)
+    measure_and_record("scale", parser.parse_args(), measure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What ``steady scale`` predicts, against tables that others published: each row with the numbers it was given.
+"""Predictions of ``steady scale`` against published tables: each row with the numbers that the model was given.
 
 A row is given the published rate of one device (or machine), the model's parameters, the batch and the name of the
 link. Links have the physical figures of ``steadytrain.tuning.scale``; no link is fitted. Nobody publishes how much the
@@ -22,8 +22,6 @@ usage: python benchmarks/scale_published.py [--save]
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -103,7 +101,7 @@ def rates(images: int, **seconds: float) -> dict[int, float]:
 
 
 def practice() -> Iterator[Table]:
-    """The articles and examples that the product set out from, and their companions."""
+    """Return the tables of the articles and examples that the product set out from, and their companions."""
     k80: dict[str, Any] = {"source": ARTICLES, "link": "pcie3"}
     v100: dict[str, Any] = {"source": ARTICLES, "link": "nvlink2"}
     yield Table(**k80, net="resnet152, 256 classes", batch=16, rates={1: 20, 8: 150}, remark="20 is rounded: +-2.5 %")
@@ -164,7 +162,7 @@ def practice() -> Iterator[Table]:
 
 
 def nvidia() -> Iterator[Table]:
-    """All rows of training throughput on the two pages, by commits 134510b and 291f0d0 of the repository."""
+    """Return all rows of training throughput on the two pages, by commits 134510b and 291f0d0 of the repository."""
 
     def mxnet(where: str, link: str, batch: int, shown: Sequence[float], *, half: bool) -> Table:
         kind = "mixed precision" if half else "TF32" if "A100" in where else "FP32"
@@ -203,7 +201,7 @@ def nvidia() -> Iterator[Table]:
 
 
 def tensorflow() -> Iterator[Table]:
-    """All rows with synthetic data of the page at commit 5984ffe."""
+    """Return all rows with synthetic data of the page at commit 5984ffe."""
     five = ("inception_v3", "resnet50", "resnet152", "alexnet", "vgg16")
     machines: dict[str, tuple[str, dict[int, tuple[float, ...]], tuple[int, ...]]] = {
         "DGX-1 P100": (
@@ -273,7 +271,7 @@ def tensorflow() -> Iterator[Table]:
 
 
 def dlperf() -> Iterator[Table]:
-    """DLPerf's report v1.0 (August 2020, commit 0770fdf): ResNet-50 in FP32 on four machines of eight V100."""
+    """Return DLPerf's report v1.0 (August 2020, commit 0770fdf): ResNet-50 in FP32 on four machines of eight V100."""
     shown = {
         "OneFlow": (384.85, 2969.45, 5906.55, 11711.18),
         "TensorFlow 1.x": (362.44, 2721.98, 5099.42, 9514.64),
@@ -296,7 +294,7 @@ def dlperf() -> Iterator[Table]:
 
 
 def mlperf() -> Iterator[Table]:
-    """Throughput of the first log of each system in training_results_v4.0: a block of epochs without its evaluation."""
+    """Return the throughput of the first log of each system in training_results_v4.0, without its evaluations."""
     common: dict[str, Any] = {"net": "resnet50", "bucket": HOROVOD, "value": 2}
     h100: dict[str, Any] = {"link": "ndr", "per_machine": 8, "local": "nvlink4", **common}
     yield Table(
@@ -350,7 +348,7 @@ class Case:
         return self.table.rates[self.devices]
 
     def device(self, spread: float) -> MeasuredDevice:
-        """What one device does alone, updates varying by this share: so that the base comes out as it was published."""
+        """Return what one device does alone, updates varying by this share: the base comes out as it was published."""
         devices, rate = self.base
         millions, tensors = NETS[self.table.net]
         num = millions * 1e6 * self.table.value
@@ -383,7 +381,7 @@ class Case:
         return self._predict(device.with_batch(self.table.batches.get(self.devices, self.table.batch)), self.devices)
 
     def error(self, spread: float) -> float:
-        """Relative to the published rate."""
+        """Return the error relative to the published rate."""
         return self.predict(spread).images_per_second / self.published - 1
 
     def explaining_spread(self) -> float:
@@ -399,7 +397,7 @@ def cases(table: Table) -> Iterator[Case]:
 
 
 def row_of(case: Case, spread: float) -> dict[str, Any]:
-    """A row of the results."""
+    """Return a row of the results."""
     table, predicted, device = case.table, case.predict(spread), case.device(spread)
     (devices, rate), batch = case.base, case.table.batches.get(case.devices, case.table.batch)
     base = {"rate_of_one": round(rate, 4)} if devices == 1 else {f"rate_of_{devices}": round(rate, 4)}
@@ -428,7 +426,7 @@ def row_of(case: Case, spread: float) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median and largest absolute errors, and those of the rows in which scaling costs a tenth or more."""
+    """Return median and largest absolute errors, and those of the rows in which scaling costs a tenth or more."""
     hard = [row for row in rows if row["linear_error"] >= 0.1]
 
     def middle(some: Sequence[dict[str, Any]], name: str) -> float | None:
@@ -448,9 +446,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Predict, print, perhaps save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/scale_published.json")
+    """Predict, print, and save where the command line asks for it."""
+    parser = machine.parser(__doc__)
     args = parser.parse_args()
     groups = {"practice": practice(), "nvidia": nvidia(), "tensorflow": tensorflow(), "dlperf": dlperf()}
     groups["mlperf"] = mlperf()
@@ -471,8 +468,8 @@ def main() -> None:
             shown = f"{row['predicted']:>9.1f} {row['published']:>9.1f}"
             errors = " ".join(f"{row[name]:>+7.1%}" for name in ("error", "error_without_spread", "linear_error"))
             line = f"{name:10} {row['net']:22} {batch:>4} {link:7} {row['devices']:>4} {shown} {errors}"
-            print(line, file=sys.stderr)
-    print("mlperf: predicted from the smallest published system, not from one device", file=sys.stderr)
+            machine.say(line)
+    machine.say("mlperf: predicted from the smallest published system, not from one device")
     every = [row for name, some in rows.items() if name != "mlperf" for row in some]
     summaries = {name: summary(some) for name, some in {**rows, "all": every}.items()}
     machine.record(

@@ -1,13 +1,15 @@
-"""What ``steady scale`` predicts for two ranks, against two real ranks over a cable shaped by ``tc``.
+"""Predictions of ``steady scale`` for two ranks, against two real ranks over a cable shaped by ``tc``.
 
 Two network namespaces are joined by a cable; in each of them a rank trains on a core of its own, by the engine of
 ``steady train``. Rounds alternate between an update without exchange and one with it, so that whatever else the machine
 does meets both alike; of each update the slower rank counts, and of the rounds the median. The first gives the passes
-that the model is told, the second what it has to predict. The prediction is made twice: from the figures that were
+that the model is given, the second what it has to predict. The prediction is made twice: from the figures that were
 given to ``tc`` (latency: that of the unshaped cable), and from a link that was fitted to what ``steady
 bandwidth`` measures over the same cable with another network.
 
 Needs root on Linux (``ip``, ``tc``, ``taskset``). Nothing but the two namespaces of its own is touched.
+
+usage: python benchmarks/scale_shaped.py [--seconds 6] [--beside WORDS] [--save]
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -24,8 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import machine
 from compression import cable, in_both, measured, shape
-from machine import facts, record
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.tuning.scale import Gradient, MachineCluster, MeasuredDevice, NetworkLink, fit_backend, predict
 
@@ -42,7 +43,7 @@ WARM, LEAST_ROUNDS = 2, 4
 
 
 def rank(request: Path, answer: Path) -> None:
-    """Be one of the ranks: alternate updates without and with exchange; the first writes all seconds."""
+    """Train as one of the ranks: alternate updates without and with exchange; the first writes all seconds."""
     import torch
 
     from steadytrain.distributed.process_group import init_group
@@ -95,7 +96,7 @@ def rank(request: Path, answer: Path) -> None:
 
 
 def device_and_step(document: dict[str, Any], batch_size: int) -> tuple[MeasuredDevice, float, int]:
-    """The slower rank of each round, medians over the rounds: one device, and the seconds of an update by both."""
+    """Return one device and the seconds of an update by both: the slower rank of each round, medians of rounds."""
     slower = [max(pair, key=lambda each: sum(each[:3])) for pair in zip(*document["rounds"], strict=True)]
     forward, backward, rest = (median(each[place] for each in slower) for place in range(3))
     whole = median(sum(each[:3]) for each in slower)
@@ -114,7 +115,7 @@ def device_and_step(document: dict[str, Any], batch_size: int) -> tuple[Measured
 def row_of(
     net: tuple[str, int, int, int], rate: str, device: MeasuredDevice, link: dict[str, NetworkLink], step_seconds: float
 ) -> dict[str, Any]:
-    """The measured rate beside the predicted ones."""
+    """Return the measured rate beside the predicted ones."""
     images = 2 * device.batch_size
     row: dict[str, Any] = {
         "model": net[0],
@@ -138,16 +139,15 @@ def row_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
     parser.add_argument("--beside", default="nothing", help="what else ran on the machine, in words")
-    parser.add_argument("--save", action="store_true")
     parser.add_argument("--rank", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
         rank(*arguments.rank)
         return
-    document: dict[str, Any] = {"machine": facts(), "beside": arguments.beside, "seconds": arguments.seconds}
+    document: dict[str, Any] = {"beside": arguments.beside, "seconds": arguments.seconds}
     links: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     unshaped = 0.0
@@ -167,19 +167,19 @@ def main() -> None:
             else:
                 unshaped = link["fit"].latency_seconds
             links.append({"rate": rate or "unshaped", **{name: asdict(value) for name, value in link.items()}})
-            print(json.dumps(links[-1]), file=sys.stderr)
+            machine.say(json.dumps(links[-1]))
             for net in NETS:
                 asked, answer = folder / "request.json", folder / "answer.json"
                 asked.write_text(json.dumps({"net": net, "seconds": arguments.seconds}), encoding="utf-8")
                 in_both(ends, "scale_shaped", "--rank", str(asked), str(answer), cores=CORES)
                 device, step, num = device_and_step(json.loads(answer.read_text(encoding="utf-8")), net[2])
                 rows.append({**row_of(net, rate, device, link, step), "rounds": num})
-                print(json.dumps(rows[-1]), file=sys.stderr)
+                machine.say(json.dumps(rows[-1]))
     for name in ("fit", "tc"):
         errors = [abs(row[f"predicted_by_{name}"]["error"]) for row in rows if f"predicted_by_{name}" in row]
         document[f"median_error_by_{name}"] = round(median(errors), 3)
     document |= {"links": links, "rows": rows}
-    record("scale_shaped", document, save=arguments.save)
+    machine.record("scale_shaped", document, save=arguments.save)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def direct(weights: str, model: str, folder: str, seconds: float) -> None:
 
 @contextmanager
 def running(contender: Contender, port: int) -> Iterator[psutil.Process]:
-    """A server that is ready."""
+    """Start a server and wait until it is ready; end it at the end."""
     command = [word.replace("PORT", str(port)) for word in contender.command]
     with tempfile.TemporaryFile() as log:
         # As ours has it: threads that spin while they wait would take the cores from the client, and from each other.
@@ -160,7 +160,7 @@ def running(contender: Contender, port: int) -> Iterator[psutil.Process]:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Of a process and its children until now."""
+    """Return the CPU seconds of a process and its children until now."""
     total = 0.0
     for each in (process, *process.children(recursive=True)):
         with suppress(psutil.Error):
@@ -240,18 +240,18 @@ class Soak:
         self.random = random.Random(0)
 
     def goes_on(self) -> bool:
-        """Whether time is left."""
+        """Return whether time is left."""
         return time.monotonic() < self.end
 
     async def good(self) -> None:
-        """Photographs, one after another."""
+        """Send photographs, one after another."""
         while self.goes_on():
             since = time.perf_counter()
             self.statuses["good"][await ask(self.port, HEAD, self.random.choice(self.bodies))] += 1
             self.latencies.append(time.perf_counter() - since)
 
     async def malformed(self) -> None:
-        """Truncated and altered photographs, wrong types, broken forms and JSON, no HTTP at all."""
+        """Send truncated and altered photographs, wrong types, broken forms and JSON, no HTTP at all."""
         form = b"content-type: multipart/form-data; boundary=x\r\n"
         start = HEAD.rpartition(b"content-type")[0]
         while self.goes_on():
@@ -277,7 +277,7 @@ class Soak:
             await asyncio.sleep(0.02)
 
     async def huge(self) -> None:
-        """More bytes than allowed, announced or not, and a small file of very many pixels."""
+        """Send more bytes than allowed, announced or not, and a small file of very many pixels."""
         bomb = io.BytesIO()
         Image.new("L", (8000, 5000)).save(bomb, "PNG")
         large = bytes(3 * 2**20)
@@ -296,7 +296,7 @@ class Soak:
             await asyncio.sleep(0.5)
 
     async def slow(self, *, in_head: bool) -> None:
-        """A byte a second, of the head or of the body, until the server ends it."""
+        """Send a byte a second, of the head or of the body, until the server ends it."""
         while self.goes_on():
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -310,7 +310,7 @@ class Soak:
                 writer.close()
 
     async def cut(self) -> None:
-        """Requests whose client goes away: in the head, in the body, or before the answer."""
+        """Send requests whose client goes away: in the head, in the body, or before the answer."""
         while self.goes_on():
             body = self.random.choice(self.bodies)
             text = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
@@ -323,7 +323,7 @@ class Soak:
             await asyncio.sleep(0.1)
 
     async def run(self) -> None:
-        """All of them, until time is over."""
+        """Run all clients, until time is over."""
         many = [self.slow(in_head=number % 2 == 0) for number in range(40)]
         await asyncio.gather(self.good(), self.good(), self.malformed(), self.huge(), self.cut(), *many)
 
@@ -356,8 +356,8 @@ async def soak(process: psutil.Process, port: int, bodies: list[bytes], minutes:
 
 
 def contenders(weights: Path, model: str, peers: Path | None) -> dict[str, Contender]:
-    """The servers to load."""
-    steady = [sys.executable, "-m", "steadytrain", "serve", str(weights), "--model", model, "--device", "cpu"]
+    """Return the servers to load."""
+    steady = [*machine.STEADY, "serve", str(weights), "--model", model, "--device", "cpu"]
     servers = {"steady": Contender([*steady, "--port", "PORT", "--max-batch", str(BATCH)], "/ready", "image/jpeg")}
     if peers is not None:
         for name, path, kind, more in (
@@ -387,7 +387,7 @@ def write_script(folder: Path, kind: str, paths: list[Path]) -> Path:
 
 
 def measure(args: argparse.Namespace, folder: Path, paths: list[Path]) -> dict[str, Any]:
-    """All contenders in turns, and ours at a constant rate."""
+    """Measure all contenders in turns, and ours at a constant rate."""
     import timm
     import torch
 
@@ -403,7 +403,7 @@ def measure(args: argparse.Namespace, folder: Path, paths: list[Path]) -> dict[s
         for place, (name, server) in enumerate(servers.items()):
             port = args.port + 10 * number + place
             turns[name].append(under_wrk(server, port, scripts[name], args.seconds, 2 * BATCH))
-            print(number, name, turns[name][-1], file=sys.stderr)
+            machine.say(number, name, turns[name][-1])
     figures = {
         name: {key: median(row[key] for row in rows) for key in rows[0]} | {"turns": rows}
         for name, rows in turns.items()
@@ -429,16 +429,14 @@ def measure(args: argparse.Namespace, folder: Path, paths: list[Path]) -> dict[s
 
 def main() -> int:
     """Measure, record, and return 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, rounds=3)
     parser.add_argument("--images", type=Path, required=True, help="a folder of JPEG files")
     parser.add_argument("--model", default="timm/resnet50")
     parser.add_argument("--peers", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--soak-minutes", type=float, default=0)
     parser.add_argument("--soak-model", default="timm/test_resnet")
     parser.add_argument("--port", type=int, default=18400)
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     if shutil.which("wrk") is None and args.rounds:
         parser.error("wrk is not installed: apt install wrk")

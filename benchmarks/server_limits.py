@@ -66,17 +66,17 @@ def asked(port: int, request: bytes, seconds: float = 15) -> tuple[int, bytes, f
 
 
 def get(path: str) -> bytes:
-    """The request for a path."""
+    """Return the request for a path."""
     return f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
 
 
 def post(image: bytes) -> bytes:
-    """The request for an image's classes."""
+    """Return the request for an image's classes."""
     return HEAD + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(image) + image
 
 
 def flat_png(pixels: int) -> bytes:
-    """A square PNG of zeros, which is a few kB: made row by row, for Pillow would hold all of it."""
+    """Encode a square PNG of zeros, which is a few kB: row by row, for Pillow would hold all of it."""
     side = int(pixels**0.5)
     packer, body = zlib.compressobj(9), bytearray()
     for _ in range(side):
@@ -88,7 +88,7 @@ def flat_png(pixels: int) -> bytes:
 
 
 def photograph() -> bytes:
-    """A small JPEG."""
+    """Encode a small JPEG."""
     stream = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)).save(stream, "JPEG")
     return stream.getvalue()
@@ -116,7 +116,7 @@ class Prober(threading.Thread):
         self.join()
 
     def row(self) -> dict[str, Any]:
-        """The figures of all answers."""
+        """Return the figures of all answers."""
         seconds = [seconds for _, seconds in self.answers]
         failed = sum(status != 200 for status, _ in self.answers)
         return {"n": len(seconds), "failed": failed, "p50_seconds": median(seconds), "longest_seconds": max(seconds)}
@@ -136,7 +136,7 @@ def connect(port: int, sent: bytes = b"", *, buffer: int = 0) -> socket.socket:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the server has not ended it; what it sent is thrown away."""
+    """Return whether the server has not ended the connection; drop what it sent."""
     try:
         while connection.recv(65536):
             pass
@@ -148,7 +148,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def idle(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Connections that send nothing."""
+    """Hold connections that send nothing."""
     connections = [connect(port) for _ in range(args.connections)]
     time.sleep(args.seconds)
     still = sum(map(is_open, connections))
@@ -158,7 +158,7 @@ def idle(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def slow(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Bodies of a byte a second."""
+    """Send bodies of a byte a second."""
     begin = HEAD + b"content-length: 90000\r\n\r\n"
     bodies = [connect(port, begin) for _ in range(SLOW)]
     end, num_closed = time.monotonic() + args.seconds, 0
@@ -178,7 +178,7 @@ def slow(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def both(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Idle connections beside slow bodies."""
+    """Hold idle connections beside slow bodies."""
     beside = threading.Thread(target=idle, args=(port, args))
     beside.start()
     row = slow(port, args)
@@ -187,7 +187,7 @@ def both(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def head(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Halves of a head."""
+    """Send halves of a head."""
     halves = [connect(port, b"GET / HTTP/1.1\r\nhost: local") for _ in range(HALVES)]
     time.sleep(12)
     still = sum(map(is_open, halves))
@@ -197,7 +197,7 @@ def head(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def large(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Images of very many pixels, and small ones beside them."""
+    """Send images of very many pixels, and small ones beside them."""
     request, statuses = post(flat_png(args.pixels)), list[int]()
     threads = [threading.Thread(target=lambda: statuses.append(asked(port, request, 60)[0])) for _ in range(LARGE)]
     since = time.perf_counter()
@@ -213,7 +213,7 @@ def large(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def gone(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Clients that go away."""
+    """Send images from clients that go away."""
     request = post(flat_png(args.pixels))
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(LARGE)]
     for connection in connections:
@@ -231,14 +231,14 @@ def gone(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def framing(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Two lengths for one request."""
+    """Send two lengths for one request."""
     twice = HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
     status, answer, _ = asked(port, twice + get("/health"))
     return {"status": status, "replies": answer.count(b"HTTP/1.1 ")}
 
 
 def streams(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Readers of events that do not read."""
+    """Open streams of events and do not read them."""
     request = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n"
     clients = [connect(port, request, buffer=4096) for _ in range(STREAMS)]
     time.sleep(args.seconds + 15)  # a stream that is not read is to be dropped meanwhile
@@ -261,7 +261,7 @@ WATCH = {"watch_idle": idle, "watch_head": head, "watch_streams": streams}
 
 @contextmanager
 def looked_at(process: psutil.Process) -> Iterator[dict[str, Any]]:
-    """The most files and memory that a process has while the body runs, and its memory 10 s later."""
+    """Record the most files and memory of a process while the body runs, and its memory 10 s later."""
     is_over, figures = threading.Event(), dict[str, Any]()
     figures |= {"rss_bytes": {"before": process.memory_info().rss, "largest": 0}, "largest_open_files": 0}
 
@@ -292,12 +292,12 @@ def injected(name: str, server: Contender, port: int, probe: str, args: argparse
         answers = prober.row()
     row = {**row, "asked": probe, "answers": answers, **figures}
     row["holds"] = not answers["failed"] and answers["longest_seconds"] < BAR_SECONDS
-    print(name, row, file=sys.stderr)
+    machine.say(name, row)
     return row
 
 
 def a_run(folder: Path) -> Path:
-    """A run of 20,000 updates with a line of figures for every fifth."""
+    """Write a run of 20,000 updates with a line of figures for every fifth."""
     from steadytrain.config import Budget, Data, Model, Recipe
     from steadytrain.events import EventLog, Logged
     from steadytrain.run import Run
@@ -314,12 +314,11 @@ def a_run(folder: Path) -> Path:
 
 def main() -> int:
     """Inject, record, and return 1 where a server did not answer in time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("faults", nargs="*", choices=[*SERVE, *WATCH, []], help="default: all")
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--pixels", type=int, default=24_900_000)
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     allow_open_files(args.connections + 2 * SLOW)
     os.environ.pop("STEADYTRAIN_TOKEN", None)
@@ -330,10 +329,9 @@ def main() -> int:
 
         folder = Path(name)
         torch.save(timm.create_model("test_resnet").state_dict(), folder / "w.pth")
-        steady = [sys.executable, "-m", "steadytrain"]
-        command = [*steady, "serve", str(folder / "w.pth"), "--model", "timm/test_resnet", "--device", "cpu"]
+        command = [*machine.STEADY, "serve", str(folder / "w.pth"), "--model", "timm/test_resnet", "--device", "cpu"]
         serve = Contender([*command, "--port", "PORT", "--max-batch", "8"], "/ready", "image/png")
-        watch = Contender([*steady, "watch", str(a_run(folder)), "--web", "--port", "PORT"], "/", "")
+        watch = Contender([*machine.STEADY, "watch", str(a_run(folder)), "--web", "--port", "PORT"], "/", "")
         for place, fault in enumerate(args.faults or [*SERVE, *WATCH]):
             server, probe = (serve, "/health") if fault in SERVE else (watch, "/")
             rows[fault] = injected(fault, server, PORT + place, probe, args)

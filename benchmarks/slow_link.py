@@ -15,7 +15,6 @@ usage: python benchmarks/slow_link.py --data FOLDER --work FOLDER [--seconds 300
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -24,7 +23,6 @@ import selectors
 import shutil
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -34,9 +32,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import machine
 from cifar10_minutes import prepared
 from compression import NETWORK, in_both, run
-from machine import facts, record
 from steadytrain.events import Accounted, Ended, Evaluated, Logged
 from steadytrain.run import Run
 
@@ -118,12 +116,12 @@ def trained(ends: list[str], start: Path, folder: Path, flags: tuple[str, ...], 
 
 
 def speed(run: Run) -> float:
-    """Images per second of updates, evaluations left out."""
+    """Return images per second of updates, evaluations left out."""
     return median(event.images_per_second for event in run.events() if isinstance(event, Logged))
 
 
 def row_of(name: str, run: Run, epochs: float) -> dict[str, Any]:
-    """What a contender has reached, and where its seconds went."""
+    """Return the score of a contender, and where its seconds went."""
     events = list(run.events())
     last = [event for event in events if isinstance(event, Evaluated)][-1]
     spent = [event for event in events if isinstance(event, Accounted)][-1].seconds
@@ -141,16 +139,13 @@ def row_of(name: str, run: Run, epochs: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser = machine.parser(__doc__, data="cifar10-png.tar.zst", work="records and runs")
     parser.add_argument("--seconds", type=float, default=300.0, help="wall time of each contender's updates")
     parser.add_argument("--updates", type=int, default=120, help="that tell a contender's rate")
     parser.add_argument("--rate", default="100mbit", help="of the link, as tc takes it")
     parser.add_argument("--round-trip", type=float, default=20.0, help="of the link, in milliseconds")
     parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # which the ranks' Ray asks for
     start, _ = prepared(arguments.data, arguments.work)
@@ -168,12 +163,11 @@ def main() -> None:
             words = [*seed, "--epochs", f"{epochs:.4f}", "--set", f"every.evaluate_epochs={epochs + 1:.4f}"]
             rows.append(row_of(name, trained(ends, start, arguments.work / "run", flags, *words), epochs))
             rows[-1]["recommended"] = name == predicted["recommended"]
-            print(json.dumps(rows[-1]), file=sys.stderr)
+            machine.say(json.dumps(rows[-1]))
     best = max(row["images_per_second"] for row in rows)
     known = {row["engine"] for row in predicted["engines"]}
     chosen = [row["images_per_second"] for row in rows if row["recommended"]]
     document = {
-        "machine": facts(),
         "rate": arguments.rate,
         "round_trip_ms": arguments.round_trip,
         "model": "resnet20",
@@ -184,7 +178,7 @@ def main() -> None:
         "engines": rows,
         "recommended_of_fastest": round(chosen[0] / best, 3) if chosen and known & set(arguments.only) else None,
     }
-    record("slow_link", document, save=arguments.save)
+    machine.record("slow_link", document, save=arguments.save)
 
 
 if __name__ == "__main__":

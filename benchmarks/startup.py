@@ -11,8 +11,6 @@ usage: python benchmarks/startup.py [--rounds 9] [--save]
 
 from __future__ import annotations
 
-import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -31,45 +29,36 @@ for _ in range(4):
     torch.nn.functional.cross_entropy(net(torch.rand(64, 784)), torch.arange(64) % 10).backward()
     optimizer.step()
 """
-STEADY = str(Path(sys.executable).parent / "steady")
+COMMAND = str(Path(sys.executable).parent / "steady")
 BAR_SECONDS = 0.4
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "python -c 'import torch'": [sys.executable, "-c", "import torch"],
     "python -c 'import steadytrain'": [sys.executable, "-c", "import steadytrain"],
-    "steady --help": [STEADY, "--help"],
-    "steady report --help": [STEADY, "report", "--help"],
-    "steady train --help": [STEADY, "train", "--help"],
+    "steady --help": [COMMAND, "--help"],
+    "steady report --help": [COMMAND, "report", "--help"],
+    "steady train --help": [COMMAND, "train", "--help"],
 }
-
-
-def cpu_seconds(command: list[str]) -> float:
-    """User and system time of one process, its own children included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def main() -> int:
     """Measure, record, and return 1 where the bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--save", action="store_true")
+    parser = machine.parser(__doc__, rounds=9)
     args = parser.parse_args()
     taken: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         records = write_records(Path(folder) / "data", 28, 1, 320)
         for turn in range(args.rounds + 1):
-            run = [STEADY, "train", str(records), "--run", f"{folder}/run{turn}", "--model", "mlp", "--device", "cpu"]
+            run = [COMMAND, "train", str(records), "--run", f"{folder}/run{turn}", "--model", "mlp", "--device", "cpu"]
             trained = {
                 "python: four updates": [sys.executable, "-c", FOUR_UPDATES],
                 "steady train: four updates": [*run, "--batch-size", "64", "--set", "budget.steps=4"],
             }
             for name, command in (COMMANDS | trained).items():
-                seconds = cpu_seconds(command)
+                before = machine.cpu_seconds()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 if turn:  # the first turn compiles and fills the page cache
-                    taken.setdefault(name, []).append(seconds)
+                    taken.setdefault(name, []).append(machine.cpu_seconds() - before)
     figures = {name: {"cpu_seconds": round(median(all_), 3), "rounds": len(all_)} for name, all_ in taken.items()}
     met = figures["steady --help"]["cpu_seconds"] < BAR_SECONDS
     machine.record("startup", {"commands": figures, "bar_seconds": BAR_SECONDS, "met": met}, save=args.save)

@@ -80,7 +80,7 @@ class Undecoded(Records):
 
 
 def measure(source: str, *, decode: bool, threads: int, blocks: BlockShuffle | None) -> dict[str, Any]:
-    """Take one pass; images a second from the first batch asked for to the last, opening told apart."""
+    """Take one pass; images a second from the first batch asked for to the last, opening apart."""
     began = time.perf_counter()
     records = Records.open(source)
     if not decode:
@@ -206,7 +206,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
         self.folder = folder
-        self.shards = packed(Path(args.data), args.mib, folder)
+        self.shards = packed(args.data, args.mib, folder)
         self.pattern = f"x-*-of-{len(self.shards):05}.rec"
         self.rows: list[dict[str, Any]] = []
         self.peers = PEERS if args.peers_python else ()
@@ -245,7 +245,7 @@ class Bench:
             raw.wait()
         row = {"round": number, "work": work, "source": source, "server_cpu_share": share}
         self.rows.append(row | json.loads(process.stdout.splitlines()[-1]))
-        print(json.dumps(self.rows[-1]), file=sys.stderr)
+        machine.say(json.dumps(self.rows[-1]))
 
     def server_seconds(self) -> float:
         processes = [self.server, *self.server.children()]
@@ -280,24 +280,22 @@ class Bench:
 
 def main() -> None:
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = machine.parser(__doc__, rounds=3)
     parser.add_argument("data")
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--order", choices=("global", "blocks"), default="global")
     parser.add_argument("--server", choices=("moto", "nginx"), default="moto")
     parser.add_argument("--link", default="")
     parser.add_argument("--at")
     parser.add_argument("--peers-python")
-    parser.add_argument("--save", action="store_true")
     parser.add_argument("--one", choices=("bytes", "train", "raw", "put"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one == "put":
-        fill(f"{os.environ['AWS_ENDPOINT_URL']}/bench", Path(args.data))
+        fill(f"{os.environ['AWS_ENDPOINT_URL']}/bench", args.data)
         return
     if args.one == "raw":
-        print(json.dumps(fetch([path.name for path in Path(args.data).parent.glob(Path(args.data).name)])))
+        print(json.dumps(fetch([path.name for path in args.data.parent.glob(args.data.name)])))
         return
     if args.one:
         blocks = BlockShuffle() if args.order == "blocks" else None

@@ -1,7 +1,7 @@
 """The ImageNet story at small scale: a training that waits for its disk is found, fixed and priced, all by commands.
 
 Photographs are trained on from a disk that gives too few bytes a second; ``steady diagnose`` says what limits the run,
-``steady pack`` makes the images smaller, so that the same disk suffices, and ``steady cost`` tells what each run cost.
+``steady pack`` makes the images smaller, so that the same disk suffices, and ``steady cost`` prints what each run cost.
 The commands run as a user types them; every figure is read from what they print.
 
 The disk is throttled by a control group (version 1, ``blkio``), which needs root. Where that cannot be, or with
@@ -14,12 +14,9 @@ The disk is throttled by a control group (version 1, ``blkio``), which needs roo
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shlex
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -54,12 +51,12 @@ class Story:
     def steady(self, *words: str) -> str:
         """Run one command; return its output."""
         self._tell(words)
-        argv = [sys.executable, "-m", "steadytrain", *words]
+        argv = [*machine.STEADY, *words]
         return subprocess.run(argv, cwd=self.folder, stdout=subprocess.PIPE, text=True, check=True).stdout
 
     def _tell(self, words: Sequence[str]) -> None:
         self.commands.append(shlex.join(["steady", *words]))
-        print("$", self.commands[-1], file=sys.stderr)
+        machine.say("$", self.commands[-1])
 
     def train(self, data: str, run: str, *, bytes_per_second: float | None = None, rate: float = 0.0) -> dict[str, Any]:
         """Train on records of which the memory keeps nothing; return what the run's report, verdict and bill say.
@@ -110,17 +107,13 @@ def unpack(archive: Path, folder: Path, copies: int) -> None:
 
 
 def main() -> None:
-    """Tell the story."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"), help="holds the archive")
+    """Run the commands of the story, and record what they print."""
+    parser = machine.parser(__doc__, data="clothing-10.tar")
     parser.add_argument("--work", type=Path, help="folder of data and runs (default: a temporary one)")
     parser.add_argument("--copies", type=int, default=COPIES, help="of each photograph")
     parser.add_argument("--share", type=float, default=STALLED_SHARE, help="of the possible rate that the disk allows")
     parser.add_argument("--slow-reads", action="store_true", help="wait before each image; throttle no disk")
-    parser.add_argument("--save", action="store_true", help="also write results/story.json")
     arguments = parser.parse_args()
-    if arguments.data is None:
-        parser.error("--data names the folder that holds clothing-10.tar")
     with tempfile.TemporaryDirectory(dir=arguments.work, prefix="story-") as name:
         slow_reads = arguments.slow_reads or bool(missing({"slow_storage": 0.0}))
         story = Story(Path(name), slow_reads=slow_reads)

@@ -8,7 +8,7 @@ after the first ``--warm`` updates (``images_per_second``). The bar: 3 times bot
 What each is given, and nothing else:
 
 - all: the images, the model's name, the batch, one epoch, and ``cpu`` as the device where there is no GPU, since both
-  scripts take ``cuda`` unless they are told;
+  scripts take ``cuda`` unless they are given another device;
 - ``timm``: the number of classes (it would train 1,000), and ``--log-interval 1``;
 - ``torchvision``: ``--print-freq 1``;
 - ``steadytrain``: a folder for the run. It is given the folders of images as the scripts are, and its cache is empty;
@@ -37,9 +37,7 @@ usage: python benchmarks/train_command.py --timm FOLDER --torchvision FOLDER [--
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import os
 import re
 import shutil
 import signal
@@ -59,8 +57,8 @@ import numpy as np
 from PIL import Image
 
 import machine
-from accuracy import STEADY
-from peers.commands import cpu_seconds, lines
+from machine import STEADY, cpu_seconds
+from peers.commands import lines
 from peers.scale_contenders import ContenderError
 from steadytrain.events import UPDATING, Accounted, Step
 from steadytrain.machine import facts
@@ -99,7 +97,7 @@ CONTENDERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What all of them do.
+    """The training that all contenders do.
 
     Args:
         folder: ``images/train`` and ``images/val`` lie here, and what is packed.
@@ -123,7 +121,7 @@ class Work:
         return self.batch * self.steps * self.epochs
 
     def command(self, who: Contender, turn: Path) -> list[str]:
-        """What a user types; paths are absolute."""
+        """Return the command that a user types; paths are absolute."""
         images = self.folder / "images"
         if who.whose == "steadytrain":
             stem = self.folder / "packed"
@@ -154,13 +152,13 @@ class Turn:
     shares: Mapping[str, float] | None = None
 
     def told(self, step_seconds: float) -> dict[str, Any]:
-        """For the receipt; ``updates``: seconds between them, in which a disturbance would be seen."""
+        """Return the figures to record; ``updates``: seconds between them, in which a disturbance would be seen."""
         updates = [round(other - before, 4) for before, other in pairwise(self.moments)]
         return {"command_seconds": self.seconds, "step_seconds": step_seconds, "updates": updates}
 
 
 def script(whose: str, checkout: Path) -> Path:
-    """The training script in a checkout."""
+    """Return the training script in a checkout."""
     return checkout / ("train.py" if whose == "timm" else "references/classification/train.py")
 
 
@@ -183,7 +181,7 @@ def take_turn(work: Work, who: Contender, seconds: float) -> Turn:
 
 
 def _own(folder: Path, work: Work) -> tuple[list[float], list[float], dict[str, float]]:
-    """Of our run: when its updates were done, what they waited, and where the steady seconds went."""
+    """Return, of our run, when its updates were done, what they waited, and where the steady seconds went."""
     events = list(Run.open(folder).events())
     steps = [event for event in events if isinstance(event, Step)][-work.steps :]
     seconds = [event for event in events if isinstance(event, Accounted)][-1].seconds
@@ -202,7 +200,7 @@ def _by_lines(
 
 
 def photographs(data: Path | None, folder: Path) -> list[Path]:
-    """The sample, or drawn JPEGs of its size where there is none."""
+    """Return the sample, or draw JPEGs of its size where there is none."""
     folder.mkdir(parents=True)
     if data is not None and (data / ARCHIVE).exists():
         with tarfile.open(data / ARCHIVE) as tar:
@@ -231,7 +229,7 @@ def prepare(work: Work, data: Path | None) -> dict[str, float]:
 
 
 def compare(work: Work, names: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
-    """Interleaved rounds of the contenders; one that fails is told with its reason, and has no more turns.
+    """Run the contenders in turns; one that fails is listed with its reason, and has no more turns.
 
     Args:
         names: of :data:`CONTENDERS`.
@@ -240,24 +238,23 @@ def compare(work: Work, names: Sequence[str], rounds: int, seconds: float) -> di
     until = time.monotonic() + seconds
     taken: dict[str, list[Turn]] = {name: [] for name in names}
     lacking: dict[str, str] = {}
-    for number in range(rounds):
-        for name in [*names[number % len(names) :], *names[: number % len(names)]]:
-            left, before = until - time.monotonic(), max((turn.seconds for turn in taken[name]), default=0.0)
-            if name in lacking or left <= before:
-                continue
-            try:
-                taken[name].append(take_turn(work, CONTENDERS[name], left))
-                print(f"{name}: {taken[name][-1].seconds:.1f} s", file=sys.stderr, flush=True)
-            except ContenderError as error:
-                lacking[name] = error.reason
-                print(f"{name}: {error}", file=sys.stderr, flush=True)
+    for _, name in machine.in_turns(names, rounds):
+        left, before = until - time.monotonic(), max((turn.seconds for turn in taken[name]), default=0.0)
+        if name in lacking or left <= before:
+            continue
+        try:
+            taken[name].append(take_turn(work, CONTENDERS[name], left))
+            machine.say(f"{name}: {taken[name][-1].seconds:.1f} s")
+        except ContenderError as error:
+            lacking[name] = error.reason
+            machine.say(f"{name}: {error}")
     lacking |= {name: "no time was left" for name in names if not taken[name] and name not in lacking}
     figures = {name: summary(work, turns) for name, turns in taken.items() if turns}
     return {"contenders": figures, "lacking": lacking, "times": ratios(figures)}
 
 
 def summary(work: Work, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Medians over the turns of one contender."""
+    """Return medians over the turns of one contender."""
     last = len(turns[0].moments) - 1
     steps = [(turn.moments[last] - turn.moments[work.warm - 1]) / (last + 1 - work.warm) for turn in turns]
     waits = [sum(turn.waits[work.warm :]) / (last + 1 - work.warm) for turn in turns]
@@ -279,7 +276,7 @@ def summary(work: Work, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def ratios(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours over each script, steady and as a whole command; whether the bar is met against both, at all's defaults."""
+    """Return our rates over each script's, steady and as a whole command; and whether the bar is met against both."""
     rates = ("images_per_second", "command_images_per_second")
     ours = [name for name in figures if CONTENDERS[name].whose == "steadytrain"]
     theirs = [name for name in figures if name not in ours]
@@ -296,7 +293,7 @@ def ratios(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origin(whose: str, checkout: Path) -> dict[str, str | None]:
-    """Which script it is: its commit, if the folder is a checkout, and its digest."""
+    """Return the version of a script: its commit, if the folder is a checkout, and its digest."""
     asked = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
     is_checkout = (checkout / ".git").exists() and shutil.which("git") is not None
     answer = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() if is_checkout else ""
@@ -315,30 +312,29 @@ def measure(work: Work, names: Sequence[str], rounds: int, *, data: Path | None,
 
 
 def offered(checkouts: Mapping[str, Path], device: str) -> list[str]:
-    """The contenders that can be had: scripts that are given; numbers of a GPU where there is one."""
+    """Return the contenders that can run: scripts that are given; numbers of a GPU where there is one."""
     there = [name for name, who in CONTENDERS.items() if who.whose in {"steadytrain", *checkouts}]
     return [name for name in there if device == "cuda" or not CONTENDERS[name].more]
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
+    """Measure, print, and save where the command line asks for it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended as well
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(
+        __doc__, data="imagenet-sample-200.tar; drawn pictures without it", needs_data=False, rounds=3
+    )
     parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
     parser.add_argument("--torchvision", type=Path, help="a checkout of vision")
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
     parser.add_argument("--model", default="resnet50", help="a name that all three have")
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), help="these contenders (default: all there are)")
     parser.add_argument("--batch", type=int, help="images of an update (default: 256 on a GPU, else 16)")
     parser.add_argument("--steps", type=int, help="updates of an epoch (default: 80 on a GPU, else 10)")
     parser.add_argument("--warm", type=int, help="of them, not timed (default: 35 on a GPU, else 2)")
     parser.add_argument("--epochs", type=int, default=1, help="only the last one is timed")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--seconds", type=float, default=1e6, help="of all of it; fewer rounds where they do not suffice"
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if facts.accelerators() else "cpu")
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/train_command.json")
     args = parser.parse_args()
     checkouts = {name: Path(folder).resolve() for name in UPDATE if (folder := getattr(args, name)) is not None}
     for whose, folder in checkouts.items():
@@ -364,7 +360,7 @@ def main() -> None:
             warm=warm,
             epochs=args.epochs,
         )
-        measured = measure(work, names, args.rounds, data=args.data and Path(args.data), seconds=args.seconds)
+        measured = measure(work, names, args.rounds, data=args.data, seconds=args.seconds)
     machine.record("train_command", measured, save=args.save)
 
 

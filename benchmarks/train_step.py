@@ -12,8 +12,8 @@ Two questions, answered from interleaved rounds of one run, of which the median 
   where images are small, has pictures in memory, as torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of
   each when it is its turn (``ToTensor``), as PyTorch's first tutorial does.
 - What does the loop itself cost? Its host time per step with a model that does nothing, less that of a bare
-  loop on the same model, over the time of a real step. A part of it is for the next batch, told apart: to wait for the
-  feed, which has nothing else to run beside here, or to make it, where the loop does so itself.
+  loop on the same model, over the time of a real step. A part of it, which stands apart, is for the next batch: to wait
+  for the loader, which has nothing else to run beside here, or to make it, where the loop does so itself.
 
 ``times_at_best`` is of each one's fastest round: what a disturbed machine does only adds.
 
@@ -78,7 +78,7 @@ TURN, TURNS, WARM_TURNS = 20, 150, 10
 
 
 def nothing(num_classes: int, **options: Any) -> Any:
-    """A model that does nothing: logits from one parameter, whatever the images."""
+    """Build a model that does nothing: logits from one parameter, whatever the images."""
     import torch
 
     class Module(torch.nn.Module):
@@ -93,7 +93,7 @@ def nothing(num_classes: int, **options: Any) -> Any:
 
 
 def write_records(folder: Path, side: int, channels: int, count: int) -> Path:
-    """Smooth random pictures in ten classes, packed: PNG up to 64 pixels, JPEG above."""
+    """Draw smooth random pictures in ten classes, and pack them: PNG up to 64 pixels, JPEG above."""
     from steadytrain.data.packing.pack import pack
 
     draw = np.random.default_rng(0)
@@ -136,7 +136,7 @@ def ours(case: Case, records: str, way: str) -> Iterator[tuple[float, float]]:
 
 
 def paired(case: Case, records: str) -> dict[str, Any]:
-    """Microseconds of a step of ours, bare and script, by turns of some steps in one process."""
+    """Time a step of ours, bare and script in microseconds, by turns of some steps in one process."""
     steps = TURN * (TURNS + WARM_TURNS)
     contenders: dict[str, Iterator[Any]] = {
         "ours": ours(case._replace(steps=steps), records, "ours"),
@@ -207,7 +207,7 @@ def bare(case: Case, loads: str = "") -> Iterator[float]:
 
 
 def pictures(images: Any, labels: Any) -> Any:
-    """A data set of float images [N, C, H, W] and labels as torchvision's small ones are.
+    """Return a data set of float images [N, C, H, W] and labels as torchvision's small ones are.
 
     Its bytes are in memory; a sample is made a picture, and that a tensor, when it is asked for.
     """
@@ -230,18 +230,17 @@ def pictures(images: Any, labels: Any) -> Any:
 def before_and_after(words: list[str], tree: Path, rounds: int) -> dict[str, Any]:
     """Run this tree and another one in turns, some rounds each."""
     trees = {"before": tree, "after": HERE.parent}
-    said: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
-    for number in range(rounds):
-        for name in sorted(trees, reverse=bool(number % 2)):
-            said[name].append(say(words, trees[name]))
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
+    for _, name in machine.in_turns(trees, rounds):
+        answers[name].append(say(words, trees[name]))
     ratios = {
         clock: median(
             _over_bare(after, clock) / _over_bare(before, clock)
-            for before, after in zip(said["before"], said["after"], strict=True)
+            for before, after in zip(answers["before"], answers["after"], strict=True)
         )
         for clock in ("wall", "cpu")
     }
-    return {"after_over_before": ratios, **said}
+    return {"after_over_before": ratios, **answers}
 
 
 def _over_bare(figures: dict[str, Any], clock: str) -> float:
@@ -253,11 +252,8 @@ def say(words: list[str], tree: Path = HERE.parent) -> dict[str, Any]:
     """Run one contender in a process of its own, with the code of a tree; what it says."""
     path = os.pathsep.join((str(HERE), str(tree / "src")))
     environment = {**os.environ, "PYTHONPATH": path, "MXNET_SUBGRAPH_BACKEND": "NONE"}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
-    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return document
+    answer: dict[str, Any] = machine.ask(words, environment)
+    return answer
 
 
 def child(words: list[str]) -> tuple[float, float]:
@@ -268,7 +264,7 @@ def child(words: list[str]) -> tuple[float, float]:
 
 
 def mxnet_version(python: str | None) -> str | None:
-    """What the peer says it is; None where there is none."""
+    """Return the version of MXNet; None where there is none."""
     if python is None:
         return None
     asked = [python, "-c", "import mxnet; print(mxnet.__version__)"]
@@ -276,7 +272,7 @@ def mxnet_version(python: str | None) -> str | None:
 
 
 def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """How many times as fast as each peer ours is, in each way."""
+    """Return how many times as fast as each peer ours is, in each way."""
     peers, owns = ([who for who in names if who in seconds] for names in (PEERS, OURS))
     return {ours: {peer: seconds[peer] / seconds[ours] for peer in peers} for ours in owns}
 
@@ -284,7 +280,7 @@ def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def compare(
     name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paired: bool, before: Path | None = None
 ) -> dict[str, Any]:
-    """Interleaved rounds of every contender on one case."""
+    """Run every contender on one case, in turns."""
     case = CASES[name]
     is_small = case.side <= 64
     count = min(6400, case.batch * case.steps // 2) if is_small else 64  # what counts is after the first epoch
@@ -314,13 +310,11 @@ def compare(
         commands["mxnet_default"] = ["env", "-u", "OMP_NUM_THREADS", *theirs]
     taken: dict[str, list[float]] = {name: [] for name in commands}
     waited: list[float] = []
-    for number in range(rounds):
-        turns = list(commands.items())
-        for who, words in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            seconds, waits = child(words)
-            taken[who].append(seconds)
-            if who == "nothing_steadytrain":
-                waited.append(waits)
+    for _, who in machine.in_turns(commands, rounds):
+        seconds, waits = child(commands[who])
+        taken[who].append(seconds)
+        if who == "nothing_steadytrain":
+            waited.append(waits)
     medians = {who: median(values) for who, values in taken.items()}
     overhead = medians["nothing_steadytrain"] - medians["nothing_bare"]
     return {
@@ -350,15 +344,9 @@ def _one(kind: str, name: str, records: str = "") -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
+    parser = machine.parser(__doc__, choose=("--cases", CASES), rounds=5, mxnet=True)
     parser.add_argument("--paired", action="store_true", help="only lenet and mlp, by turns in one process")
     parser.add_argument("--before", type=Path, help="another checkout, beside which --paired measures this one")
-    parser.add_argument(
-        "--save", action="store_true", help="also write benchmarks/results/train_step.json, or that of these cases"
-    )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

@@ -24,12 +24,11 @@ usage: python benchmarks/tune.py --work FOLDER [--data FOLDER] [--pairs NAME ...
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tarfile
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -37,7 +36,7 @@ from typing import Any
 
 import machine
 import steadytrain as st
-from accuracy import unpacked
+from machine import unpacked
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE
 from steadytrain.machine import facts
@@ -60,7 +59,7 @@ TURNS, LIMIT = 5, 300.0
 
 
 def data_of(name: str, data: Path, work: Path) -> Path:
-    """Records of one of the three kinds of images."""
+    """Pack one of the three kinds of images; return the records."""
     rec = work / f"{name}.rec"
     if rec.exists():
         return rec
@@ -84,7 +83,7 @@ def data_of(name: str, data: Path, work: Path) -> Path:
 
 
 def linked(classes: dict[str, list[Path]], folder: Path, copies: int) -> Path:
-    """A folder of links to images of each class, each so many times."""
+    """Link images of each class, each so many times."""
     for name, files in classes.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for copy, path in product(range(copies), files):
@@ -102,7 +101,7 @@ class Grid:
         self._cache = ProbeCache(path)
 
     def measure(self, setting: Setting) -> ProbeOutcome:
-        """One setting, or what was measured of it before."""
+        """Measure one setting, or return what was measured of it before."""
         key = json_key("both", setting)
         known = self._cache.get(key)
         if known is None:
@@ -113,13 +112,13 @@ class Grid:
         return known
 
     def again(self, setting: Setting) -> ProbeOutcome:
-        """One setting, now."""
+        """Measure one setting now."""
         recipe = setting.apply(self._recipe)
         return self._prober.ask("both", recipe, seconds=self._seconds, limit_seconds=LIMIT, settle_seconds=10.0)
 
 
 def settings_of(recipe: Recipe, num_train: int, precisions: list[str], *, quick: bool) -> list[Setting]:
-    """Every combination; ``quick``: some."""
+    """Return every combination; ``quick``: some."""
     powers = (4, 6, 8) if quick else range(4, 10)
     batches = [1 << power for power in powers if 1 << power <= num_train * MAX_BATCH_SHARE]
     start = replace(Setting.of(recipe), accumulate=1, compile="none", foreach=False)
@@ -144,7 +143,7 @@ def described(setting: Setting) -> dict[str, Any]:
 
 
 def pair(name: str, data: Path, work: Path, *, minutes: float, quick: bool) -> dict[str, Any]:
-    """All figures of one pair."""
+    """Measure one pair."""
     model, images, more = PAIRS[name]
     recipe = st.default_recipe(data_of(images, data, work), {"model.name": model, "parallel.device": "cpu", **more})
     os.environ["STEADYTRAIN_CACHE"] = str(work / f"cache-{name}-{time.time_ns()}")  # what tuning keeps begins empty
@@ -186,25 +185,17 @@ def pair(name: str, data: Path, work: Path, *, minutes: float, quick: bool) -> d
 
 def main() -> None:
     """Measure the pairs and record what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    parser = machine.parser(
+        __doc__, data="archives of images", work="data and finished results", choose=("--pairs", PAIRS)
+    )
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    if args.data is None:
-        parser.error("--data FOLDER: where the images are")
-    args.work.mkdir(parents=True, exist_ok=True)
     minutes = args.minutes or (1.0 if args.quick else 2.0)
     figures: dict[str, Any] = {}
     for name in args.pairs:
-        done = args.work / f"{name}{'-quick' if args.quick else ''}.json"
-        if not done.exists():
-            outcome = pair(name, args.data, args.work, minutes=minutes, quick=args.quick)
-            done.write_text(json.dumps(outcome), encoding="utf-8")
-        figures[name] = json.loads(done.read_text(encoding="utf-8"))
+        measure = partial(pair, name, args.data, args.work, minutes=minutes, quick=args.quick)
+        figures[name] = machine.kept(args.work / f"{name}{'-quick' if args.quick else ''}.json", measure)
     shares = [figure["share_of_best"] for figure in figures.values()]
     costs = [figure["cost_share"] for figure in figures.values()]
     summary = {

@@ -36,12 +36,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,7 +73,7 @@ Rates = dict[str, float]
 
 
 def timed(update: Callable[[], int], warm: float, seconds: float) -> Rates:
-    """Images per second, and per second of CPU time, of updates, which return how many they took, after some others."""
+    """Return images per second, and per CPU second, of updates, which return how many they took, after some others."""
     end = time.perf_counter() + warm
     while time.perf_counter() < end:
         update()
@@ -84,7 +84,7 @@ def timed(update: Callable[[], int], warm: float, seconds: float) -> Rates:
 
 
 def cpu_seconds() -> float:
-    """Of this process and all of its children, those that have ended included."""
+    """Return the CPU seconds of this process and all of its children, those that have ended included."""
     this = psutil.Process()
     total = sum(this.cpu_times()[:4])
     for child in this.children(recursive=True):
@@ -94,7 +94,7 @@ def cpu_seconds() -> float:
 
 
 def ours(recipe: Recipe, warm: float, seconds: float) -> Rates:
-    """Rates of a run."""
+    """Return the rates of a run."""
     from steadytrain.machine.process import share_cores, spin_where_alone
 
     share_cores()  # as the command does, before torch is loaded
@@ -120,7 +120,7 @@ def ours(recipe: Recipe, warm: float, seconds: float) -> Rates:
 
 
 def theirs(name: str, work: str, folder: Path, warm: float, seconds: float) -> Rates:
-    """Rates of a peer's loop, which is given our network."""
+    """Return the rates of a peer's loop, which is given our network."""
     import torch
     from torch import nn
 
@@ -155,13 +155,13 @@ def theirs(name: str, work: str, folder: Path, warm: float, seconds: float) -> R
 
 
 def endless(loader: Any) -> Iterator[Any]:
-    """Epoch after epoch; a loader whose workers do not stay starts them anew for each."""
+    """Yield epoch after epoch; a loader whose workers do not stay starts them anew for each."""
     while True:
         yield from loader
 
 
 def loader_of(name: str, images: str, folder: Path, size: int) -> Any:
-    """A peer's loader with its defaults."""
+    """Make a peer's loader with its defaults."""
     import torch
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
@@ -207,14 +207,10 @@ def loader_of(name: str, images: str, folder: Path, size: int) -> Any:
 
 
 def turn(who: str, name: str, recipe: dict[str, Any] | None, folder: Path, args: argparse.Namespace) -> Rates:
-    """Rates of one contender, in a process of its own."""
+    """Measure the rates of one contender, in a process of its own."""
     request = {"who": who, "work": name, "recipe": recipe, "folder": str(folder)}
     request |= {"warm": args.warm, "seconds": args.seconds}
-    command = [sys.executable, __file__, "--turn", json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{who} fails at {name}:\n{done.stderr[-2000:]}")
-    rates: Rates = json.loads(done.stdout.splitlines()[-1])
+    rates: Rates = machine.ask([sys.executable, __file__, "--turn", json.dumps(request)])
     return rates
 
 
@@ -226,7 +222,7 @@ def answer(request: dict[str, Any]) -> Rates:
 
 
 def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one work."""
+    """Measure one work."""
     import steadytrain as st
     from steadytrain.tuning.probes import Prober
     from steadytrain.tuning.tune import tune
@@ -247,7 +243,7 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
         rates = {who: turn(who, name, recipe, args.work / FOLDERS[images], args) for who, recipe in contenders.items()}
         turns.append(rates)
         shown = ", ".join(f"{who} {value['images_per_second']:,.0f}" for who, value in rates.items())
-        print(f"{name}, turn {number + 1}: {shown} images/s", file=sys.stderr, flush=True)
+        machine.say(f"{name}, turn {number + 1}: {shown} images/s")
     waited = [float(trial.outcome.figures.get("waited_share", 0.0)) for trial in tuned.trials]
     return {
         "model": model,
@@ -270,15 +266,17 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Compare, and record; or take one turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser = machine.parser(
+        __doc__,
+        data="cifar10-png.tar.zst and imagenet-sample-200.tar",
+        needs_data=False,
+        choose=("--works", WORKS),
+    )
     parser.add_argument("--work", type=Path)
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--minutes", type=float, default=1.0, help="of tuning")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--warm", type=float, default=8.0)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--save", action="store_true")
     parser.add_argument("--turn", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.turn:
@@ -289,10 +287,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     works: dict[str, Any] = {}
     for name in args.works:
-        done = args.work / f"peers-{name}.json"
-        if not done.exists():
-            done.write_text(json.dumps(compare(name, args)), encoding="utf-8")
-        works[name] = json.loads(done.read_text(encoding="utf-8"))
+        works[name] = machine.kept(args.work / f"peers-{name}.json", partial(compare, name, args))
     ratios = [figures["tuned_over_in_images_per_second"] for figures in works.values()]
     least = {who: min(ratio[who] for ratio in ratios) for who in ("usual", *PEERS)}
     document = {"minutes": args.minutes, "settings": SETTINGS, "least_tuned_over": least, "works": works}

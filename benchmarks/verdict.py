@@ -1,4 +1,4 @@
-"""Whether the verdict is right: faults are injected into real training, one and two at a time, and it has to find them.
+"""Correctness of verdicts: faults are injected into real training, one and two at a time, and have to be found.
 
 Every run is a process of its own that trains as ``steady train`` does, with a fault in it: see ``faults/catalogue.py``.
 For each fault, round by round: a sound run, the faulty one, its verdict, and a run with the change applied that the
@@ -34,7 +34,6 @@ import argparse
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -63,7 +62,7 @@ Trials = dict[str, list[Trial]]
 
 
 def measure(bench: Bench, names: list[str], rounds: int, out: Path | None) -> tuple[Trials, dict[str, str]]:
-    """Rounds of all of them in turns; and which failed, and why."""
+    """Run all of them in turns; return the trials, and which failed, with the reason."""
     trials: Trials = {name: [] for name in names}
     failed: dict[str, str] = {}
     for number in range(rounds):
@@ -73,9 +72,9 @@ def measure(bench: Bench, names: list[str], rounds: int, out: Path | None) -> tu
                 trials[name].append(one(bench, name))
             except RunFailedError as error:
                 failed[name] = str(error)
-                say(f"round {number + 1}  {name}: FAILED {str(error)[-400:]}")
+                machine.say(f"round {number + 1}  {name}: FAILED {str(error)[-400:]}")
                 continue
-            say(f"round {number + 1}  {line(name, trials[name][-1])}  [{time.monotonic() - began:.0f} s]")
+            machine.say(f"round {number + 1}  {line(name, trials[name][-1])}  [{time.monotonic() - began:.0f} s]")
             if out is not None:
                 (out / "details.json").write_text(json.dumps(bench.details, indent=1))
                 (out / "matrix.json").write_text(json.dumps(document(trials, failed), indent=1))
@@ -83,14 +82,14 @@ def measure(bench: Bench, names: list[str], rounds: int, out: Path | None) -> tu
 
 
 def one(bench: Bench, name: str) -> Trial:
-    """One round of a sound run, a fault or a pair."""
+    """Make one round of a sound run, a fault or a pair."""
     if name.startswith(CLEAN):
         return bench.clean_trial(BASES[name.removeprefix(CLEAN)])
     return bench.trial(fault(name), mend=name in SINGLES)
 
 
 def fault(name: str) -> Fault:
-    """By its name."""
+    """Return a fault by its name."""
     return SINGLES[name] if name in SINGLES else PAIRS[name]
 
 
@@ -120,13 +119,13 @@ def measure_drawn(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
                 trial = bench.trial(draw.fault, mend=False, base=base)
             except RunFailedError as error:
                 failed[f"{number}: {draw.fault.about}"] = str(error)
-                say(f"{number} {draw.fault.about}: FAILED {str(error)[-400:]}")
+                machine.say(f"{number} {draw.fault.about}: FAILED {str(error)[-400:]}")
                 continue
             counted = trial.counted if draw.fault.truth == "counted" else None
             rows.append(_row(number, draw.place, draw.fault.about, base.name, trial, counted, bench.newest))
             _keep(file, rows[-1])
     summary = drawn.summary(rows)
-    say("\n".join(drawn.lines(summary)))
+    machine.say("\n".join(drawn.lines(summary)))
     return {"seed": args.seed, **summary, "failed": failed, "rows": [asdict(row) for row in rows]}
 
 
@@ -151,11 +150,11 @@ def _keep(file: Path, row: drawn.Row) -> None:
     causes = ", ".join(f"{name} {share:.0%}" for name, share in row.causes[:3])
     right = "" if not row.is_heavy else "right" if row.first == row.place else "WRONG"
     what = f"{row.number:4} {row.place:15} {row.about} ({row.base})" if row.place != "sound" else f"sound {row.base}"
-    say(f"{what:100} {row.clean:5.1f} / {row.faulty:5.1f} s  true {row.true:.0%}  told {causes}  {right}")
+    machine.say(f"{what:100} {row.clean:5.1f} / {row.faulty:5.1f} s  true {row.true:.0%}  told {causes}  {right}")
 
 
 def document(trials: Trials, failed: dict[str, str]) -> dict[str, Any]:
-    """The confusion matrix, and how near shares and savings come."""
+    """Return the confusion matrix, and how near shares and savings come."""
     had = {name: of_fault for name, of_fault in trials.items() if of_fault}
     clean = {
         name: score.single(of_fault, ("nothing",), "wall") for name, of_fault in had.items() if name.startswith(CLEAN)
@@ -187,7 +186,7 @@ def _clean_right(clean: dict[str, Any]) -> str:
 
 
 def line(name: str, trial: Trial) -> str:
-    """One trial in one line."""
+    """Format one trial in one line."""
     real = trial.counted / trial.faulty if name in SINGLES and fault(name).truth == "counted" else None
     real = 1 - trial.clean / trial.faulty if real is None else real
     causes = ", ".join(f"{name} {share:.0%}" for name, share, _ in trial.causes[:3])
@@ -196,7 +195,7 @@ def line(name: str, trial: Trial) -> str:
 
 
 def table(document: dict[str, Any]) -> Iterator[str]:
-    """The matrix as text."""
+    """Format the matrix as text."""
     yield f"{'fault':30} {'right':>6} {'first':26} {'share':>13} {'saves':>13}"
     for name, row in (document["clean"] | document["singles"]).items():
         share = f"{_percent(row['share_told'])} of {_percent(row['share_true'])}"
@@ -218,13 +217,9 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {n}" if len(counts) > 1 else name for name, n in counts.items())
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def folder_at(place: Path | None) -> Iterator[Path]:
-    """A folder that stays, or one that goes."""
+    """Make a folder that stays, or one that goes."""
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
         yield place
@@ -234,7 +229,7 @@ def folder_at(place: Path | None) -> Iterator[Path]:
 
 
 def end(number: int, frame: object) -> None:
-    """Asked to end, end as on Ctrl-C: nothing is left behind."""
+    """End as on Ctrl-C, so that nothing is left behind."""
     raise KeyboardInterrupt
 
 
@@ -249,7 +244,7 @@ def preload() -> None:
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
-    """The names to measure, in the order of the table."""
+    """Return the names to measure, in the order of the table."""
     names = [f"{CLEAN}{name}" for name in BASES] + [*SINGLES, *PAIRS]
     if args.quick:
         names = [f"{CLEAN}small", *QUICK]
@@ -261,7 +256,7 @@ def chosen(args: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, perhaps save."""
+    """Measure, print, and save where the command line asks for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
     parser.add_argument("--drawn", type=int, metavar="N", help="make the first N draws instead of the listed faults")
@@ -293,15 +288,15 @@ def main() -> None:
         preload()
         bench = Bench(work if args.keep else Path(runs), files, keep=args.keep, crowded=args.crowded)
         if args.drawn is not None:
-            drawn_told = {"crowded": args.crowded, **measure_drawn(bench, args)}
-            machine.record(args.save or "verdict_drawn", drawn_told, save=args.save is not None)
+            outcome = {"crowded": args.crowded, **measure_drawn(bench, args)}
+            machine.record(args.save or "verdict_drawn", outcome, save=args.save is not None)
             return
         trials, failed = measure(bench, chosen(args), rounds, args.out)
-        told = document(trials, failed)
-    say("\n".join(table(told)))
+        result = document(trials, failed)
+    machine.say("\n".join(table(result)))
     details = json.loads(json.dumps(bench.details).replace(f"{work}/", ""))  # where the files lay says nothing
-    told = {"rounds": rounds, "crowded": args.crowded, **told, "details": details}
-    machine.record(args.save or "verdict", told, save=args.save is not None)
+    result = {"rounds": rounds, "crowded": args.crowded, **result, "details": details}
+    machine.record(args.save or "verdict", result, save=args.save is not None)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What :mod:`verdict` injects into real training: data, networks, faults, and how one run of them is made."""
+"""The faults that :mod:`verdict` injects into real training: data, networks, faults, and runs with them."""

@@ -1,4 +1,4 @@
-"""What a verdict says to change, as settings of the next run."""
+"""The advice of a verdict as settings of the next run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = {"budget.steps", "budget.epochs", "data.train", "model.name"}
 
 
 def settings_of(change: str) -> dict[str, Any] | None:
-    """The recipe's keys and values that the advised flags set; None where it is nothing that a run can be given.
+    """Return the recipe's keys and values that the advised flags set; None where a run cannot be given the change.
 
     >>> settings_of("--threads 2"), settings_of("--set every.evaluate_epochs=1 --batch-size 64")
     ({'parallel.threads': 2}, {'every.evaluate_epochs': 1, 'batch_size': 64})

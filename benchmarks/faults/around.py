@@ -1,4 +1,4 @@
-"""What is done around a run's process: limits of control groups, and other programs beside it.
+"""Surroundings of a run's process: limits of control groups, and other programs beside it.
 
 Each is a context manager that gives a :class:`Surroundings`; whatever it made is gone when it ends: groups are removed,
 programs are ended.
@@ -26,7 +26,7 @@ _CLONE_NEWNET = 0x40000000  # <sched.h>
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a run's process needs to know.
+    """The control groups and the network namespace that a run's process enters.
 
     Args:
         joins: files of control groups that it writes its process id to.
@@ -41,14 +41,14 @@ class Surroundings:
 
 @contextlib.contextmanager
 def quota(cores: float) -> Iterator[Surroundings]:
-    """A control group lets it use so many cores' time."""
+    """Limit the process to so many cores' time, by a control group."""
     with _group("cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": str(int(cores * 100_000))}) as joins:
         yield Surroundings(joins)
 
 
 @contextlib.contextmanager
 def slow_storage(bytes_per_second: float, folder: Path) -> Iterator[Surroundings]:
-    """The disk that holds ``folder`` gives it so many bytes a second, from the first batch on.
+    """Limit the disk that holds ``folder`` to so many bytes a second, from the first batch on.
 
     Before that, opening a file looks at records all over it, and the system reads so much around each of them that
     nothing of a file as small as ours would be left to be read.
@@ -61,14 +61,14 @@ def slow_storage(bytes_per_second: float, folder: Path) -> Iterator[Surroundings
 
 @contextlib.contextmanager
 def slow_from_start(bytes_per_second: float, folder: Path) -> Iterator[Surroundings]:
-    """The same from the start of its process."""
+    """Limit the disk that holds ``folder`` to so many bytes a second, from the start of the process."""
     with slow_storage(bytes_per_second, folder) as slow:
         yield Surroundings(joins=slow.joins_late)
 
 
 @contextlib.contextmanager
 def neighbours(settings: Mapping[str, Any]) -> Iterator[Surroundings]:
-    """A ``number`` of programs of some ``nice`` level that compute for ``seconds``, after ``delay`` seconds."""
+    """Run ``number`` programs of some ``nice`` level that compute for ``seconds``, after ``delay`` seconds."""
     code = f"import os, time; os.nice({settings['nice']}); time.sleep({settings['delay']}); end = time.time() + "
     code += f"{settings['seconds']}\nwhile time.time() < end: {settings.get('work', 'pass')}"
     programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(settings["number"])]
@@ -81,13 +81,13 @@ def neighbours(settings: Mapping[str, Any]) -> Iterator[Surroundings]:
 
 
 def hogs(number: int) -> contextlib.AbstractContextManager[Surroundings]:
-    """So many other programs that never rest."""
+    """Run so many other programs that never rest."""
     return neighbours({"number": number, "nice": 0, "delay": 0, "seconds": "float('inf')"})
 
 
 @contextlib.contextmanager
 def slow_link(bits_per_second: float) -> Iterator[Surroundings]:
-    """Ranks meet in a network namespace whose loopback carries so many bits a second."""
+    """Make a network namespace for the ranks whose loopback carries so many bits a second."""
     _system("ip", "netns", "add", NAME)
     try:
         _system("ip", "-n", NAME, "link", "set", "lo", "up")
@@ -117,7 +117,7 @@ _NEEDS = {"quota": "cpu", "slow_storage": "blkio", "slow_from_start": "blkio"}
 
 @contextlib.contextmanager
 def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]:
-    """All of these at a time; ``kill_at`` is not among them, the runner sees to that."""
+    """Set up all of these at a time; the runner sees to ``kill_at``, which is not among them."""
     with contextlib.ExitStack() as stack:
         all_: list[Surroundings] = []
         for name, value in around.items():
@@ -132,7 +132,7 @@ def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]
 
 
 def missing(around: Mapping[str, Any]) -> str:
-    """Why this machine cannot do it; empty where it can."""
+    """Return why this machine cannot do it; empty where it can."""
     if "slow_link" in around and not (shutil.which("ip") and shutil.which("tc") and os.geteuid() == 0):
         return "needs root, and ip and tc (iproute2)"
     for name in around:
@@ -144,7 +144,7 @@ def missing(around: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _group(controller: str, values: dict[str, str]) -> Iterator[tuple[Path, ...]]:
-    """A control group beside this process's own, below the same limits, as long as it is needed."""
+    """Make a control group beside this process's own, below the same limits, as long as it is needed."""
     place = GROUPS / controller / NAME
     place.mkdir()
     try:

@@ -13,7 +13,7 @@ _FUEL = bytes(range(256)) * 2048  # half a megabyte: the lock is let go of for 0
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, and count it."""
+    """Sleep, and add the seconds to the count."""
     began = time.perf_counter()
     time.sleep(seconds)
     add(time.perf_counter() - began)
@@ -51,7 +51,7 @@ def updated() -> None:
 
 
 def is_between(begin: float, end: float) -> bool:
-    """Whether so much of the run's updates is done, as shares from 0 to 1."""
+    """Return whether the share of updates that are done lies between these, from 0 to 1."""
     return begin <= _updates["done"] / _updates["of"] < end
 
 
@@ -64,6 +64,6 @@ def add(seconds: float) -> None:
 
 
 def so_far() -> dict[str, float]:
-    """In all threads, and in the training thread."""
+    """Return the seconds counted in all threads, and in the training thread."""
     with _lock:
         return dict(_counts)

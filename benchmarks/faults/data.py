@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tarfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import zstandard
-
+import machine
 from steadytrain.data.packing.pack import pack
 
 TRAIN_IMAGES, VAL_IMAGES, TEST_IMAGES = 5_000, 250, 5_000
@@ -46,11 +44,11 @@ def make(archives: Path, out: Path) -> dict[str, Path]:
 
 
 def packed_again(source: Path, flags: Sequence[str]) -> Path:
-    """Records packed again with these flags of ``steady pack``, as a verdict may advise."""
+    """Pack records again with these flags of ``steady pack``, as a verdict may advise."""
     out = source.with_name("-".join([source.stem, *(flag.removeprefix("--") for flag in flags)]))
     if not out.with_suffix(".rec").exists():
         subprocess.run(
-            [sys.executable, "-m", "steadytrain", "pack", str(source), str(out), *flags],
+            [*machine.STEADY, "pack", str(source), str(out), *flags],
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -64,14 +62,12 @@ def _packed(files: Path, record: Path, **settings: object) -> Path:
 
 def _unpack_cifar(archive: Path, out: Path) -> None:
     limits = {"cifar": ("train", TRAIN_IMAGES), "cifar_val": ("test", VAL_IMAGES), "cifar_test": ("test", TEST_IMAGES)}
-    with archive.open("rb") as raw:
-        reader = zstandard.ZstdDecompressor().stream_reader(raw)
-        with tarfile.open(fileobj=reader, mode="r|") as tar:
-            _deal(tar, limits, out)
+    with machine.opened(archive) as tar:
+        _deal(tar, limits, out)
 
 
 def _deal(tar: tarfile.TarFile, limits: dict[str, tuple[str, int]], out: Path) -> None:
-    """The first images of each class go to each set of their split, up to so many."""
+    """Link the first images of each class into each set of their split, up to so many."""
     seen: Counter[tuple[str, str]] = Counter()
     for member in tar:
         if not member.isfile():

@@ -60,7 +60,7 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of one draw, or of a sound run (``place``: ``sound``); seconds are of the wall clock.
+    """The outcome of one draw, or of a sound run (``place``: ``sound``); seconds are of the wall clock.
 
     ``counted``: seconds that were injected into the training thread, where nothing can hide them; None: others were.
     ``run``: its folder.
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether the fault is judged by its place."""
+        """Return whether the fault is judged by its place."""
         return self.true > COSTS and self.true * self.faulty > LEAST_SECONDS
 
     @property
@@ -110,7 +110,7 @@ def draw(seed: int, number: int) -> Draw:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The table: place by place what was right, and whether the bars are met."""
+    """Return the table: place by place what was right, and whether the bars are met."""
     sound, draws = [row for row in rows if row.place == "sound"], [row for row in rows if row.place != "sound"]
     heavy = [row for row in draws if row.is_heavy]
     alarms = [row for row in sound if row.first and row.causes[0][0] != "nothing"]
@@ -138,7 +138,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The summary as text."""
+    """Yield the summary as text."""
     yield f"{'place':16} {'draws':>6} {'over 10 %':>10} {'right':>6} {'share near':>11}  named first"
     for place, row in summary["places"].items():
         named = ", ".join(f"{name} {count}" for name, count in row["named_first"].items())
@@ -152,12 +152,12 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _amount(chance: Random, low: float, high: float) -> float:
-    """From ``low`` to ``high``, as often in each factor of two."""
+    """Draw from ``low`` to ``high``, as often in each factor of two."""
     return float(f"{low * (high / low) ** chance.random():.3g}")
 
 
 def _span(chance: Random) -> tuple[float, float]:
-    """A part of the run: all of it in half of the draws, else a third of it or more."""
+    """Draw a part of the run: all of it in half of the draws, else a third of it or more."""
     if chance.random() < 0.5:
         return 0.0, 2.0
     begin = round(chance.uniform(0.0, 0.6), 2)

@@ -68,7 +68,7 @@ class Fault:
 
 
 def both(fault: Fault, other: Fault) -> Fault:
-    """Two faults at a time, of one base."""
+    """Combine two faults of one base."""
     assert fault.base == other.base and dict(fault.clean) == dict(other.clean), (fault.name, other.name)
     return Fault(
         name=f"{fault.name} + {other.name}",

@@ -70,12 +70,12 @@ class Table(Plain):
 
 
 def plain(num_classes: int, in_chans: int, width: int = 32) -> nn.Module:
-    """Nothing is wrong with it."""
+    """Build the network without a fault."""
     return Plain(num_classes, in_chans, width)
 
 
 def waiting(num_classes: int, in_chans: int, width: int = 32, seconds: float = 0.05) -> nn.Module:
-    """A forward that waits for ``seconds``."""
+    """Build a network whose forward pass waits for ``seconds``."""
     return Waiting(num_classes, in_chans, width, seconds)
 
 
@@ -88,17 +88,17 @@ def slowed(
     seconds: float = 0.01,
     span: str = "0:2",
 ) -> nn.Module:
-    """Code of its own that takes ``seconds``, in the updates from one share of the run to another (``0:2``: always)."""
+    """Build a network with code that takes ``seconds``, from one share of the run to another (``0:2``: always)."""
     return Slowed(num_classes, in_chans, width, where, how, seconds, span)
 
 
 def table(num_classes: int, in_chans: int, width: int = 32, rows: int = 8192, trained: bool = True) -> nn.Module:
-    """``rows`` times 1,024 parameters besides, all of them updated at every step; or frozen."""
+    """Build a network with ``rows`` times 1,024 more parameters, all updated at every step; or frozen."""
     return Table(num_classes, in_chans, width, rows, trained)
 
 
 def late(num_classes: int, in_chans: int, width: int = 32, seconds: float = 5.0, how: str = "sleep") -> nn.Module:
-    """It takes ``seconds`` to be made, as where weights are fetched."""
+    """Build a network that takes ``seconds`` to be made, as where weights are fetched."""
     counted.WAYS[how](seconds)
     return Plain(num_classes, in_chans, width)
 

@@ -1,4 +1,4 @@
-"""What a process does to itself before it trains: each patch replaces a function of steadytrain by a worse one.
+"""Patches of a process before it trains: each replaces a function of steadytrain by a worse one.
 
 The functions stand where the real work is done, so whatever measures them from outside measures the fault as well. A
 patch is given the value that the fault names, and the process's own folder.
@@ -19,7 +19,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # glibc's <mallo
 
 
 def slow_decoder(seconds: float) -> None:
-    """Each image of about 500 x 375 pixels costs so much more CPU time to decode; smaller ones less."""
+    """Make decoding of each image of about 500 x 375 pixels cost so much more CPU time; of smaller ones less."""
     from steadytrain.data.loader import batch_worker
 
     def more(encoded: Any) -> None:
@@ -29,14 +29,14 @@ def slow_decoder(seconds: float) -> None:
 
 
 def waiting_decoder(seconds: float) -> None:
-    """Decoding an image waits, as for a device or another process."""
+    """Make decoding of an image wait, as for a device or another process."""
     from steadytrain.data.loader import batch_worker
 
     _after(batch_worker, "_probe", lambda encoded: counted.sleep(seconds))
 
 
 def slow_augmentation(seconds: float) -> None:
-    """Each image that is cut after decoding costs so much more CPU time."""
+    """Make each image that is cut after decoding cost so much more CPU time."""
     from steadytrain.data.images import jpeg
     from steadytrain.data.loader import decode
 
@@ -45,7 +45,7 @@ def slow_augmentation(seconds: float) -> None:
 
 
 def waiting_gather(seconds: float) -> None:
-    """The gather of each piece of a batch from kept images waits."""
+    """Make the gather of each piece of a batch from cached images wait."""
     from steadytrain.data.loader import batch_worker
 
     for name in ("gather", "gather_shifted"):  # for the latter, several batches are made together
@@ -53,27 +53,19 @@ def waiting_gather(seconds: float) -> None:
 
 
 def far_source(seconds: float) -> None:
-    """Each image comes after so long, as from an object store: the bytes are copied to where they are read from."""
+    """Delay each image, as from an object store: the bytes are copied to where they are read from."""
     from steadytrain.data.recordio.reader import Records
 
     _after(Records, "image", lambda _: counted.sleep(seconds))
 
 
 def forgets(path: str) -> None:
-    """The system forgets this file's pages when an epoch begins, as where memory is too small for the data."""
-    from steadytrain.data.recordio import reader
-
-    maps: list[Any] = []
-    _after(reader, "_open_file", lambda file: maps.append(file.map))
-
-    def forget(_: Any) -> None:
-        drop_pages(Path(path), maps)
-
-    _at_new_epochs(forget)
+    """Drop this file's pages from memory when an epoch begins, as where memory is too small for the data."""
+    _at_new_epochs(lambda _: drop_pages(Path(path)))
 
 
 def epoch_gap(seconds: float) -> None:
-    """The order of a new epoch takes so long to make, as where a list of files is read and shuffled anew."""
+    """Delay the order of a new epoch, as where a list of files is read and shuffled anew."""
     from steadytrain.data.loader.batch_worker import PIECE
     from steadytrain.data.loader.sampler import GlobalOrder
 
@@ -91,7 +83,7 @@ def epoch_gap(seconds: float) -> None:
 
 
 def slowed(settings: Mapping[str, Any]) -> None:
-    """A function (``of``) takes ``seconds`` more by ``how``, in the updates from the share ``begin`` to ``end``."""
+    """Make a function (``of``) take ``seconds`` more by ``how``, in the updates from the share ``begin`` to ``end``."""
     from steadytrain.data.images import jpeg
     from steadytrain.data.loader import batch_worker, decode
     from steadytrain.data.recordio.reader import Records
@@ -117,7 +109,7 @@ def slowed(settings: Mapping[str, Any]) -> None:
 
 
 def thread(settings: Mapping[str, Any]) -> None:
-    """A thread of this process uses a ``duty`` of its time by ``how``, in the updates from ``begin`` to ``end``."""
+    """Start a thread that uses a ``duty`` of its time by ``how``, in the updates from ``begin`` to ``end``."""
 
     def act() -> None:
         while True:
@@ -131,7 +123,7 @@ def thread(settings: Mapping[str, Any]) -> None:
 
 
 def hang(settings: Mapping[str, Any]) -> None:
-    """The forward pass of update ``step`` never ends; when it began goes to a file ``file``."""
+    """Hang the forward pass of update ``step`` for ever; write the time when it began to ``file``."""
     from steadytrain.training import step
 
     calls = [0]
@@ -160,7 +152,7 @@ def expect_updates(number: int) -> None:
 
 
 def slow_disk(seconds: float) -> None:
-    """Each flush to the disk takes so much longer."""
+    """Delay each flush to the disk."""
     real = os.fsync
 
     def flush(descriptor: int) -> None:
@@ -171,7 +163,7 @@ def slow_disk(seconds: float) -> None:
 
 
 def slow_log(seconds: float) -> None:
-    """Each event of the run takes so long to be written, as on a network file system."""
+    """Delay the writing of each event, as on a network file system."""
     from steadytrain.events import EventLog
 
     def wait(event: Any) -> None:
@@ -182,7 +174,7 @@ def slow_log(seconds: float) -> None:
 
 
 def bare_malloc(_: Any) -> None:
-    """The allocator is as variables like MALLOC_MMAP_THRESHOLD_=65536 make it."""
+    """Set the allocator as variables like MALLOC_MMAP_THRESHOLD_=65536 do."""
     import ctypes
 
     from steadytrain.machine import process
@@ -195,7 +187,7 @@ def bare_malloc(_: Any) -> None:
 
 
 def clocked_optimizer(_: Any) -> None:
-    """Nothing is wrong: the optimizer's seconds are counted."""
+    """Count the optimizer's seconds, without a fault."""
     from steadytrain.training.precision import Policy
 
     real = Policy.step
@@ -215,24 +207,20 @@ def affinity(cores: int) -> None:
 
 
 def cold(path: str) -> None:
-    """Nothing of this file is in memory when the first batch is begun, and far less is read ahead than there is."""
+    """Drop a file from memory before the first batch, and read far less ahead than usual."""
     from steadytrain.data.loader import readahead
-    from steadytrain.data.recordio import reader
 
     readahead.AHEAD_BYTES = 2**20  # beside our few megabytes what 64 are beside real data
-
-    maps: list[Any] = []
-    _after(reader, "_open_file", lambda file: maps.append(file.map))
-    at_first_batch(lambda: drop_pages(Path(path), maps))
+    at_first_batch(lambda: drop_pages(Path(path)))
 
 
 def cold_start(path: str) -> None:
-    """Nothing of this file is in memory when the run begins."""
-    drop_pages(Path(path), [])
+    """Drop a file from memory before the run begins."""
+    drop_pages(Path(path))
 
 
 def at_first_batch(act: Callable[[], object]) -> None:
-    """Do something before the first batch of training is begun."""
+    """Call a function before the first batch of training is begun."""
     from steadytrain.data.loader.batch_worker import BatchWorker
 
     real = BatchWorker.job
@@ -246,13 +234,8 @@ def at_first_batch(act: Callable[[], object]) -> None:
     BatchWorker.job = job  # type: ignore[method-assign]
 
 
-def drop_pages(path: Path, maps: list[Any]) -> None:
-    """Let the system forget a file, where it is mapped as well."""
-    import mmap
-
-    for line in maps:
-        if not line.closed:
-            line.madvise(mmap.MADV_DONTNEED)
+def drop_pages(path: Path) -> None:
+    """Let the system forget the pages of a file."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)  # what is not written yet stays
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -260,14 +243,14 @@ def drop_pages(path: Path, maps: list[Any]) -> None:
 
 
 def slow_updates(seconds: float) -> None:
-    """Each update of this process waits once in its forward pass, as on a slower device."""
+    """Make each update of this process wait once in its forward pass, as on a slower device."""
     from steadytrain.training import step
 
     _after(step.Objective, "__call__", lambda _: counted.sleep(seconds))
 
 
 def uneven_shares(first: int) -> None:
-    """The first of two ranks makes so many of the micro-batches, and the other one all the others."""
+    """Give the first of two ranks so many of the micro-batches, and the other one all the others."""
     from dataclasses import replace
 
     from steadytrain.training.session import opening
@@ -282,7 +265,7 @@ def uneven_shares(first: int) -> None:
 
 
 def of_last_rank(patches: Mapping[str, Any]) -> None:
-    """These patches on the last of the ranks alone."""
+    """Apply these patches to the last of the ranks alone."""
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         for name, value in patches.items():
             PATCHES[name](value)
@@ -329,7 +312,7 @@ def _after(place: Any, name: str, more: Callable[[Any], object]) -> None:
 
 
 def _at_new_epochs(more: Callable[[int], object]) -> None:
-    """Do something when the first batch of an epoch after the first is begun, while nothing else can be begun."""
+    """Call a function when the first batch of a later epoch is begun, while nothing else can be begun."""
     from steadytrain.data.loader.batch_worker import BatchWorker
 
     real = BatchWorker.job

@@ -43,7 +43,7 @@ class RunFailedError(Exception):
 
 
 def command(folder: Path, data: Path, model: str, settings: Mapping[str, Any]) -> list[str]:
-    """The arguments of ``steady``."""
+    """Return the arguments of ``steady``."""
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     return ["train", str(data), "--model", model, "--run", str(folder), *(x for word in words for x in ("--set", word))]
 
@@ -122,7 +122,7 @@ def _steps(folder: Path) -> int:
 def _child(
     argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer: Surroundings, output: Path, rank: int
 ) -> None:
-    """Never returns."""
+    """Run the command in the forked process; never return."""
     code = 70
     try:
         os.setpgid(0, 0)
@@ -152,7 +152,7 @@ def _child(
 
 
 def _start_anew() -> None:
-    """The process began when it was forked, and not when the one that it was forked from did."""
+    """Set the start of the process to the time of the fork."""
     process.share_cores()
 
 

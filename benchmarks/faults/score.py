@@ -1,4 +1,4 @@
-"""How near the verdicts come: pure functions of what was measured."""
+"""Scores of verdicts: pure functions of what was measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Trial:
 
 
 def truth(trials: Sequence[Trial], how: str) -> float:
-    """The share of the faulty run that the fault takes: of the fastest runs, since what disturbs one only adds.
+    """Return the share of the faulty run that the fault takes: of the fastest runs, since disturbances only add.
 
     >>> one = Trial(clean=6.0, faulty=9.0, remedied=None, counted=1.0, causes=())
     >>> other = Trial(clean=7.0, faulty=8.0, remedied=None, counted=1.0, causes=())
@@ -44,7 +44,7 @@ def truth(trials: Sequence[Trial], how: str) -> float:
 
 
 def spread(trials: Sequence[Trial], how: str) -> float:
-    """How well the truth is known: half of what it differs by between the rounds, each taken alone.
+    """Return the uncertainty of the truth: half of what it differs by between the rounds, each taken alone.
 
     >>> one = Trial(clean=6.0, faulty=10.0, remedied=None, counted=1.0, causes=())
     >>> other = Trial(clean=6.0, faulty=8.0, remedied=None, counted=1.0, causes=())
@@ -56,7 +56,7 @@ def spread(trials: Sequence[Trial], how: str) -> float:
 
 
 def saving(trials: Sequence[Trial]) -> float | None:
-    """The share of the faulty run that the change saves, of the fastest runs."""
+    """Return the share of the faulty run that the change saves, of the fastest runs."""
     mended = [trial.remedied for trial in trials if trial.remedied is not None]
     return 1 - min(mended) / min(trial.faulty for trial in trials) if mended else None
 
@@ -76,7 +76,7 @@ def named(trials: Iterable[Trial], expected: Sequence[str]) -> list[tuple[float,
 
 
 def single(trials: Sequence[Trial], expected: Sequence[str], how: str) -> dict[str, Any]:
-    """All of one fault, or of a sound run, whose verdict is to be ``nothing``."""
+    """Score one fault, or a sound run, whose verdict should be ``nothing``."""
     causes = named(trials, expected)
     real, saved = truth(trials, how), saving(trials)
     share = median(part for part, _ in causes) if causes else None
@@ -99,7 +99,7 @@ def single(trials: Sequence[Trial], expected: Sequence[str], how: str) -> dict[s
 
 
 def pair(trials: Sequence[Trial], expected: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Two faults at a time: each has to be among the first two causes."""
+    """Score two faults at a time: each should be among the first two causes."""
     firsts = [{place(trial.causes, 0), place(trial.causes, 1)} for trial in trials]
     return {
         "expected": [list(names) for names in expected],
@@ -115,7 +115,7 @@ def pair(trials: Sequence[Trial], expected: Sequence[Sequence[str]]) -> dict[str
 
 
 def summary(singles: Mapping[str, Mapping[str, Any]], pairs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures that the bars are about."""
+    """Return the figures that the bars are about."""
     trials, right = _sum(singles, "trials"), _sum(singles, "right_first")
     pair_trials, pair_right = _sum(pairs, "trials"), _sum(pairs, "right_two")
     shares = [abs(row["share_off"]) for row in singles.values() if row["share_off"] is not None]
@@ -136,7 +136,7 @@ def summary(singles: Mapping[str, Mapping[str, Any]], pairs: Mapping[str, Mappin
 
 
 def place(causes: Sequence[tuple[str, float, float]], at: int) -> str:
-    """The name of the cause that stands there; a dash where none does."""
+    """Return the name of the cause at a place; a dash where there is none."""
     return causes[at][0] if at < len(causes) else "-"
 
 

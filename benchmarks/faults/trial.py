@@ -28,17 +28,17 @@ _OF_FILES = ("cold", "cold_start", "forgets")
 
 @dataclass
 class Bench:
-    """Where runs are made, and what is known of the last sound ones.
+    """The folder of the runs, and the last sound runs.
 
     Args:
         folder: for runs; each is removed when it has been read.
-        made: names of data -> record files.
+        files: names of data -> record files.
         keep: leave the runs' folders.
         crowded: other work is going on: that it is named is right, and no answer to what was injected.
     """
 
     folder: Path
-    made: dict[str, Path]
+    files: dict[str, Path]
     keep: bool = False
     crowded: bool = False
     details: list[dict[str, Any]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Bench:
         return f"run-{self._number}"
 
     def trial(self, fault: Fault, *, mend: bool, base: Base | None = None) -> Trial:
-        """All runs of one fault in one round; ``base``: another one than the listed of that name."""
+        """Make all runs of one fault in one round; ``base``: another one than the listed of that name."""
         base = base or BASES[fault.base]
         clean = self.sound(base, fault.clean)
         done, verdict = self._judged(base, fault.name, fault.settings, fault.patches, fault.around)
@@ -69,7 +69,7 @@ class Bench:
         )
 
     def clean_trial(self, base: Base, settings: Mapping[str, Any] | None = None) -> Trial:
-        """A sound run, judged; faults that begin a moment later are compared with it."""
+        """Make a sound run and judge it; faults that begin a moment later are compared with it."""
         settings = settings or {}
         done, verdict = self._judged(base, f"clean {base.name}", settings, {}, {})
         wall = done.wall_seconds
@@ -77,18 +77,18 @@ class Bench:
         return Trial(clean=wall, faulty=wall, remedied=None, counted=0.0, causes=_told(verdict))
 
     def is_fresh(self, base: Base, settings: Mapping[str, Any]) -> bool:
-        """Whether a sound run was made a moment ago."""
+        """Return whether a sound run was made a moment ago."""
         return time.monotonic() - self._sound.get((base.name, tuple(settings.items())), (-1e9, 0.0))[0] < FRESH_SECONDS
 
     def sound(self, base: Base, settings: Mapping[str, Any]) -> float:
-        """Wall seconds of a sound run, made now or a moment ago."""
+        """Return wall seconds of a sound run, made now or a moment ago."""
         key = base.name, tuple(settings.items())
         if not self.is_fresh(base, settings):
             self._sound[key] = (time.monotonic(), self._run(base, settings, {}, {})[0].wall_seconds)
         return self._sound[key][1]
 
     def _mended(self, base: Base, fault: Fault, verdict: Diagnosis, clean: float) -> tuple[float, str]:
-        """Wall seconds with the advice applied to what the fault leaves; where it cannot be, of the sound run.
+        """Return wall seconds with the advice applied; where that cannot be, of the sound run.
 
         The advice of the first round counts in the others as well: all of them measure one change.
         """
@@ -149,7 +149,7 @@ class Bench:
         *,
         keep: bool = False,
     ) -> tuple[Done, Path]:
-        """The base with these settings, for as many images."""
+        """Run the base with these settings, for equally many images."""
         self._number += 1
         folder = self.folder / f"run-{self._number}"
         self._remove(folder)
@@ -171,7 +171,7 @@ class Bench:
         return done, folder
 
     def _file(self, name: str | Path) -> Path:
-        return name if isinstance(name, Path) else self.made[name]
+        return name if isinstance(name, Path) else self.files[name]
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

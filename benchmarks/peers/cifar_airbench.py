@@ -65,7 +65,7 @@ def load(start, part):
 
 
 def shifted(padded):
-    """A window of 32 pixels of each image, at a place of its own."""
+    """Cut a window of 32 pixels of each image, at a place of its own."""
     places = torch.randint(0, padded.shape[-1] - 31, (len(padded), 2))
     out = torch.empty(len(padded), 3, 32, 32)
     for y in range(padded.shape[-1] - 31):
@@ -81,7 +81,7 @@ def logits(net, x):
 
 
 def evaluate(net, images, labels):
-    """Top-1 as it is, and over flips and two shifts of one pixel."""
+    """Return top-1 as it is, and over flips and two shifts of one pixel."""
     net.eval()
     right = averaged = 0
     padded = F.pad(images, (1, 1, 1, 1), "reflect")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import threading
@@ -17,7 +16,7 @@ from peers.scale_contenders import ContenderError
 
 
 def lines(words: Sequence[str], folder: Path, seconds: float) -> Iterator[tuple[float, str]]:
-    """A command's lines as they arrive. Raises ContenderError with its last ones where it fails."""
+    """Yield a command's lines as they arrive. Raises ContenderError with its last ones where it fails."""
     variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     variables |= {"PYTHONUNBUFFERED": "1", "STEADYTRAIN_CACHE": str(folder / "cache")}
     last: list[str] = []
@@ -39,7 +38,7 @@ def lines(words: Sequence[str], folder: Path, seconds: float) -> Iterator[tuple[
 
 @contextmanager
 def started(words: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command whose output is read; what is left of it and of its children at the end is killed."""
+    """Run a command whose output is read; kill what is left of it and of its children at the end."""
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True, **how
     ) as process:
@@ -51,7 +50,7 @@ def started(words: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[str]]
 
 
 def asked(words: Sequence[str], folder: Path, seconds: float, *, may_fail: bool = False) -> str:
-    """A command's standard output. Raises ContenderError where it fails, or is not done within these seconds."""
+    """Return a command's standard output. Raises ContenderError where it fails, or is not done within these seconds."""
     with started(words, cwd=folder, stderr=subprocess.PIPE) as process:
         try:
             out, errors = process.communicate(timeout=max(0.0, seconds))
@@ -60,9 +59,3 @@ def asked(words: Sequence[str], folder: Path, seconds: float, *, may_fail: bool 
     if process.returncode and not may_fail:
         raise ContenderError(f"it ended with {process.returncode}\n{(errors or out).strip()[-2000:]}")
     return out
-
-
-def cpu_seconds() -> float:
-    """Of all processes that this one has started and waited for, and theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -22,7 +22,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """What to install.
+    """The packages of an environment.
 
     Args:
         packages: as pip takes them, pinned.
@@ -52,7 +52,7 @@ ENVIRONMENTS = {
 
 
 def make(name: str, folder: Path, pythons: dict[str, str]) -> Path:
-    """The Python of an environment, which is made if it is not there.
+    """Return the Python of an environment, which is made if it is not there.
 
     Args:
         name: one of ``ENVIRONMENTS``.
@@ -79,7 +79,7 @@ def make(name: str, folder: Path, pythons: dict[str, str]) -> Path:
 
 
 def find_python(version: str | None, pythons: dict[str, str]) -> str:
-    """An interpreter of a version: the one that was given, one on the path, or one that pyenv has."""
+    """Find an interpreter of a version: the one that was given, one on the path, or one that pyenv has."""
     if version is None:
         return sys.executable
     kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -93,7 +93,7 @@ def find_python(version: str | None, pythons: dict[str, str]) -> str:
 
 
 def _run(command: list[str]) -> None:
-    """One step; what it says last is the reason if it fails."""
+    """Run one step; its last words are the reason if it fails."""
     done = subprocess.run(["nice", *command], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"it ended with {done.returncode}"]

@@ -99,7 +99,7 @@ OPENERS |= {"transformers": open_transformers}
 
 
 def prepare(photo, input):
-    """What a description says, with Pillow: the shorter side resized, the centre taken, normalised."""
+    """Prepare an image as a description says, with Pillow: the shorter side resized, the centre taken, normalised."""
     from PIL import Image
 
     image = Image.open(photo).convert("L" if input["channels"] == 1 else "RGB")

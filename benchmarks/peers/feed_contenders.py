@@ -107,13 +107,13 @@ class Contender:
         return answer
 
     def turn(self, seconds: float) -> None:
-        """A turn that counts."""
+        """Take a turn that counts."""
         answer = self.ask("turn", seconds)
         self.images_per_second.append(answer["images"] / answer["seconds"])
         self.images_per_cpu_second.append(answer["images"] / answer["cpu_seconds"])
 
     def alone(self, seconds: float) -> dict[str, Any]:
-        """What can be said while no other contender is there: speed in passing, memory, start."""
+        """Measure without other contenders: speed in passing, memory, start."""
         speed = _speed(self.ask("turn", seconds))
         return {
             "setting": self.setting,
@@ -132,16 +132,16 @@ class Contender:
             raise ContenderError(self._last_words()) from error
 
     def stop(self) -> None:
-        """No processor for it until it is asked again."""
+        """Stop its processes until it is asked again."""
         self._signal(signal.SIGSTOP)
 
     def psnr(self, path: Path) -> float:
-        """How near its evaluation comes to Pillow's, in decibels."""
+        """Return how near its evaluation comes to Pillow's, in decibels."""
         self.ask("look", path)
         return round(feed_works.psnr(np.load(path), self.work), 1)
 
     def memory(self) -> dict[str, int]:
-        """Memory of it and all it started, shared pages counted once, with its queues full; and how much are files."""
+        """Return memory of it and all it started, shared pages counted once, queues full; and how much are files."""
         self._fill()
         held = [_held(process.pid) for process in self._processes()]
         return {
@@ -150,7 +150,7 @@ class Contender:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Medians over the rounds, and the rounds."""
+        """Return medians over the rounds, and the rounds."""
         return {
             "images_per_second": round(median(self.images_per_second), 1),
             "images_per_cpu_second": round(median(self.images_per_cpu_second), 1),
@@ -158,7 +158,7 @@ class Contender:
         }
 
     def answer(self) -> dict[str, Any]:
-        """What it says next."""
+        """Read its next answer."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], MOST_ANSWER_SECONDS)[0]:
             raise ContenderError(f"no answer within {MOST_ANSWER_SECONDS:.0f} seconds")
@@ -202,7 +202,7 @@ class Contender:
 
 
 def together(contenders: Sequence[Contender], seconds: float) -> float:
-    """A turn that several take at the same time: images per second of all of them."""
+    """Take a turn with several at the same time: images per second of all of them."""
     for contender in contenders:
         contender.send("turn", seconds)
     answers = [entry.answer() for entry in contenders]
@@ -216,13 +216,13 @@ def _speed(document: dict[str, Any]) -> float:
 
 
 def _begin(cpus: Sequence[int]) -> None:
-    """In the child, before its program: its processors, and its end with ours, since a stopped one would stay."""
+    """Set, in the child before its program, its processors and its end with ours, since a stopped one would stay."""
     os.sched_setaffinity(0, cpus)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _held(pid: int) -> Counter[str]:
-    """The fields of /proc/PID/smaps_rollup in bytes; zeros where the process has ended."""
+    """Read the fields of /proc/PID/smaps_rollup in bytes; zeros where the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
     except OSError:

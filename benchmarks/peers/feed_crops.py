@@ -1,11 +1,11 @@
-"""Where to cut, for contenders whose library does not say: torchvision's RandomResizedCrop and evaluation in Python."""
+"""Crops for contenders whose library has none: torchvision's RandomResizedCrop and evaluation in Python."""
 
 import math
 import random
 
 
 def random_box(width, height):
-    """Left, top, right, bottom of a random area (0.08 to 1) and ratio (3/4 to 4/3)."""
+    """Return left, top, right, bottom of a random area (0.08 to 1) and ratio (3/4 to 4/3)."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -19,10 +19,10 @@ def random_box(width, height):
 
 
 def shorter_side(width, height, side):
-    """The size once the shorter side is ``side``."""
+    """Return the size once the shorter side is ``side``."""
     return (side, side * height // width) if width < height else (side * width // height, side)
 
 
 def centre(width, height, size):
-    """Left and top of the square in the middle."""
+    """Return left and top of the square in the middle."""
     return round((width - size) / 2), round((height - size) / 2)

@@ -17,7 +17,7 @@ def batches(job):
 
 
 def following(iterator):
-    """The next batch, epoch after epoch."""
+    """Return the next batch, epoch after epoch."""
     try:
         batch = iterator.next()
     except StopIteration:

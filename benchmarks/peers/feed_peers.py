@@ -37,7 +37,7 @@ def _dali(cores: int) -> list[Setting]:
 
 
 def _torchvision(cores: int, *, decoder: str) -> list[Setting]:
-    """As many processes as cores, and one beside them; on one core also none, the main process doing it all."""
+    """Return settings with as many processes as cores, and one more; on one core also with none."""
     return [{"decoder": decoder, "workers": workers} for workers in ((0, 1) if cores == 1 else (cores, cores + 1))]
 
 

@@ -26,13 +26,13 @@ def batches(job):
 
 
 def samples(folder):
-    """(path, label) of every file, class by class."""
+    """Return (path, label) of every file, class by class."""
     classes = sorted(path for path in Path(folder).iterdir() if path.is_dir())
     return [(str(path), label) for label, home in enumerate(classes) for path in sorted(home.iterdir())]
 
 
 def in_batches(samples, job):
-    """Lists of samples without end, each epoch in another order when training."""
+    """Yield lists of samples without end, each epoch in another order when training."""
     endless = forever(samples) if job["train"] else cycle(samples)
     while True:
         yield [next(endless) for _ in range(job["batch_size"])]
@@ -52,7 +52,7 @@ def batch(some, job):
 
 
 def evaluated(image, job):
-    """What every contender's evaluation is compared with."""
+    """Return the evaluation by Pillow that every contender's is compared with."""
     resized = image.resize(shorter_side(*image.size, job["resize"]), Image.Resampling.BILINEAR)
     left, top = centre(*resized.size, job["size"])
     return resized.crop((left, top, left + job["size"], top + job["size"]))

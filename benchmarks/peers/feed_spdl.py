@@ -52,7 +52,7 @@ def by_ffmpeg(some, job):
 
 
 def cut(width, height, job):
-    """FFmpeg's filters for one image."""
+    """Return FFmpeg's filters for one image."""
     size = job["size"]
     if not job["train"]:
         w, h = shorter_side(width, height, job["resize"])

@@ -1,4 +1,4 @@
-"""What the contenders on torch's DataLoader share: endless samplers and loaders."""
+"""Endless samplers and loaders, shared by the contenders on torch's DataLoader."""
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -22,20 +22,20 @@ class Endless(Sampler):
 
 
 def loader(data, job):
-    """A DataLoader over a data set with a length, without end."""
+    """Make a DataLoader over a data set with a length, without end."""
     torch.set_num_threads(job["cores"])
     sampler = Endless(len(data), job["train"])
     return DataLoader(data, job["batch_size"], sampler=sampler, **workers(job))
 
 
 def workers(job):
-    """A DataLoader's workers, who make about as many batches ahead as the others do."""
+    """Return a DataLoader's options for workers that make about as many batches ahead as the others do."""
     num = job["setting"]["workers"]
     return {"num_workers": num, "prefetch_factor": max(1, job["ahead"] // num)} if num else {"num_workers": 0}
 
 
 def transform(job, *, tensors):
-    """The work on one image by torchvision's transforms, from an image of Pillow's or from a tensor, to a tensor."""
+    """Make the work on one image by torchvision's transforms, from an image of Pillow's or a tensor, to a tensor."""
     cut = [] if tensors else [v2.PILToTensor()]
     if not job["train"]:
         return v2.Compose([v2.Resize(job["resize"], antialias=True), v2.CenterCrop(job["size"]), *cut])
@@ -47,5 +47,5 @@ def transform(job, *, tensors):
 
 
 def decode(encoded):
-    """torchvision's own decoder, from bytes in a tensor to pixels."""
+    """Decode by torchvision's own decoder, from bytes in a tensor to pixels."""
     return decode_image(encoded, mode=ImageReadMode.RGB)

@@ -45,14 +45,14 @@ def serve(open_batches):
 
 
 def turn(batches, seconds, job):
-    """Images, and seconds of wall clock and processors, of a while at the steady state."""
+    """Return images, and seconds of wall clock and processors, of a while at the steady state."""
     for _ in range(2 * job["ahead"]):
         next(batches)
     return _measured(batches, float(seconds), 0)
 
 
 def take(batches, num_images, job):
-    """The same for a number of images."""
+    """Return images, and seconds of wall clock and processors, for a number of images."""
     return _measured(batches, 0.0, int(num_images))
 
 
@@ -70,7 +70,7 @@ def look(batches, path, job):
 
 
 def array(batch):
-    """A batch, or its labels, as numpy's array."""
+    """Convert a batch, or its labels, to numpy's array."""
     return batch.asnumpy() if hasattr(batch, "asnumpy") else np.asarray(batch)
 
 
@@ -83,13 +83,13 @@ def _measured(batches, least_seconds, least_images):
 
 
 def cpu_seconds():
-    """User and system time of this process and all it started."""
+    """Return user and system time of this process and all it started."""
     cpu_began = time.process_time()  # finer than the ticks that the kernel tells of others
     return cpu_began + sum(_ticks(pid) for pid in descendants(os.getpid())) / TICKS
 
 
 def descendants(root):
-    """The living children of a process, and theirs."""
+    """Return the living children of a process, and theirs."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         fields = _stat(folder.name)
@@ -107,7 +107,7 @@ def _ticks(pid):
 
 
 def _stat(pid):
-    """The fields of /proc/PID/stat after the name; none where the process has ended."""
+    """Read the fields of /proc/PID/stat after the name; none where the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

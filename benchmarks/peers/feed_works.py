@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
+import machine
 from steadytrain.data.images import encode
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
@@ -59,12 +59,12 @@ class Work:
 
     @property
     def is_small(self) -> bool:
-        """Whether its images are, and are kept in memory."""
+        """Return whether its images are small, and are kept in memory."""
         return self.name == "cifar10"
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """What is done with it."""
+        """The phases that are measured."""
         return ("train",) if self.is_small else ("train", "evaluate")
 
     @property
@@ -78,7 +78,7 @@ class Work:
         return sorted(path for path in self.files.iterdir() if path.is_dir())
 
     def job(self, phase: str, cores: int, setting: dict[str, Any]) -> dict[str, Any]:
-        """What a contender is told."""
+        """Return the job of a contender."""
         small = self.is_small
         records = self.marked if setting.get("marked") and self.marked else self.records
         return {
@@ -121,7 +121,7 @@ def make(name: str, data: Path, out: Path) -> Work:
 
 
 def psnr(images: NDArray[np.uint8], work: Work) -> float:
-    """How near the first image of each class, uint8[n, 224, 224, 3], comes to Pillow's evaluation of it, in decibels.
+    """Return how near the first image of each class, uint8[n, 224, 224, 3], comes to Pillow's evaluation, in decibels.
 
     Peers round the longer side and half pixels of the centre either way: of these squares the nearest is compared with.
     ``SAME`` is the most that is told.
@@ -160,14 +160,14 @@ def _copies(path: Path, home: Path) -> None:
 
 
 def _marked(files: Path, out: Path) -> Path | None:
-    """The files with restart markers, where the native decoder is there, which adds them."""
+    """Write the files with restart markers, where the native decoder is there, which adds them."""
     if encode.native is None:
         return None
     return pack(files, out / "marked.rec", mark_kept=True)[0].path
 
 
 def _files_of(records: Path, out: Path) -> Path:
-    """The packed images as files."""
+    """Write the packed images as files."""
     with Records.open(records) as opened:
         for number, label in enumerate(opened.labels.tolist()):
             home = out / f"{label:03}"
@@ -177,15 +177,11 @@ def _files_of(records: Path, out: Path) -> Path:
 
 
 def _cifar10(archive: Path, out: Path) -> Path:
-    with archive.open("rb") as raw:
-        reader = zstandard.ZstdDecompressor().stream_reader(raw)
-        with tarfile.open(fileobj=reader, mode="r|") as tar:
-            tar.extractall(out / "files", filter="data")
-    return next(path for path in (out / "files").rglob("train") if path.is_dir())
+    return machine.unpacked(archive, out / "files") / "train"
 
 
 def _tars(files: Path, out: Path) -> list[Path]:
-    """The files as WebDataset's shards, dealt out in turn."""
+    """Write the files as WebDataset's shards, dealt out in turn."""
     out.mkdir()
     samples = list(_samples(files))
     paths = [out / f"set-{number}.tar" for number in range(SHARDS)]

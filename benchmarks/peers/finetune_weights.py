@@ -8,7 +8,7 @@ MEAN = STD = (0.5, 0.5, 0.5)  # Google trained it for TensorFlow: pixels in -1 t
 
 
 def network(weights, num_classes):
-    """The network; ``num_classes`` 0: its features. A classifier of other classes begins anew."""
+    """Build the network; ``num_classes`` 0: its features. A classifier of other classes begins anew."""
     net = timm.create_model(NAME, num_classes=num_classes, pad_type="same")
     state = load_file(weights)
     if num_classes != 1000:

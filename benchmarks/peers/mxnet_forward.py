@@ -1,4 +1,4 @@
-"""What MXNet 1.9.1 makes of symbols and arrays, for the tests and benchmarks of their conversion.
+"""Outputs of MXNet 1.9.1 for symbols and arrays, for the tests and benchmarks of their conversion.
 
 usage: python mxnet_forward.py REQUESTS.json
        a list of requests, each with "do":

@@ -63,7 +63,7 @@ def side_by_side(*parts):
 
 
 def inception():
-    """Inception-BN for small images: ten blocks of two branches, of which two halve the image."""
+    """Build Inception-BN for small images: ten blocks of two branches, of which two halve the image."""
     net = nn.HybridSequential()
     net.add(conv(96, 3, 1, 1))
     for block in ((32, 32), (32, 48), 80, (112, 48), (96, 64), (80, 80), (48, 96), 96, (176, 160), (176, 160)):

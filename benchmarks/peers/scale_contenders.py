@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from machine import cpu_seconds
 from peers.scale_images import MEAN, STD
 from steadytrain.events import Evaluated, Started, Step
 from steadytrain.launch.supervise import free_port, rank_variables
@@ -31,13 +31,13 @@ class ContenderError(Exception):
 
     @property
     def reason(self) -> str:
-        """What may be published."""
+        """The part of the message that may be published."""
         return re.sub(r"\S*/", "", str(self).strip().splitlines()[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What all of them do.
+    """The training that all contenders do.
 
     Args:
         images: ``IMAGES-train.rec`` and ``IMAGES-val.rec``, packed as a user would, for ours, and the same images
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """How one of them did it.
+    """The result of a contender.
 
     ``step_seconds``: wall clock of an update, whatever is between two of them included; ``right``: images of the
     validation that were classified right; ``seconds`` of the whole command, ``cpu_seconds`` of all its processes;
@@ -87,7 +87,7 @@ class Process:
 
 
 def steadytrain(work: Work, folder: Path, procs: int, cores: set[int] | None = None) -> Told:
-    """``steady train``, as so many processes; ``cores``: on these only."""
+    """Run ``steady train`` by so many processes; ``cores``: on these only."""
     with processes(
         [(train_command(work, folder / "run", *(("--procs", str(procs)) if procs > 1 else ())), {})], cores
     ) as started:
@@ -96,7 +96,7 @@ def steadytrain(work: Work, folder: Path, procs: int, cores: set[int] | None = N
 
 
 def train_command(work: Work, run: Path, *words: str) -> list[str]:
-    """``steady train`` of the work into a run's folder."""
+    """Return the ``steady train`` of the work into a run's folder."""
     command = [sys.executable, "-m", "steadytrain", "train"]
     command += [f"{work.images}-train.rec", "--val", f"{work.images}-val.rec"]
     command += ["--model", "resnet20", "--batch-size", str(work.batch), "--seed", str(work.seed), "--run", str(run)]
@@ -106,7 +106,7 @@ def train_command(work: Work, run: Path, *words: str) -> list[str]:
 
 
 def told_by(run: Run, warm: int) -> Told:
-    """What a run's events say of it, without the first ``warm`` updates."""
+    """Return the result of a run by its events, without the first ``warm`` updates."""
     events = list(run.events())
     steps = [event for event in events if isinstance(event, Step) and event.step >= warm]
     held_out = [event for event in events if isinstance(event, Evaluated)][-1]
@@ -133,7 +133,7 @@ def settings(work: Work) -> dict[str, Any]:
 
 
 def ddp(work: Work, folder: Path, ranks: int) -> Told:
-    """A bare script over gloo, each rank with its share of the cores."""
+    """Run a bare script over gloo, each rank with its share of the cores."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     job = json.dumps(asdict(work) | {"threads": threads})
     command, port = [sys.executable, str(HERE / "scale_ddp.py"), job], free_port()
@@ -158,7 +158,7 @@ def mxnet(
     servers: int = 1,
     meanwhile: Callable[[Sequence[Process]], AbstractContextManager[None]] = no_watch,
 ) -> Told:
-    """A kvstore's scheduler, servers and workers, as its local tracker starts them."""
+    """Run a kvstore's scheduler, servers and workers, as its local tracker starts them."""
     variables = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(free_port()),
@@ -183,20 +183,20 @@ def mxnet(
 
 
 def measured(contender: Callable[[Path], Told]) -> Told:
-    """One turn of a contender in a folder of its own, and what it took of the machine."""
+    """Give a contender one turn in a folder of its own, and measure what it took of the machine."""
     with tempfile.TemporaryDirectory() as folder:
-        bytes_before, cpu_before, began = _loopback_bytes(), _cpu_seconds(), time.perf_counter()
+        bytes_before, cpu_before, began = _loopback_bytes(), cpu_seconds(), time.perf_counter()
         commands = contender(Path(folder))
         return replace(
             commands,
             seconds=time.perf_counter() - began,
-            cpu_seconds=_cpu_seconds() - cpu_before,
+            cpu_seconds=cpu_seconds() - cpu_before,
             loopback_bytes=_loopback_bytes() - bytes_before,
         )
 
 
 def answers(started: Sequence[Process]) -> list[str]:
-    """The last line of each one's output, when all have ended well."""
+    """Return the last line of each one's output, when all have ended well."""
     until = time.monotonic() + MOST_SECONDS
     while any(running.process.poll() is None for running in started):
         time.sleep(0.05)
@@ -220,7 +220,7 @@ def _last_line(process: Process) -> str:
 def processes(
     commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], cores: set[int] | None = None
 ) -> Iterator[list[Process]]:
-    """Commands with their variables, running, and killed at the end. Each finds its own number of threads."""
+    """Run commands with their variables, and kill them at the end. Each finds its own number of threads."""
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     with ExitStack() as stack:
         started = []
@@ -238,12 +238,6 @@ def processes(
 
 
 def _loopback_bytes() -> int:
-    """Sent so far; 0 where the system does not tell."""
+    """Return the bytes sent so far; 0 where the system does not tell."""
     counter = Path("/sys/class/net/lo/statistics/tx_bytes")
     return int(counter.read_text(encoding="ascii")) if counter.exists() else 0
-
-
-def _cpu_seconds() -> float:
-    """Of all processes that this one has started and waited for, and theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

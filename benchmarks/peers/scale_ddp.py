@@ -59,7 +59,7 @@ def groups(net, decay):
 
 
 def right(net, job, rank, size):
-    """Images of this rank's part that are classified right."""
+    """Count the images of this rank's part that are classified right."""
     images, labels = held_out(job)
     mine = slice(rank, None, size)
     net.eval()

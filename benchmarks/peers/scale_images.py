@@ -34,7 +34,7 @@ class Stream:
         self.order = np.empty(0, np.int64)
 
     def next(self):
-        """Images uint8 [B, H, W, 3], cropped from a padded one and perhaps mirrored, and labels int64 [B]."""
+        """Return images uint8 [B, H, W, 3], cropped from a padded one and perhaps mirrored, and labels int64 [B]."""
         while len(self.order) < self.batch:
             self.order = np.concatenate([self.order, self.drawn.permutation(len(self.labels))])
         ids, self.order = self.order[: self.batch], self.order[self.batch :]
@@ -47,15 +47,15 @@ class Stream:
 
 
 def held_out(job):
-    """The images and labels to evaluate on."""
+    """Return the images and labels to evaluate on."""
     return np.load(job["images"] + "-val.npy"), np.load(job["images"] + "-val-labels.npy").astype(np.int64)
 
 
 def rate(job, step):
-    """The learning rate of an update, from 0 on: half a cosine."""
+    """Return the learning rate of an update, from 0 on: half a cosine."""
     return job["lr"] * (1 + math.cos(math.pi * step / job["steps"])) / 2
 
 
 def job():
-    """What is to be done: the JSON on the command line."""
+    """Read the job: the JSON on the command line."""
     return json.loads(sys.argv[1])

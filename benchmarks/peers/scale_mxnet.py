@@ -58,7 +58,7 @@ def normalised(images):
 
 
 def optimizer(settings, parameters):
-    """It goes to the server, which knows a parameter by its number only, and asks the schedule itself."""
+    """Make the optimizer for the server, which knows a parameter by its number only, and asks the schedule itself."""
     schedule = mx.lr_scheduler.CosineScheduler(settings["steps"], base_lr=settings["lr"])
     optimizer_object = mx.optimizer.create(
         "sgd",
@@ -72,7 +72,7 @@ def optimizer(settings, parameters):
 
 
 def right(net, settings):
-    """Images classified right, of all of them: a worker has its own running statistics."""
+    """Count the images classified right, of all of them: a worker has its own running statistics."""
     images, labels = held_out(settings)
     count = 0
     for start in range(0, len(labels), 500):

@@ -61,7 +61,7 @@ def test_a_mean_is_left_out_with_the_network_that_it_belongs_to(
         ("--data-val b.rec --image-shape 3,96,96", "--image-shape 3,96,96", "MXNet cut it out of images as they"),
     ],
 )
-def test_where_a_flag_cannot_mean_the_same_the_difference_is_said(words: str, old: str, answer: str) -> None:
+def test_difference_in_the_meaning_of_a_flag_is_reported(words: str, old: str, answer: str) -> None:
     assert answer in dict(translate("train_imagenet", ["--data-train", "a.rec", *words.split()]).rows)[old]
 
 
@@ -95,7 +95,7 @@ def test_a_launcher_tells_the_workers_in_any_spelling() -> None:
             assert f"--batch-size {batch} " in command and f"batch_scale={scale} " in command
 
 
-def test_workers_without_a_distributed_store_are_one_training_and_it_is_said() -> None:
+def test_workers_without_a_distributed_store_become_one_training_with_a_notice() -> None:
     """MXNet's launcher started as many trainings that knew nothing of each other."""
     words = ["-n", "4", "-H", "hosts", "python", "train_cifar10.py", "--num-layers", "20", "--kv-store"]
     alone = translate("launch", [*words, "device"]).rows
@@ -119,7 +119,7 @@ def test_dist_async_is_the_asynchronous_engine() -> None:
     assert translate_launcher(command[1:]).argv[-2:] == ("--servers", "4")
 
 
-def test_without_ray_dist_async_is_synchronous_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dist_async_is_synchronous_with_a_notice_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     translation = translate("launch", ASYNC.split())
     assert "--batch-size 128 " in " ".join(translation.commands[0]) and "async" not in translation.commands[0]
@@ -127,7 +127,7 @@ def test_without_ray_dist_async_is_synchronous_and_it_is_said(monkeypatch: pytes
     assert values.startswith("synchronous") and "pip install 'steadytrain[async]'" in values
 
 
-def test_dist_async_of_one_worker_is_training_as_ever() -> None:
+def test_dist_async_with_one_worker_is_plain_training() -> None:
     translation = translate("train_cifar10", ["--num-layers", "20", "--kv-store", "dist_async"])
     assert "async" not in translation.commands[0] and "one worker" in dict(translation.rows)["--kv-store dist_async"]
 
@@ -140,7 +140,7 @@ def test_dist_async_of_one_worker_is_training_as_ever() -> None:
         ("-n 1", "launch -n 2 -- train"),
     ],
 )
-def test_a_worker_of_several_gpus_becomes_as_many_ranks_on_those(launcher: str, started: str) -> None:
+def test_worker_with_several_gpus_becomes_a_rank_on_each(launcher: str, started: str) -> None:
     words = f"{launcher} python train_cifar10.py --num-layers 20 --kv-store dist_sync --gpus 0,2 --batch-size 32"
     command = " ".join(translate("launch", words.split()).commands[0])
     workers = 1 if launcher == "-n 1" else 4
@@ -197,7 +197,7 @@ def test_a_worker_of_several_gpus_becomes_as_many_ranks_on_those(launcher: str, 
         ("launch -n four python train_mnist.py", "launch: argument -n/--num-workers/--nworker: invalid int value"),
     ],
 )
-def test_what_the_old_tools_would_not_take_is_said_in_a_line(old: str, message: str) -> None:
+def test_arguments_that_mxnets_tools_refuse_are_one_line_errors(old: str, message: str) -> None:
     program, *words = old.split(" ")
     with pytest.raises(InputError, match=re.escape(message)):
         translate(program, words)
@@ -241,7 +241,7 @@ LISTED = [4, 0, 5, 9, 3, 1, 6, 8, 7, 2]
 """The order in which MXNet 1.9.1's im2rec.py lists these images (``--list --recursive``)."""
 
 
-def test_the_order_of_a_list_is_that_of_im2rec(photos: Path) -> None:
+def test_list_has_the_order_of_im2rec(photos: Path) -> None:
     assert main(["mxnet", "im2rec", "--list=True", "--recursive", "1", "photos", "photos"]) == 0
     lines = (photos / "photos.lst").read_text().splitlines()
     names = [f"cat/{i}.jpg" if i < 6 else f"pets/dog/{i}.jpg" for i in LISTED]
@@ -265,7 +265,7 @@ def test_a_list_that_cannot_be_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_several_labels_are_stored_and_it_is_said(photos: Path) -> None:
+def test_several_labels_are_stored_with_a_notice(photos: Path) -> None:
     (photos / "several.lst").write_text("0\t0\t1\tcat/0.jpg\n7\t1\t0\tpets/dog/7.jpg\n")
     assert "all 2 labels" in dict(translate("im2rec", ["several", "photos"]).rows)["several.lst"]
 

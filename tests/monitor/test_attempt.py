@@ -52,7 +52,7 @@ def test_a_moment_between_two_accounts_lies_evenly_between_them(run: Recorder) -
     assert attempt.at_wall(1e9).wall == attempt.wall
 
 
-def test_what_came_after_a_later_starts_checkpoint_counts_no_more(run: Recorder) -> None:
+def test_updates_after_the_checkpoint_of_a_later_start_do_not_count(run: Recorder) -> None:
     run.save(1.0)
     at = run.wall
     run.update(forward=1.0)
@@ -63,7 +63,7 @@ def test_what_came_after_a_later_starts_checkpoint_counts_no_more(run: Recorder)
     assert attempt.cut == 0.0
 
 
-def test_what_was_done_while_a_checkpoint_was_written_is_not_in_it() -> None:
+def test_updates_made_while_a_checkpoint_is_written_are_not_in_it() -> None:
     run = Recorder()
     run.start(startup=3.0)
     run.update(forward=1.0)
@@ -104,7 +104,7 @@ def told(step: int, *, read: float = 0.0, decode: float = 0.0, augment: float = 
 
 
 @pytest.mark.parametrize("first", ["mark", "stats"])
-def test_each_stretch_is_split_by_its_own_work_whichever_of_the_two_is_told_first(first: str) -> None:
+def test_stretches_are_split_by_their_own_work_in_either_order_of_events(first: str) -> None:
     waits, points = InputWait(), [mark_at(10), mark_at(20)]
     for point, seconds, stats in zip(
         points, (2.0, 3.0), (told(10, read=5.0), told(20, read=5.0, decode=1.0)), strict=True

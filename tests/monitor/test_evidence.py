@@ -49,7 +49,7 @@ def two_epochs() -> Recorder:
     return run
 
 
-def test_the_first_pass_over_the_data_is_told_from_the_later_ones() -> None:
+def test_first_pass_over_the_data_is_separated_from_later_ones() -> None:
     facts = gathered(two_epochs())
     assert facts.first.shares is not None
     assert facts.steady.shares is not None
@@ -73,7 +73,7 @@ def test_a_run_that_has_not_come_beyond_its_first_pass_has_no_later_one() -> Non
     assert facts.position == NUM_TRAIN
 
 
-def test_the_feed_is_told_of_the_steady_part_and_of_the_first_pass_apart() -> None:
+def test_feed_has_separate_figures_of_the_steady_part_and_the_first_pass() -> None:
     facts = gathered(two_epochs())
     assert facts.feed is not None
     assert facts.first.feed is not None
@@ -95,7 +95,7 @@ def test_what_threads_made_before_the_loop_made_batches_itself_is_theirs() -> No
     assert facts.feed is not None and facts.feed.by_loop
 
 
-def test_the_machine_is_told_of_the_steady_part_alone() -> None:
+def test_machine_figures_are_of_the_steady_part_only() -> None:
     run = Recorder()
     run.start()
     busy, calm = (MachineStats(seconds=1.0, cores=2, machine_cores=2, cpu=cpu, attempt=1) for cpu in (2.0, 1.0))
@@ -108,7 +108,7 @@ def test_the_machine_is_told_of_the_steady_part_alone() -> None:
     assert (facts.machine.cpu, facts.machine.seconds) == (1.0, 3.0)
 
 
-def test_of_a_run_of_a_second_what_there_is_of_the_machine_is_told() -> None:
+def test_run_of_one_second_has_the_machine_figures_there_are() -> None:
     run = Recorder()
     run.start()
     facts = gathered(run, MachineStats(seconds=1.0, cores=2, machine_cores=2, cpu=2.0))
@@ -116,7 +116,7 @@ def test_of_a_run_of_a_second_what_there_is_of_the_machine_is_told() -> None:
     assert facts.machine.cpu == 2.0
 
 
-def test_updates_are_told_by_part_and_by_percentile_without_the_first() -> None:
+def test_updates_have_parts_and_percentiles_without_the_first() -> None:
     run = Recorder()
     run.start()
     for index in range(102):
@@ -141,7 +141,7 @@ def test_evaluations_and_checkpoints_are_counted() -> None:
     assert facts.checkpoints == (1, 0.5)
 
 
-def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
+def test_newest_single_measurement_counts_and_every_stall_counts() -> None:
     old = Ceilings(
         step=1,
         feed_images_per_second=1.0,
@@ -160,7 +160,7 @@ def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
     assert len(history.stalls) == 2
 
 
-def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
+def test_evidence_says_how_the_newest_attempt_ended_and_that_one_was_killed() -> None:
     run = two_epochs()
     run.end()
     assert isinstance(history_of(run).ended, Ended)

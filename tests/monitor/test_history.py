@@ -150,7 +150,7 @@ def test_lost_is_exactly_the_time_after_the_checkpoint_resumed_from(
     assert ledger_of(run).seconds["lost"] == pytest.approx(expected, rel=1e-6, abs=1e-3)
 
 
-def test_seconds_are_told_by_bucket_with_the_wait_split_by_what_the_feed_did() -> None:
+def test_seconds_are_by_bucket_with_the_wait_split_by_work_of_the_feed() -> None:
     run = trained(100)
     run.evaluate(2.0)
     run.end()
@@ -164,7 +164,7 @@ def test_seconds_are_told_by_bucket_with_the_wait_split_by_what_the_feed_did() -
     assert (ledger.steps, ledger.images) == (100, 1000)
 
 
-def test_of_the_first_updates_only_the_excess_is_warm_up() -> None:
+def test_only_the_excess_of_the_first_updates_is_warm_up() -> None:
     run = Recorder()
     run.start()
     run.update(**UPDATE | {"forward": 5.0})
@@ -298,7 +298,7 @@ def test_a_checkpoint_whose_word_was_torn_off_is_found_by_its_step() -> None:
     assert ledger_of(run).seconds["lost"] == pytest.approx(5 * sum(UPDATE.values()))
 
 
-def test_what_is_fixed_in_a_step_is_the_hosts() -> None:
+def test_fixed_cost_of_a_step_is_host_time() -> None:
     book = absorbed(trained(100).events)
     measured = StepMeasured(
         attempt=1, time=0.0, step=3, batch_size=BATCH, other_batch_size=2, passes={"full": 0.03}, fixed_seconds=0.015
@@ -310,7 +310,7 @@ def test_what_is_fixed_in_a_step_is_the_hosts() -> None:
     assert seconds["backward"] == pytest.approx(100 * 0.04 / 2)
 
 
-def test_what_was_measured_long_after_a_run_is_known_and_adds_no_second() -> None:
+def test_late_measurement_is_known_and_adds_no_seconds() -> None:
     run = trained(100)
     book = absorbed(run.events)
     before, later = book.ledger(), run.time + 1e6
@@ -363,7 +363,7 @@ def test_buckets_of_a_later_version_are_other() -> None:
     assert ledger.seconds["other"] == pytest.approx(3.0 + 2.0)
 
 
-def test_the_timeline_tells_what_was_lost_and_when() -> None:
+def test_timeline_shows_lost_work_and_its_time() -> None:
     run = trained(20)
     run.save(1.0)
     trained(10, run=run)
@@ -423,7 +423,7 @@ def test_steps_that_are_summed_up_are_not_read(tmp_path: Path) -> None:
     assert len(steps) <= 2 * 5 + 2
 
 
-def test_a_torn_line_is_left_out_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_torn_line_is_skipped_and_the_rest_is_read(tmp_path: Path) -> None:
     run = written(tmp_path / "run", eventful().events)
     whole = ledger(run)
     with (run.directory / "events.jsonl").open("a") as file:
@@ -441,7 +441,7 @@ def test_a_line_that_is_no_json_is_passed_over(tmp_path: Path) -> None:
     assert ledger(run).wall_seconds > 0
 
 
-def test_all_ranks_are_read_and_the_first_ones_ledger_is_told(tmp_path: Path) -> None:
+def test_all_ranks_are_read_and_the_ledger_is_of_rank_0(tmp_path: Path) -> None:
     run = written(tmp_path / "run", eventful().events)
     other = Recorder(rank=1)
     other.start()
@@ -520,7 +520,7 @@ def test_a_run_that_failed_before_it_started_says_why(tmp_path: Path) -> None:
         read_history(run)
 
 
-def test_checkpoints_of_every_attempt_are_told(tmp_path: Path) -> None:
+def test_checkpoints_of_every_attempt_are_counted(tmp_path: Path) -> None:
     run, clock = new(tmp_path), Clock()
     for first in (0, 10):
         saved = Saved(step=first + 10, path="checkpoints/x", bytes=1, seconds=0.1)

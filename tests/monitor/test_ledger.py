@@ -29,12 +29,12 @@ TOLD = Ledger(
 )
 
 
-def test_both_rates_are_told() -> None:
+def test_ledger_has_both_rates() -> None:
     assert TOLD.images_per_second == 8.0
     assert TOLD.steady_images_per_second == 10.0
 
 
-def test_shares_are_of_the_wall_time() -> None:
+def test_shares_are_fractions_of_the_wall_time() -> None:
     assert TOLD.share("forward", "input_decode") == 0.8
     assert sum(TOLD.shares.values()) == pytest.approx(1.0)
     assert tuple(TOLD.shares) == BUCKETS

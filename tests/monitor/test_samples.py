@@ -93,7 +93,7 @@ def test_a_gpu_keeps_its_name_and_every_reason_of_its_throttling() -> None:
     assert tuple(averages.throttled) == ("power", "heat")
 
 
-def test_a_run_that_goes_on_elsewhere_is_not_judged_by_the_gpu_that_it_left() -> None:
+def test_resumed_run_is_not_judged_by_its_former_gpu() -> None:
     samples = RunSamples()
     samples.take(DeviceStats(seconds=1.0, index=0, name="H100", processes=1), LATER)
     samples.begin_attempt()
@@ -102,14 +102,14 @@ def test_a_run_that_goes_on_elsewhere_is_not_judged_by_the_gpu_that_it_left() ->
     assert [(device.index, device.processes) for device in samples.gpus(LATER)] == [(3, 0)]
 
 
-def test_the_difference_of_two_tellings_is_what_was_done_between_them() -> None:
+def test_difference_of_two_feed_events_is_the_work_between_them() -> None:
     before = feed(100, asked=10, starved=1, cpu_seconds=1.0)
     after = feed(300, asked=30, starved=5, cpu_seconds=2.5)
     difference = feed_difference(before, after)
     assert (difference.images, difference.asked, difference.starved, difference.cpu_seconds) == (200, 20, 4, 1.5)
 
 
-def test_a_feed_made_anew_is_taken_as_it_is() -> None:
+def test_feed_stats_of_a_new_loader_start_from_zero() -> None:
     assert feed_difference(feed(300), feed(100)) == feed(100)
 
 

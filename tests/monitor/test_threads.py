@@ -65,7 +65,7 @@ def seconds_of(stats: ThreadStats, what: str, place: str) -> float:
 
 
 @pytest.mark.usefixtures("many_looks")
-def test_sleep_and_work_are_told_apart_each_by_file_and_line(tmp_path: Path) -> None:
+def test_sleep_and_work_are_separated_by_file_and_line(tmp_path: Path) -> None:
     stats = watched(tmp_path, lambda: nap(0.6), lambda: digest(0.4))
     (place,) = {seen["place"] for seen in stats.places if seen["what"] == "sleeps"}
     assert place.endswith(f"test_threads.py:{nap.__code__.co_firstlineno + 2})")

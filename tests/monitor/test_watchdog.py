@@ -152,7 +152,7 @@ def test_a_loop_that_can_still_raise_does_and_no_stuck_thread_keeps_the_process(
 
 
 @pytest.mark.slow
-def test_a_caller_that_takes_its_time_is_told_of_and_not_ended(
+def test_slow_caller_is_reported_and_its_process_is_not_ended(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     child = start("caller")

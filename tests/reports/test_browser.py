@@ -136,7 +136,7 @@ def test_nothing_offers_to_send_the_curves_away(browser: Browser, address: str) 
     assert not [title for title in buttons if "Share" in title or "loud" in title]
 
 
-def test_without_a_script_the_tables_are_there_and_the_reader_is_told(browser: Browser, address: str) -> None:
+def test_page_without_scripts_shows_tables_and_a_notice(browser: Browser, address: str) -> None:
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(address)
     assert page.locator(".runs").get_by_text("restarted").first.is_visible()

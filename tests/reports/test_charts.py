@@ -67,7 +67,7 @@ def test_the_learning_rate_is_that_of_every_step_and_short_runs_have_a_training_
     assert (traces["loss"][0]["step"], traces["loss"][0]["y"]) == ([10, 20], [1, 2])
 
 
-def test_what_is_not_a_number_is_a_gap(tmp_path: Path) -> None:
+def test_nan_is_a_gap_in_the_curve(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), logged(20), logged(40, loss=math.nan), logged(60, loss=math.inf), logged(80)], Clock())
     figure = charts([read_history(run)])
@@ -96,7 +96,7 @@ def test_runs_keep_their_place_in_every_figure(tmp_path: Path) -> None:
     assert [{trace["run"] for trace in figure["traces"]} for figure in charts(histories)] == [{0, 1}] * 5
 
 
-def test_many_runs_are_told_apart_by_colour_and_dash() -> None:
+def test_many_runs_differ_in_colour_and_dash() -> None:
     styles = [tuple(style(i).values()) for i in range(4 * len(COLOURS))]
     assert len(set(styles)) == len(styles)
 
@@ -115,7 +115,7 @@ def rows_of(event: Event, before: FeedStats | None = None) -> list[dict[str, flo
     return [dict(zip(COLUMNS[point.series.partition("-")[0]], point.row, strict=True)) for point in rows]
 
 
-def test_the_feed_is_told_between_two_words_of_it() -> None:
+def test_feed_points_lie_between_two_feed_events() -> None:
     first, second = feed(100, 10, 3.0), feed(200, 60, 2.0)
     assert rows_of(second, first) == [{"seconds": 1.0, "ready": 1.0, "depth": 4, "starved": 0.5}]
     assert rows_of(second, second) == [], "nothing was asked for since"
@@ -123,7 +123,7 @@ def test_the_feed_is_told_between_two_words_of_it() -> None:
     assert (anew["ready"], anew["depth"], anew["starved"]) == (1.5, 4, 0.1), "a restart counts anew"
 
 
-def test_what_is_not_known_or_not_finite_has_no_point() -> None:
+def test_unknown_or_infinite_values_have_no_point() -> None:
     (machine,) = rows_of(MachineStats(seconds=1.0, cores=2, machine_cores=2, pressure={"cpu": 0.5}))
     assert [machine[name] for name in ("cpu", "ranks", "pressure_cpu", "pressure_io")] == [None, 0.0, 0.5, None]
     assert rows_of(logged(20, loss=float("nan")))[0]["loss"] is None

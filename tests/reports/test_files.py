@@ -31,12 +31,12 @@ def test_repeats_are_found_in_the_folder_of_runs(tmp_path: Path) -> None:
     assert [run.name for run in find([tmp_path / "runs"]).runs] == ["seed-0", "seed-1", "b"]
 
 
-def test_a_run_that_is_named_twice_is_told_once(tmp_path: Path) -> None:
+def test_run_named_twice_is_listed_once(tmp_path: Path) -> None:
     run = finished(tmp_path)
     assert len(find([tmp_path, run.directory, str(run.directory) + "/"]).runs) == 1
 
 
-def test_runs_of_equal_names_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_equal_names_get_different_labels(tmp_path: Path) -> None:
     runs = [finished(tmp_path / folder, name) for folder, name in (("x", "a"), ("y", "a"), ("y", "b"))]
     assert names(runs) == ["x/a", "y/a", "b"]
 
@@ -50,7 +50,7 @@ def test_runs_of_equal_names_are_told_apart(tmp_path: Path) -> None:
         ("baseline/checkpoints", "is not a run"),
     ],
 )
-def test_what_is_no_run_is_refused_with_a_hint(tmp_path: Path, path: str, message: str) -> None:
+def test_path_without_a_run_is_refused_with_a_hint(tmp_path: Path, path: str, message: str) -> None:
     finished(tmp_path)
     with pytest.raises(RunError, match=message.replace("?", r"\?")):
         find([tmp_path / path])

@@ -57,7 +57,7 @@ def test_the_best_evaluation_has_the_highest_map(run: Run) -> None:
     assert to_text([account.summary]).splitlines()[3].split()[:4] == ["best", "mAP", "72.00", "%"]
 
 
-def test_each_label_is_told_with_its_average_precision_the_lowest_first(run: Run) -> None:
+def test_labels_are_listed_with_average_precision_lowest_first(run: Run) -> None:
     figures = json.loads(to_json([Account.of(run)]))["runs"][0]
     sun, sea, hat = figures["per_class"]
     # Ranked by "sea": right, wrong, right, wrong; by "sun": wrong, right, right, wrong.
@@ -72,7 +72,7 @@ def test_each_label_is_told_with_its_average_precision_the_lowest_first(run: Run
     assert "| sun | 2 | 3 | 2 | 58.3 % | 66.7 % | 100.0 % | 80.0 % |" in text and "| hat |" not in text
 
 
-def test_the_page_tells_of_labels_and_draws_only_what_is_measured(run: Run) -> None:
+def test_page_lists_labels_and_draws_only_measured_curves(run: Run) -> None:
     account = Account.of(run)
     [label, *_] = mistakes_section(account)["labels"]
     assert label["name"] == "sun"
@@ -88,7 +88,7 @@ def test_the_page_tells_of_labels_and_draws_only_what_is_measured(run: Run) -> N
     assert point.row[-3:] == (0.61, None, None)
 
 
-def test_beside_a_run_of_one_class_each_keeps_its_own_score(run: Run, tmp_path: Path) -> None:
+def test_runs_of_labels_and_of_classes_each_keep_their_score(run: Run, tmp_path: Path) -> None:
     other = finished(tmp_path)
     accounts = [Account.of(run), Account.of(other)]
     text = to_text([account.summary for account in accounts], width=120)
@@ -103,7 +103,7 @@ def test_several_labels_are_not_compared_image_by_image(run: Run) -> None:
         compare(run.directory, run.directory)
 
 
-def test_a_damaged_file_of_labels_is_told(run: Run) -> None:
+def test_damaged_file_of_labels_is_reported(run: Run) -> None:
     whole = run.predictions.read_text()
     run.predictions.write_text(whole.replace("0.9,0.8", "0.9,much"))
     with pytest.raises(DataError, match=r"line 2 of .*predictions\.csv is damaged"):

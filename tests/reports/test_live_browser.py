@@ -109,7 +109,7 @@ def test_a_run_that_trains_is_seen_to_go_on_and_to_end(
 
 
 @pytest.mark.parametrize(("width", "dark"), [(600, True), (1200, False)], ids=["600-dark", "1200-light"])
-def test_all_of_a_run_fits_on_the_page(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+def test_whole_run_fits_on_the_page(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
     with serving(measured(tmp_path, gpus=1)) as port:
         page, complaints = opened(browser, port, width=width, dark=dark)
         grows(page, "device-0", 0)
@@ -199,7 +199,7 @@ def test_a_page_in_the_background_asks_for_nothing(browser: Browser, tmp_path: P
         assert points(page, "loss") == before
 
 
-def test_without_a_script_the_reader_is_told(browser: Browser, tmp_path: Path) -> None:
+def test_page_without_scripts_shows_a_notice(browser: Browser, tmp_path: Path) -> None:
     with serving(measured(tmp_path, steps=100)) as port:
         page = browser.new_context(java_script_enabled=False).new_page()
         page.goto(f"http://127.0.0.1:{port}/")

@@ -122,7 +122,7 @@ def test_the_table_of_seconds_has_one_column_a_run_where_there_are_many(tmp_path
     assert row.count("<td>") == 3 and row.count("<td>2.2 %<small>6.00 s</small></td>") == 3
 
 
-def test_runs_of_one_recipe_are_said_to_be_so(tmp_path: Path) -> None:
+def test_page_says_that_runs_share_a_recipe(tmp_path: Path) -> None:
     assert "All runs have the same recipe." in read(finished(tmp_path, "a"), finished(tmp_path, "b")).visible
 
 
@@ -150,7 +150,7 @@ def test_the_step_at_which_the_loss_was_lost_is_named(tmp_path: Path) -> None:
     assert "step 40 the training loss is not finite from here on" in read(run).visible
 
 
-def test_a_long_run_stays_a_page_of_a_few_megabytes(tmp_path: Path) -> None:
+def test_page_of_a_long_run_has_a_few_megabytes(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe(epochs=30))
     write(run, [started(steps=10_547), *(logged(i, loss=1 / i) for i in range(1, 10_001))], Clock())
     assert len(page([Account.of(run)])) < 3_500_000
@@ -197,7 +197,7 @@ def test_repeats_are_one_row_with_their_mean_and_spread(tmp_path: Path) -> None:
     assert "other" in second and "seed-" not in second and "seeds" not in second
 
 
-def test_of_many_runs_twelve_are_seen_and_the_rest_opens(tmp_path: Path) -> None:
+def test_twelve_of_many_runs_are_shown_and_the_rest_unfolds(tmp_path: Path) -> None:
     accounts = [on(tmp_path, f"run{i:02}", "a.rec", best=0.5 + i / 100) for i in range(15)]
     text = page(accounts)
     first, second = re.findall(r'<table class="runs">(.*?)</table>', text, re.DOTALL)
@@ -205,7 +205,7 @@ def test_of_many_runs_twelve_are_seen_and_the_rest_opens(tmp_path: Path) -> None
     assert "3 more runs</summary>" in text and '<span class="place">13</span>' in second
 
 
-def test_what_was_achieved_comes_first_then_the_time_then_the_machine(tmp_path: Path) -> None:
+def test_page_begins_with_scores_then_time_then_machine(tmp_path: Path) -> None:
     for text in (page([Account.of(finished(tmp_path, "a"))]), page([Account.of(finished(tmp_path, n)) for n in "bc"])):
         wanted = [
             "Results",

@@ -66,7 +66,7 @@ def test_the_spread_of_repeats_is_students_interval(n: int) -> None:
     assert figures == pytest.approx([stats.tmean(values), deviation, low, high], abs=1e-12)
 
 
-def test_of_one_value_or_of_those_that_are_not_finite_there_is_no_spread() -> None:
+def test_single_or_infinite_values_have_no_spread() -> None:
     assert spread([]) is None and spread([0.9]) is None and spread([0.9, math.nan]) is None
 
 
@@ -139,7 +139,7 @@ def test_losses_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
     assert summarise(run).quality.not_finite == 2
 
 
-def test_restarts_and_repeated_steps_are_told(tmp_path: Path) -> None:
+def test_restarts_and_repeated_steps_are_counted(tmp_path: Path) -> None:
     summary = summarise(restarted(tmp_path))
     course = summary.course
     assert (course.status, course.attempts, course.restarts, course.repeated_steps) == ("finished", 2, 1, 96)
@@ -239,7 +239,7 @@ def test_epochs_share_log_lines_by_their_steps(tmp_path: Path) -> None:
     assert (first.step, second.step) == (10, 16)
 
 
-def test_an_epochs_training_figures_are_its_own_and_not_those_of_a_later_log_line(tmp_path: Path) -> None:
+def test_epoch_has_its_own_training_figures_not_those_of_a_later_log_line(tmp_path: Path) -> None:
     """Ten steps an epoch and a log line after 25: the epoch at hand has none yet, and is known after the stop."""
     run, clock = new(tmp_path), Clock()
     begun = replace(started(steps=40), steps_per_epoch=10.0)

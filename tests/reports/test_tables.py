@@ -86,7 +86,7 @@ def test_runs_on_the_same_images_stand_together(tmp_path: Path) -> None:
     assert [line.split()[0] for line in text.splitlines()] == ["run", "a", "c", "b"]
 
 
-def test_means_of_repeats_are_told_in_every_format(tmp_path: Path) -> None:
+def test_means_of_repeats_are_in_every_format(tmp_path: Path) -> None:
     runs = []
     for seed, top1 in enumerate((0.90, 0.92, 0.91)):
         runs.append(Run.create(tmp_path / "a" / f"seed-{seed}", recipe(seed=seed)))
@@ -100,7 +100,7 @@ def test_means_of_repeats_are_told_in_every_format(tmp_path: Path) -> None:
     assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
 
 
-def test_top_5_of_five_classes_is_not_told(tmp_path: Path) -> None:
+def test_top_5_of_five_classes_is_left_out(tmp_path: Path) -> None:
     account = Account.of(finished(tmp_path))
     assert facts(account.summary)["best top-5"] and "val top-5" in epoch_table(account)[0]
     setup = replace(account.summary.setup, num_classes=5)
@@ -125,7 +125,7 @@ def test_facts_are_the_same_for_every_run(tmp_path: Path) -> None:
     assert list(facts(summarise(empty))) == list(facts(summarise(finished(tmp_path))))
 
 
-def test_a_score_is_told_with_its_interval(tmp_path: Path) -> None:
+def test_score_is_shown_with_its_interval(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), *map(step, range(1, 353)), evaluated(352, 0.9)], Clock())
     assert facts(summarise(run))["best top-1"] == "90.00 % (89.14 to 90.80) at epoch 1"

@@ -59,7 +59,7 @@ def test_a_bar_is_as_wide_as_its_shares_and_leaves_out_what_cannot_be_seen() -> 
     assert bar(empty()) == []
 
 
-def test_rows_are_those_that_any_run_has_something_in() -> None:
+def test_only_buckets_that_some_run_has_get_a_row() -> None:
     other = Ledger(wall_seconds=1.0, away_seconds=0.0, seconds=empty() | {"lost": 1.0}, steps=0, images=0)
     cells = {row["label"]: row["cells"] for row in rows([TOLD, other])}
     assert cells["forward pass"] == [("1 min 40 s", "50.0 %"), (NONE, NONE)]
@@ -67,7 +67,7 @@ def test_rows_are_those_that_any_run_has_something_in() -> None:
     assert not {"evaluation", "other"} & set(cells), "nothing, and next to nothing"
 
 
-def test_the_largest_shares_are_said_in_a_sentence() -> None:
+def test_largest_shares_are_named_in_a_sentence() -> None:
     assert sentence(TOLD) == "forward pass 50.0 %, waiting: decoding 45.0 %, start-up 5.0 %"
     assert rates_in_words(TOLD) == (
         "3 min 20 s of wall time, and 30.0 s between its starts; 5.00 images/s overall, 5.26 in updates alone"

@@ -29,7 +29,7 @@ def at_times(run: Run, sequence: Sequence[tuple[float, Event]], attempt: int = 1
     return run
 
 
-def test_what_is_watched_is_what_a_report_would_tell(tmp_path: Path) -> None:
+def test_watch_shows_the_figures_of_a_report(tmp_path: Path) -> None:
     run = measured(tmp_path)
     watched = Watch(run)
     assert watched.read()
@@ -59,7 +59,7 @@ def test_followed_piece_by_piece_it_comes_to_the_same(tmp_path: Path) -> None:
     assert watched.history.ledger() == at_once.history.ledger()
 
 
-def test_a_copied_folder_of_a_run_can_be_watched_and_is_not_written_to(tmp_path: Path) -> None:
+def test_copied_run_can_be_watched_and_is_not_written_to(tmp_path: Path) -> None:
     run = measured(tmp_path, steps=100)
     shutil.copytree(run.directory, tmp_path / "copy")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "copy").iterdir()}
@@ -69,7 +69,7 @@ def test_a_copied_folder_of_a_run_can_be_watched_and_is_not_written_to(tmp_path:
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "copy").iterdir()} == before
 
 
-def test_a_log_that_is_replaced_is_told_anew(tmp_path: Path) -> None:
+def test_replaced_log_is_read_from_its_start(tmp_path: Path) -> None:
     run = measured(tmp_path, "first", steps=400)
     other = measured(tmp_path, "second", steps=100)
     watched = Watch(run)
@@ -96,7 +96,7 @@ def test_after_a_restart_the_steps_taken_back_are_gone_and_the_pause_is_not_coun
     assert watched.history.away_seconds == pytest.approx(8800)
 
 
-def test_images_per_second_now_are_those_of_the_last_seconds(tmp_path: Path) -> None:
+def test_current_images_per_second_are_of_the_last_seconds(tmp_path: Path) -> None:
     slow = [(BEGAN + n, step(n)) for n in range(1, 31)]
     fast = [(BEGAN + 30 + n / 4, step(30 + n)) for n in range(1, 81)]
     watched = Watch(at_times(Run.create(tmp_path / "a", recipe()), [(BEGAN, started()), *slow, *fast]))

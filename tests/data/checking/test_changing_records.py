@@ -36,7 +36,7 @@ def once(act: Callable[[], object]) -> Callable[[int, int], None]:
     return advance
 
 
-def test_what_is_appended_meanwhile_is_not_read_and_that_is_told(path: Path) -> None:
+def test_records_appended_during_a_check_are_not_read_and_reported(path: Path) -> None:
     def grow() -> None:
         with path.open("ab") as file:
             file.write(LONG.data[:100])
@@ -50,12 +50,12 @@ def test_what_is_appended_meanwhile_is_not_read_and_that_is_told(path: Path) -> 
 
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("left", [0, 60_000, 400_000])
-def test_a_file_that_becomes_shorter_ends_it_in_one_clear_line(path: Path, left: int, decode: bool) -> None:
+def test_file_that_shrinks_ends_the_check_in_one_clear_line(path: Path, left: int, decode: bool) -> None:
     with pytest.raises(DataError, match=r"a\.rec became shorter while being read .*: wait until it is written"):
         examine_records(path, workers=0, decode=decode, progress=once(lambda: os.truncate(path, left)))
 
 
-def test_a_file_that_is_replaced_is_told(path: Path) -> None:
+def test_replaced_file_is_reported(path: Path) -> None:
     def replace() -> None:
         path.with_suffix(".new").write_bytes(bytes(len(LONG.data)))
         path.with_suffix(".new").replace(path)
@@ -65,7 +65,7 @@ def test_a_file_that_is_replaced_is_told(path: Path) -> None:
     assert not findings.counts["stray-bytes"]
 
 
-def test_a_file_that_is_left_alone_is_not_said_to_change(path: Path) -> None:
+def test_unchanged_file_is_not_reported(path: Path) -> None:
     assert not examine_records(path, workers=2).report.findings.counts["changing"]
 
 

@@ -12,7 +12,7 @@ from steadytrain.data.checking.findings import KINDS, SEVERITIES, Finding, Findi
 PAGE = Path(__file__).parents[3] / "docs" / "check.md"
 
 
-def test_the_page_tells_of_every_kind_as_it_is() -> None:
+def test_docs_page_describes_every_kind() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \| (.*?) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.M)
     assert [(name, severity, title) for name, severity, title, _ in rows] == [
         (name, kind.severity, kind.title) for name, kind in KINDS.items()
@@ -44,7 +44,7 @@ def test_errors_come_first_and_every_one_is_counted() -> None:
     assert [findings.num(severity) for severity in SEVERITIES] == [1, 5, 5]
 
 
-def test_a_finding_holds_what_is_known_and_no_more() -> None:
+def test_finding_leaves_out_unknown_fields() -> None:
     assert Finding("no-image", record=0, offset=0).to_dict() == {
         "kind": "no-image",
         "severity": "error",

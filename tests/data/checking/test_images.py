@@ -66,14 +66,14 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_cannot_be_used_is_told_with_its_reason(name: str) -> None:
+def test_unusable_image_is_reported_with_its_reason(name: str) -> None:
     data, kind, fault = FAULTS[name]
     seen = look_at(data)
     assert (seen.fault, seen.detail[: len(fault)]) == (kind, fault)
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_odd_is_told_and_sound_all_the_same(kind: str) -> None:
+def test_odd_image_is_reported_and_still_sound(kind: str) -> None:
     seen = look_at(ODD[kind])
     assert not seen.fault
     assert kind in [finding for finding, _ in seen.odd]
@@ -122,7 +122,7 @@ def test_the_reason_is_the_one_that_packing_gives(name: str) -> None:
     assert _told_alike(FAULTS[name][0])
 
 
-def test_of_strange_images_those_are_refused_that_packing_refuses_and_for_its_reasons(data_folder: Path) -> None:
+def test_check_and_packing_refuse_the_same_strange_images_for_the_same_reasons(data_folder: Path) -> None:
     paths = sorted(path for path in (data_folder / "odd-images").rglob("*") if path.is_file())
     assert len(paths) > 200
     for path in paths:
@@ -155,6 +155,6 @@ def test_groups_are_those_of_equal_images_in_their_order(images: list[int]) -> N
 
 
 @given(IMAGES, IMAGES)
-def test_what_two_sets_share_is_told_once_for_each_of_the_second(ours: list[int], theirs: list[int]) -> None:
+def test_each_shared_image_of_the_second_set_is_reported_once(ours: list[int], theirs: list[int]) -> None:
     wanted = [(ours.index(image), number) for number, image in enumerate(theirs) if image in ours]
     assert shared(_prints(ours), _prints(theirs)) == wanted

@@ -69,7 +69,7 @@ def photos(folder: Path) -> Original:
     return read_original(folder / "im2rec" / "photos40.rec")
 
 
-def test_what_mxnet_packed_is_fine_and_said_to_be(folder: Path) -> None:
+def test_mxnets_records_are_fine_and_named_as_mxnets(folder: Path) -> None:
     report = examine_records(folder / "im2rec" / "cifar120.rec", workers=2).report
     assert report.is_fine
     assert (report.what, report.num_images, report.num_sound) == ("image records", 120, 120)
@@ -115,7 +115,7 @@ DAMAGE: dict[str, tuple[Callable[[Original], bytes], list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told_by_kind_byte_and_record_and_costs_one_record(
+def test_damage_is_reported_by_kind_byte_and_record_and_costs_one_record(
     photos: Original, tmp_path: Path, name: str
 ) -> None:
     change, kinds, where = DAMAGE[name]
@@ -153,7 +153,7 @@ def _length(original: Original, number: int) -> int:
     return int.from_bytes(original.data[at : at + 4], "little") & 2**29 - 1
 
 
-def test_without_decoding_framing_and_headers_are_told_and_images_are_not(photos: Original, tmp_path: Path) -> None:
+def test_check_without_decoding_reports_framing_and_headers_but_no_images(photos: Original, tmp_path: Path) -> None:
     wiped = photos.with_bytes(photos.offsets[3] + IMAGE, bytes(500))
     data = replace(photos, data=wiped).with_bytes(photos.offsets[7], b"\0")
     assert _errors(_examine(tmp_path / "a.rec", data, decode=False)) == [("wrong-magic", photos.offsets[7], None)]
@@ -222,7 +222,7 @@ def test_a_label_that_is_refused_is_shown_with_all_its_digits(tmp_path: Path) ->
     assert examined.report.classes == {"0": 1, "1": 2}
 
 
-def test_ids_that_stand_twice_are_told(tmp_path: Path) -> None:
+def test_duplicate_ids_are_reported(tmp_path: Path) -> None:
     original = made_of(*(labelled(n % 2, PNGS[n], id=n % 5) for n in range(7)))
     examined = _examine(tmp_path / "a.rec", original.data)
     assert [(finding.record, finding.id, finding.detail) for finding in examined.report.findings.of("same-id")] == [
@@ -250,7 +250,7 @@ def test_the_same_image_under_two_labels_is_a_warning_and_under_one_a_note(tmp_p
     ]
 
 
-def test_images_that_are_in_two_files_of_a_split_are_told(tmp_path: Path) -> None:
+def test_images_in_two_files_of_a_split_are_reported(tmp_path: Path) -> None:
     def file(*images: tuple[int, int]) -> bytes:
         return made_of(*(labelled(label, PNGS[image], id=n) for n, (image, label) in enumerate(images))).data
 
@@ -262,7 +262,7 @@ def test_images_that_are_in_two_files_of_a_split_are_told(tmp_path: Path) -> Non
     ]
 
 
-def test_images_that_train_and_validate_are_told(tmp_path: Path) -> None:
+def test_images_in_both_training_and_validation_are_reported(tmp_path: Path) -> None:
     val = tmp_path / "val.rec"
     val.write_bytes(made_of(*(labelled(0, PNGS[n]) for n in (9, 2, 3))).data)
     train = made_of(*(labelled(n % 2, PNGS[n], id=n) for n in range(5)))
@@ -274,7 +274,7 @@ def test_images_that_train_and_validate_are_told(tmp_path: Path) -> None:
     assert "2 of the 3 images of val.rec are in it" in examined.report.facts
 
 
-def test_odd_images_are_told_by_the_rule_that_covers_them(tmp_path: Path) -> None:
+def test_odd_images_are_reported_by_the_rule_that_covers_them(tmp_path: Path) -> None:
     turned = io.BytesIO()
     exif = picture(1).getexif()
     exif[0x0112] = 6
@@ -391,14 +391,14 @@ INDEXES: dict[str, tuple[Callable[[list[str]], list[str]], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", INDEXES)
-def test_a_wrong_index_is_told(packed: Path, name: str) -> None:
+def test_wrong_index_is_reported(packed: Path, name: str) -> None:
     change, index = INDEXES[name]
     examined = _with_index(packed, change)
     assert dict(examined.report.findings.counts) == index
     assert examined.has_good_index is (name == "keys by number")
 
 
-def test_entries_in_damaged_places_are_no_fault_of_the_index(packed: Path) -> None:
+def test_entries_in_damaged_places_are_not_blamed_on_the_index(packed: Path) -> None:
     data = bytearray(packed.read_bytes())
     offset = int(packed.with_suffix(".idx").read_text().splitlines()[4].split("\t")[1])
     data[offset] ^= 1
@@ -419,14 +419,14 @@ CARDS: dict[str, tuple[Callable[[Card], Card], str]] = {
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_a_card_of_other_records_is_told(packed: Path, name: str) -> None:
+def test_card_of_other_records_is_reported(packed: Path, name: str) -> None:
     change, kind = CARDS[name]
     path = packed.with_suffix(".json")
     path.write_text(change(Card.from_json(path.read_text())).to_json())
     assert kind in examine_records(packed, workers=0).report.findings.counts
 
 
-def test_a_damaged_card_is_told_and_another_json_is_none(packed: Path) -> None:
+def test_damaged_card_is_reported_and_other_json_is_ignored(packed: Path) -> None:
     path = packed.with_suffix(".json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "channels": 7}))
     assert "card-unreadable" in examine_records(packed, workers=0).report.findings.counts

@@ -37,7 +37,7 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_what_is_said_of_a_damaged_file_can_be_done(damaged: Path) -> None:
+def test_remedies_for_a_damaged_file_work(damaged: Path) -> None:
     salvage, index = commands(examine_records(damaged, workers=0).report)
     assert main(salvage) == 1  # the damage is still there
     with Records.open(damaged.with_name("a b-salvaged.rec")) as records:
@@ -83,7 +83,7 @@ def test_no_command_is_given_that_packing_would_refuse(tmp_path: Path) -> None:
     assert not commands(examine_source(source, workers=0))
 
 
-def test_the_root_of_a_list_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedy_asks_for_the_root_of_a_list_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = write_folder(tmp_path / "in here", {"cat": 12, "dog": 12})
     lines = [f"{n}\t{n % 2}\t{('cat', 'dog')[n % 2]}/{n + 12 * (n % 2):04d}.png\n" for n in range(12)]
@@ -111,7 +111,7 @@ def test_an_index_that_fits_no_more_is_written_anew(tmp_path: Path) -> None:
     assert path.with_suffix(".idx").read_bytes() == right
 
 
-def test_an_index_that_cannot_be_read_is_told_and_the_records_are_looked_at(tmp_path: Path) -> None:
+def test_unreadable_index_is_reported_and_records_are_checked(tmp_path: Path) -> None:
     [(path, _)] = pack(write_folder(tmp_path / "data", {"cat": 12, "dog": 12}), tmp_path / "a")
     path.with_suffix(".idx").unlink()
     path.with_suffix(".idx").mkdir()

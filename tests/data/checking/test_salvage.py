@@ -88,7 +88,7 @@ def test_the_index_of_a_damaged_file_names_what_is_left(cifar: Path, tmp_path: P
         assert len(records) == 119
 
 
-def test_nothing_to_index_is_said(tmp_path: Path) -> None:
+def test_file_without_records_to_index_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.rec").write_bytes(bytes(99))
     with pytest.raises(DataError, match="holds no image records"):
         write_index(examine_records(tmp_path / "a.rec", workers=0))
@@ -129,7 +129,7 @@ def test_salvage_keeps_every_sound_record_byte_for_byte_and_says_what_was_lost(c
     assert "cut short" in done.lost[0].reason
 
 
-def test_what_was_salvaged_is_fine_and_has_a_card_as_packing_would_write_it(tmp_path: Path) -> None:
+def test_salvaged_file_is_fine_and_has_a_card_like_packing_writes(tmp_path: Path) -> None:
     [(path, before)] = pack(write_folder(tmp_path / "data", {"cat": 15, "dog": 14}), tmp_path / "a")
     examined = examine_records(path, workers=0)
     card = salvage(examined, tmp_path / "b.rec", workers=2).card
@@ -174,7 +174,7 @@ def test_whatever_single_damage_there_is_untouched_records_are_salvaged(tmp_path
     assert len(kept) <= len(untouched) + 2  # at most the damaged ones as well, where they can still be decoded
 
 
-def test_the_damaged_file_itself_and_what_is_there_are_not_overwritten(cifar: Path, tmp_path: Path) -> None:
+def test_damaged_file_and_existing_files_are_not_overwritten(cifar: Path, tmp_path: Path) -> None:
     shutil.copy(cifar, tmp_path / "a.rec")
     examined = examine_records(tmp_path / "a.rec", workers=0)
     with pytest.raises(DataError, match="the damaged file itself"):
@@ -199,7 +199,7 @@ def test_without_decoding_every_framed_record_is_salvaged(tmp_path: Path, decode
 
 
 @pytest.mark.peer
-def test_mxnet_reads_what_was_salvaged(cifar: Path, mxnet_python: str, tmp_path: Path) -> None:
+def test_mxnet_reads_salvaged_records(cifar: Path, mxnet_python: str, tmp_path: Path) -> None:
     original = read_original(cifar)
     done = _salvage(original.without(original.offsets[60] + 50, original.offsets[60] + 57), tmp_path)
     variables = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}

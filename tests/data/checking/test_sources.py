@@ -47,7 +47,7 @@ def _only(report: Report, kind: str) -> Finding:
     return finding
 
 
-def test_a_clean_folder_is_fine_and_told(folder: Path) -> None:
+def test_clean_folder_is_fine_and_described(folder: Path) -> None:
     report = examine_source(folder, workers=2)
     assert report.is_fine
     assert not report.findings.counts
@@ -57,7 +57,7 @@ def test_a_clean_folder_is_fine_and_told(folder: Path) -> None:
     assert report.bytes == sum(path.stat().st_size for path in folder.glob("*/*"))
 
 
-def test_files_that_cannot_be_used_are_told_with_their_reason(folder: Path) -> None:
+def test_unusable_files_are_reported_with_their_reason(folder: Path) -> None:
     whole = (folder / "cat" / "0000.png").read_bytes()
     (folder / "cat" / "cut.png").write_bytes(whole[:-90])
     (folder / "cat" / "empty.png").touch()
@@ -78,13 +78,13 @@ def test_files_that_cannot_be_used_are_told_with_their_reason(folder: Path) -> N
     assert len(card.rejected) == 5
 
 
-def test_more_bad_files_than_packing_allows_are_told(folder: Path) -> None:
+def test_more_bad_files_than_packing_allows_are_an_error(folder: Path) -> None:
     for number in range(6):
         (folder / "cat" / f"{number}.jpg").write_text("no image")
     assert "6 of 30; 5 may be left out" in _only(_examine(folder), "too-many-bad").detail
 
 
-def test_names_that_say_another_format_are_fine_and_said(folder: Path) -> None:
+def test_wrong_suffix_is_fine_and_noted(folder: Path) -> None:
     (folder / "cat" / "0000.png").rename(folder / "cat" / "0000.JPG")
     picture(99).save(folder / "dog" / "99.jpeg", "JPEG")
     report = _examine(folder)
@@ -92,7 +92,7 @@ def test_names_that_say_another_format_are_fine_and_said(folder: Path) -> None:
     assert (_only(report, "wrong-suffix").name, _only(report, "wrong-suffix").detail) == ("cat/0000.JPG", "PNG")
 
 
-def test_what_is_not_packed_is_told(folder: Path) -> None:
+def test_files_that_packing_skips_are_reported(folder: Path) -> None:
     (folder / "notes.txt").touch()
     (folder / "cat" / "labels.csv").touch()
     (folder / "dog" / ".DS_Store").touch()
@@ -110,14 +110,14 @@ def test_folders_beside_those_of_splits_are_named(tmp_path: Path) -> None:
     assert _found(report)["beside"] == ["train_augmented/"]
 
 
-def test_images_in_no_class_are_told(folder: Path) -> None:
+def test_images_without_a_class_are_reported(folder: Path) -> None:
     (folder / "loose.jpg").touch()
     report = _examine(folder)
     assert not report.is_fine
     assert _found(report) == {"unclassed": ["loose.jpg"]}
 
 
-def test_empty_small_and_uneven_classes_are_told(tmp_path: Path) -> None:
+def test_empty_small_and_uneven_classes_are_reported(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", {"ant": 0, "bee": 1, "cat": 9, "dog": 10, "elk": 90})
     report = _examine(folder)
     assert _found(report) == {
@@ -130,7 +130,7 @@ def test_empty_small_and_uneven_classes_are_told(tmp_path: Path) -> None:
     assert not report.is_usable
 
 
-def test_the_same_image_twice_is_told_by_class_and_split(tmp_path: Path) -> None:
+def test_duplicate_images_are_reported_by_class_and_split(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 12, "dog": 12})
     (tmp_path / "val" / "cat").mkdir(parents=True)
     (tmp_path / "val" / "dog").mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_another_folder_may_be_named_for_validation(folder: Path, tmp_path: Path
     assert (_only(report, "class-only-val").name, _only(report, "class-only-train").name) == ("elk", "dog")
 
 
-def test_classes_that_one_split_lacks_are_told(tmp_path: Path) -> None:
+def test_classes_missing_in_one_split_are_reported(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 10, "dog": 10})
     write_folder(tmp_path / "val", {"cat": 10, "elk": 10})
     report = _examine(tmp_path)
@@ -175,7 +175,7 @@ def test_classes_that_one_split_lacks_are_told(tmp_path: Path) -> None:
         pack(tmp_path, tmp_path / "out")
 
 
-def test_names_that_other_systems_take_for_one_are_told(folder: Path) -> None:
+def test_names_that_clash_on_other_systems_are_reported(folder: Path) -> None:
     shutil.copy(folder / "cat" / "0000.png", folder / "cat" / "Kater.png")
     shutil.copy(folder / "cat" / "0001.png", folder / "cat" / "kater.PNG")
     forms: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
@@ -192,7 +192,7 @@ def test_names_that_other_systems_take_for_one_are_told(folder: Path) -> None:
     ("classes", "text"),
     [({"cat": 3}, "only one class, cat"), ({".": 3}, "have no classes"), ({"a/b": 3, "a/c": 3}, "only one class, a")],
 )
-def test_what_packing_refuses_is_looked_at_all_the_same(tmp_path: Path, classes: dict[str, int], text: str) -> None:
+def test_source_that_packing_refuses_is_still_checked(tmp_path: Path, classes: dict[str, int], text: str) -> None:
     folder = write_folder(tmp_path / "data", classes)
     (folder / next(iter(classes)) / "bad.png").write_bytes(b"")
     report = _examine(folder)
@@ -237,7 +237,7 @@ def test_a_list_is_looked_at_by_its_own_paths(folder: Path, tmp_path: Path) -> N
     assert _only(wrong, "refused").detail.endswith(f"give --root {folder}")
 
 
-def test_label_vectors_are_told_before_packing_and_after(folder: Path, tmp_path: Path) -> None:
+def test_label_vectors_are_reported_before_and_after_packing(folder: Path, tmp_path: Path) -> None:
     lines = [f"{n}\t{n % 2}\t0.5\tcat/{n:04d}.png" for n in range(12)]
     (tmp_path / "a.lst").write_text("\n".join(lines))
     report = _examine(tmp_path / "a.lst", root=folder)
@@ -265,7 +265,7 @@ def test_several_labels_are_counted_and_are_no_finding(folder: Path, tmp_path: P
     assert (packed.what, packed.findings.counts["label-vectors"]) == ("records with several of 2 labels each", 0)
 
 
-def test_a_list_that_is_none_is_told(tmp_path: Path) -> None:
+def test_file_that_is_no_list_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.lst").write_text("cat.jpg\n")
     assert "only one column" in _only(_examine(tmp_path / "a.lst"), "refused").detail
 
@@ -281,7 +281,7 @@ def test_bare_pixels_are_compared_too(tmp_path: Path) -> None:
     assert (counts["duplicate"], counts["leak"], counts["conflicting-labels"]) == (2, 2, 2)
 
 
-def test_of_a_source_that_is_split_the_validation_images_are_compared(folder: Path, tmp_path: Path) -> None:
+def test_validation_images_of_a_split_source_are_compared(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other" / "train")
     for number, name in enumerate(("cat", "dog")):
         (tmp_path / "other" / "val" / name).mkdir(parents=True)
@@ -291,14 +291,14 @@ def test_of_a_source_that_is_split_the_validation_images_are_compared(folder: Pa
     assert not report.findings.counts["leak"]
 
 
-def test_what_is_neither_a_file_nor_a_folder_is_told(tmp_path: Path) -> None:
+def test_pipe_is_reported_as_neither_file_nor_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.rec")
     report = _examine(tmp_path / "a.rec")
     assert report.what == "neither a file nor a folder"
     assert "neither a file nor a folder" in _only(report, "refused").detail
 
 
-def test_several_files_are_told_as_such(folder: Path, tmp_path: Path) -> None:
+def test_several_files_are_named_in_the_report(folder: Path, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
             tar.add(folder / name, name)
@@ -316,7 +316,7 @@ def test_an_archive_is_looked_at_without_unpacking_it(folder: Path, tmp_path: Pa
     assert report.classes == {"cat": 13, "dog": 12}
 
 
-def test_what_was_decompressed_goes_and_what_a_kill_left_of_it_as_well(
+def test_decompressed_files_are_removed_even_after_a_kill(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
@@ -345,7 +345,7 @@ def test_a_file_that_is_no_source_is_named_for_what_it_is(tmp_path: Path, data: 
     assert report.remedies
 
 
-def test_nothing_there_is_a_clear_error(tmp_path: Path) -> None:
+def test_missing_path_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(DataError, match=r"there is no .*photo. Did you mean photos\?"):
         _examine(tmp_path / "photo")

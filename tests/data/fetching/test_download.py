@@ -163,7 +163,7 @@ def test_a_crawling_connection_is_opened_again(server: Server, tmp_path: Path, m
     assert data == DATA and "fewer than 1.0 kB a second" in messages[0]
 
 
-def test_no_room_is_said_before_anything_is_fetched(server: Server, tmp_path: Path) -> None:
+def test_full_disk_is_an_error_before_the_download(server: Server, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"free, and a.bin with what is made of it takes 1,000,000.0 TB"):
         fetch(server, tmp_path, remote(bytes=10**18))
     assert not server.asked
@@ -197,6 +197,6 @@ def test_a_certificate_decides_whether_a_server_is_believed(
         assert fetch(served, tmp_path / "in")[0] == DATA
 
 
-def test_nothing_listens(tmp_path: Path) -> None:
+def test_refused_connection_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match="the connection failed"):
         download(remote(), tmp_path, mirrors=["http://127.0.0.1:9"], patience=QUICK)

@@ -230,7 +230,7 @@ def test_each_layout_is_packed_with_its_known_split(tmp_path: Path, name: str) -
     assert "nothing to do" in messages[-1]
 
 
-def test_images_and_labels_of_arrays_are_those_of_the_arrays(tmp_path: Path) -> None:
+def test_images_and_labels_equal_the_arrays(tmp_path: Path) -> None:
     files = stl10()
     with serve(files) as server:
         train, _ = fetch("stl10", tmp_path, mirrors=[server.address], workers=1, data_set=small("stl10", files))
@@ -245,7 +245,7 @@ def test_images_and_labels_of_arrays_are_those_of_the_arrays(tmp_path: Path) -> 
         assert records.labels[:].ravel().tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_clutter_is_left_out_aloud_and_kept_when_asked_for(tmp_path: Path) -> None:
+def test_clutter_is_left_out_with_a_notice_and_kept_on_request(tmp_path: Path) -> None:
     files, messages = caltech256(), list[str]()
     with serve(files) as server:
         options = {

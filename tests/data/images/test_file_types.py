@@ -109,7 +109,7 @@ def test_weights_of_mxnet_are_named(data_folder: Path) -> None:
     assert file_type.name == "MXNet arrays (.params, .nd)"
 
 
-def test_a_record_file_and_what_nobody_knows_are_not_named() -> None:
+def test_record_file_and_unknown_bytes_have_no_type_name() -> None:
     assert recognise(made_of(b"a").data, 12) is None
     assert recognise(bytes(range(128, 256)), 128) is None
 

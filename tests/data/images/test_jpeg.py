@@ -162,19 +162,19 @@ def test_a_preview_inside_the_header_is_not_taken_for_the_image() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 20, 150, 200, 400, 600])
-def test_half_a_header_is_none(length: int) -> None:
+def test_truncated_header_is_not_read(length: int) -> None:
     data = encode(scene(1, 100, 90), "JPEG")
     assert jpeg.read_header_of(data[:length]) is None
 
 
-def test_what_is_no_jpeg_has_no_header() -> None:
+def test_file_that_is_no_jpeg_has_no_header() -> None:
     assert jpeg.read_header_of(b"") is None and jpeg.read_header_of(encode(scene(1, 10, 10))) is None
     assert jpeg.read_header_of(encode(scene(1, 10, 10, mode="CMYK"), "JPEG")) is None
     head = jpeg.read_header_of(encode(scene(1, 10, 12, mode="L"), "JPEG"))
     assert head is not None and head[:2] == (10, 12)
 
 
-def test_what_is_common_here_is_what_packing_calls_so(data_folder: Path) -> None:
+def test_headers_are_read_only_of_jpegs_that_packing_calls_common(data_folder: Path) -> None:
     for path in sorted((data_folder / "odd-images").rglob("*.jp*g")):
         data = path.read_bytes()
         assert jpeg.read_header_of(data) is None or is_common_jpeg(data), path.name

@@ -15,7 +15,7 @@ from steadytrain.data.images.encode import to_ppm
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), colour=st.booleans())
-def test_what_is_written_is_read_back_here_and_by_pillow(height: int, width: int, colour: bool) -> None:
+def test_written_ppm_is_read_back_by_us_and_by_pillow(height: int, width: int, colour: bool) -> None:
     shape = (height, width, 3) if colour else (height, width)
     pixels = np.random.default_rng(height * width).integers(0, 256, shape, np.uint8)
     data = to_ppm(pixels)

@@ -118,13 +118,13 @@ def test_replacing_does_not_depend_on_what_came_before() -> None:
     assert same(whole, tail, skip=50)
 
 
-def test_a_bad_image_is_a_warning_when_nobody_listens() -> None:
+def test_bad_image_is_a_warning_without_a_callback() -> None:
     with pytest.warns(UserWarning, match=r"record 3 cannot be decoded .*; using record 4 instead"):
         list(ImageLoader(with_bad(JPEGS, [3]), LARGE, batch_size=30, stop=30))
 
 
 @BOTH
-def test_a_batch_is_not_lost_where_telling_of_its_bad_images_raises(source: Pictures, cut: Crop) -> None:
+def test_batch_is_not_lost_if_the_callback_for_bad_images_raises(source: Pictures, cut: Crop) -> None:
     def refuse(bad: BadImage) -> None:
         raise RuntimeError(f"record {bad.id}")
 
@@ -135,7 +135,7 @@ def test_a_batch_is_not_lost_where_telling_of_its_bad_images_raises(source: Pict
 
 
 @BOTH
-def test_a_bad_image_of_a_batch_that_was_dropped_is_named_with_the_next_iteration(source: Pictures, cut: Crop) -> None:
+def test_bad_image_of_a_dropped_batch_is_named_in_the_next_iteration(source: Pictures, cut: Crop) -> None:
     met: list[BadImage] = []
     order = everything(ImageLoader(source, cut, batch_size=10, stop=30, seed=1))[1]
     bad = int(order[15])

@@ -150,7 +150,7 @@ def test_no_steps_are_refused() -> None:
         dataset(steps=0)
 
 
-def test_an_end_of_the_stream_is_refused_where_steps_tell_it() -> None:
+def test_stop_is_refused_where_steps_set_the_end() -> None:
     with pytest.raises(InputError, match=r"stop=16: .* steps"):
         dataset(stop=16)
 

@@ -207,7 +207,7 @@ def test_odd_modes_follow_the_packers_rule() -> None:
     ],
     ids=["empty", "start of a JPEG", "text", "half a JPEG", "half a PNG", "PostScript"],
 )
-def test_what_is_no_whole_image_is_refused(data: bytes) -> None:
+def test_incomplete_image_is_refused(data: bytes) -> None:
     with pytest.raises(BadImageError):
         whole(data)
 
@@ -302,7 +302,7 @@ def test_a_feed_gives_the_same_bytes_without_the_native_decoder(
 @NEEDS_PARTS
 @pytest.mark.parametrize("restarts", [0, 2])
 @pytest.mark.parametrize("train", [True, False])
-def test_of_photographs_only_what_is_seen_is_decoded_and_has_the_same_bytes(
+def test_photographs_are_decoded_in_part_with_the_same_bytes(
     extracted: Callable[[str], Path], restarts: int, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::8]

@@ -141,7 +141,7 @@ def test_one_pass_keeps_nothing_large_and_a_second_evaluation_does() -> None:
     assert np.array_equal(first[0], second[0]) and np.array_equal(first[0], third[0])
 
 
-def test_what_is_shrunk_while_it_is_decoded_is_not_kept() -> None:
+def test_images_shrunk_while_decoding_are_not_cached() -> None:
     source = Pictures([encode(scene(i, 300 if i == 9 else 150, 300), "JPEG") for i in range(14)])
     cut = Crop(kind="pad-crop", size=70)
     feed = ImageLoader(source, cut, batch_size=7, stop=70, threads=2)
@@ -150,7 +150,7 @@ def test_what_is_shrunk_while_it_is_decoded_is_not_kept() -> None:
     assert np.array_equal(images, everything(ImageLoader(source, cut, batch_size=7, stop=70, keep_bytes=0))[0])
 
 
-def test_what_does_not_fit_is_not_kept_and_what_was_misjudged_is_dropped() -> None:
+def test_images_that_do_not_fit_are_not_cached_and_misjudged_ones_are_dropped() -> None:
     source, cut = large("JPEG of several sizes"), LARGE_CUTS[0]
     total = sum(scene.width * scene.height * 3 for scene in map(opened, source.images))
     feeds = [ImageLoader(source, cut, batch_size=7, stop=70, threads=2, keep_bytes=n) for n in (total, 2 * total, 0)]

@@ -315,7 +315,7 @@ feed.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_forked_process_is_told_to_iterate_anew(tmp_path: Path) -> None:
+def test_forked_process_must_iterate_anew(tmp_path: Path) -> None:
     write_records(tmp_path / "a.rec", JPEGS).close()
     command = [sys.executable, "-c", FORK, str(tmp_path / "a.rec")]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -652,7 +652,7 @@ def test_a_shard_goes_on_where_it_stopped() -> None:
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
-def test_a_shard_that_is_none_of_them_is_refused(shard: tuple[int, int]) -> None:
+def test_shard_number_out_of_range_is_refused(shard: tuple[int, int]) -> None:
     with pytest.raises(InputError, match="from 0 to n - 1"):
         ImageLoader(small_pngs(4), CUT, batch_size=2, shard=shard)
 
@@ -723,7 +723,7 @@ def test_auto_stays_with_threads_where_a_process_cannot_have_the_source(monkeypa
     assert placements[0].place == "threads" and "cannot be pickled" in placements[0].reason
 
 
-def test_what_is_short_or_an_evaluation_is_not_told_of() -> None:
+def test_short_streams_and_evaluations_report_no_placement() -> None:
     placements: list[Placement] = []
     options: dict[str, Any] = {"batch_size": 4, "place": "auto", "on_placed": placements.append}
     list(ImageLoader(small_pngs(30), SMALL, stop=400, **options))

@@ -8,7 +8,7 @@ from tests.data.loader.pictures import mixed_jpegs, small_pngs
 from steadytrain.data.loader import Crop, ImageLoader, measure
 
 
-def test_the_first_pass_is_told_apart_where_images_are_kept() -> None:
+def test_first_pass_is_measured_separately_where_images_are_cached() -> None:
     feed = ImageLoader(small_pngs(60), Crop(kind="pad-crop", size=16), batch_size=10, threads=2)
     measured = measure(feed, seconds=0.05)
     assert measured.first_pass is not None and measured.first_pass.images >= 60
@@ -17,7 +17,7 @@ def test_the_first_pass_is_told_apart_where_images_are_kept() -> None:
     assert measured.steady.decode_share == measured.steady.bytes_per_second == 0
 
 
-def test_a_first_pass_that_may_have_been_made_before_it_is_measured_is_not_told() -> None:
+def test_first_pass_is_left_out_if_it_may_have_happened_before() -> None:
     feed = ImageLoader(small_pngs(50), Crop(kind="pad-crop", size=16), batch_size=10, threads=2)
     assert measure(feed, seconds=0.05).first_pass is None and feed.stats().kept_bytes > 0
 

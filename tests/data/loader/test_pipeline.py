@@ -84,7 +84,7 @@ def test_no_more_than_depth_jobs_are_begun_ahead() -> None:
     ahead.close()
 
 
-def test_a_thread_that_cannot_begin_is_told_and_nobody_waits_for_it() -> None:
+def test_thread_that_cannot_start_is_an_error_and_not_awaited() -> None:
     def no_room() -> Bench:
         raise MemoryError("no room to work in")
 
@@ -175,7 +175,7 @@ def test_ctrl_c_while_the_threads_are_started_leaves_none_of_them(monkeypatch: p
     assert not feed_threads()
 
 
-def test_a_stream_that_nobody_closed_does_not_keep_its_process() -> None:
+def test_unclosed_stream_does_not_keep_its_process_alive() -> None:
     """Its threads wait for room when the process exits, and somebody still has the stream."""
     code = (
         "from tests.data.loader.test_pipeline import *\n"
@@ -192,7 +192,7 @@ def test_threads_end_with_the_stream() -> None:
     assert feed_threads() == 0
 
 
-def test_what_nobody_took_is_freed() -> None:
+def test_results_left_in_the_queue_are_freed() -> None:
     class Thing:
         alive = 0
 
@@ -226,7 +226,7 @@ def test_times_of_all_threads_add_up() -> None:
     assert (times.images, times.decode_seconds) == (60, 15.0)
 
 
-def test_time_on_a_processor_is_told_from_time_slept() -> None:
+def test_processor_time_is_separated_from_sleep() -> None:
     def burn(bench: Bench) -> None:
         end = time.thread_time() + 0.02
         while time.thread_time() < end:
@@ -282,7 +282,7 @@ def test_waiting_for_room_counts_as_blocked() -> None:
     assert times.blocked_seconds > 0.03
 
 
-def test_a_piece_can_find_out_that_nobody_wants_it_any_more() -> None:
+def test_work_sees_that_its_stream_was_closed() -> None:
     def wait(bench: Bench) -> None:
         assert bench.closed.wait(60)
 
@@ -315,7 +315,7 @@ def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None
         thread.join()
 
 
-def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
+def test_jobs_with_several_results_are_done_by_any_consumer() -> None:
     together, at = [1], list[tuple[int, int, str]]()
 
     def begin(number: int, room: int) -> BatchJob[Bench, int]:

@@ -123,7 +123,7 @@ def test_a_source_that_has_gone_is_not_the_concern_of_reading_ahead(tmp_path: Pa
     assert isinstance(records, Records)
 
 
-def test_of_large_data_what_is_needed_now_is_asked_for_again(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_needed_now_are_requested_again_for_large_data(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Readahead(Disk(), np.arange(1000), None, stop=None, select_own=lambda positions: positions)
     small.again(np.arange(3))
     assert not asked

@@ -84,7 +84,7 @@ def test_large_images_are_decoded_by_one_and_used_by_both(name: str, cut: Crop) 
     assert all(feed._worker.cache.full and feed.stats().shared_bytes for feed in feeds)
 
 
-def test_bad_images_are_replaced_alike_and_both_are_told() -> None:
+def test_bad_images_are_replaced_alike_and_reported_to_both_ranks() -> None:
     images = list(small_pngs(35).images)
     images[3] = images[4] = b"nothing"
     faults = list[list[BadImage]]([[], []])
@@ -97,7 +97,7 @@ def test_bad_images_are_replaced_alike_and_both_are_told() -> None:
     assert [sorted((fault.id, fault.instead) for fault in bad) for bad in faults] == [[(3, 5), (4, 5)]] * 2
 
 
-def test_who_finds_all_images_decoded_is_told_of_bad_ones_all_the_same() -> None:
+def test_rank_that_finds_all_images_cached_still_gets_bad_ones_reported() -> None:
     images = list(small_pngs(35).images)
     images[3] = images[4] = b"nothing"
     for feed in two(Pictures(images), CUTS[0], stop=560):
@@ -205,7 +205,7 @@ def test_three_processes_have_one_copy_and_the_batches_of_the_unshared_feed(data
 
 
 @pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
-def test_one_that_is_killed_disturbs_nobody_and_leaves_nothing(data: Path, place: str) -> None:
+def test_killed_process_disturbs_no_other_and_leaves_no_files(data: Path, place: str) -> None:
     running = [start(data, rank, 3, place=place, waits=2) for rank in range(3)]
     assert said(running[2]) == "waiting\n"
     running[2].send_signal(signal.SIGKILL)

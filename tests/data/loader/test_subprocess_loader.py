@@ -145,7 +145,7 @@ def test_any_part_of_a_batch_may_be_kept(pngs: Records) -> None:
         assert np.array_equal(positions, other.positions) and np.array_equal(images, other.images[:, 1:])
 
 
-def test_what_was_kept_of_an_evaluation_outlives_the_next(pngs: Records) -> None:
+def test_cached_images_of_an_evaluation_survive_the_next(pngs: Records) -> None:
     with ImageLoader(pngs, SMALL, batch_size=8, train=False, threads=1, place="process") as feed:
         first = next(batches := iter(feed)), *batches
         copies = [batch.images.copy() for batch in first]
@@ -175,7 +175,7 @@ def test_no_more_is_made_ahead_than_there_is_room_for(jpegs: Records) -> None:
 # -- bad images and errors ----------------------------------------------------------------------------------------
 
 
-def test_bad_images_are_replaced_and_told_as_by_threads(tmp_path: Path) -> None:
+def test_bad_images_are_replaced_and_reported_as_by_threads(tmp_path: Path) -> None:
     images = mixed_jpegs(30).images
     damaged = write_records(tmp_path / "damaged.rec", Pictures([*images[:7], b"no image", *images[8:]]))
     faults: dict[str, list[BadImage]] = {"threads": [], "process": []}
@@ -321,7 +321,7 @@ time.sleep(60)
             process.kill()
 
 
-def test_a_forked_process_is_told_and_leaves_the_child_alone(pngs: Records) -> None:
+def test_forked_process_gets_an_error_and_leaves_the_child_alone(pngs: Records) -> None:
     feed = ImageLoader(pngs, SMALL, batch_size=10, threads=1, place="process")
     batches = iter(feed)
     next(batches)

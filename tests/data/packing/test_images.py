@@ -292,7 +292,7 @@ def test_a_bomb_is_refused_by_its_header(size: tuple[int, int]) -> None:
         (_encode(picture(1), "JPEG")[:3], "cut short"),
     ],
 )
-def test_what_is_no_image_is_refused_with_a_reason(data: bytes, reason: str) -> None:
+def test_file_that_is_no_image_is_refused_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(BadImageError, match=reason):
         decode(data)
 
@@ -325,7 +325,7 @@ def test_only_the_common_kinds_of_jpeg_are(data_folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"tEXt", b"iCCP"])
 @pytest.mark.parametrize("is_behind", [False, True])
-def test_long_texts_of_a_png_do_not_cost_it(kind: bytes, is_behind: bool) -> None:
+def test_png_with_long_texts_is_kept(kind: bytes, is_behind: bool) -> None:
     """Pillow refuses to inflate more than 1 MB of a text, or to hold more than 64 MB; none of it is needed."""
     deflated = zlib.compress(bytes(3 << 20))
     content = {

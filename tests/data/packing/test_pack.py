@@ -35,7 +35,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_what_was_packed_can_be_read(photos: Path, tmp_path: Path) -> None:
+def test_packed_records_can_be_read(photos: Path, tmp_path: Path) -> None:
     [(path, card)] = pack(photos, tmp_path / "out" / "photos")
     assert sorted(_files(path.parent)) == ["photos.idx", "photos.json", "photos.lst", "photos.rec"]
     with Records.open(path) as records:
@@ -47,7 +47,7 @@ def test_what_was_packed_can_be_read(photos: Path, tmp_path: Path) -> None:
         assert [bytes(records.image(i)) for i in range(70)] == [original.read_bytes() for original in originals]
 
 
-def test_the_card_tells_what_is_in_it(photos: Path, tmp_path: Path) -> None:
+def test_card_describes_the_records(photos: Path, tmp_path: Path) -> None:
     picture(99, (300, 50)).save(photos / "cat" / "wide.png")
     (photos / "cat" / "bad.jpg").write_bytes(b"")
     [(path, card)] = pack(photos, tmp_path / "photos.rec")
@@ -87,7 +87,7 @@ def test_splits_share_one_class_list(tmp_path: Path) -> None:
     assert not messages  # that a class lies in one shard alone is nothing odd
 
 
-def test_a_test_set_that_validates_is_told(tmp_path: Path) -> None:
+def test_test_set_used_for_validation_is_reported(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_folder(tmp_path / "data" / split, {"a": 3, "b": 3})
     messages: list[str] = []
@@ -247,7 +247,7 @@ def test_grey_images_make_a_grey_set(tmp_path: Path) -> None:
         assert records.channels == 1
 
 
-def test_progress_is_told_and_ends_at_all(photos: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_and_ends_at_the_total(photos: Path, tmp_path: Path) -> None:
     pairs: list[tuple[int, int]] = []
     pack(photos, tmp_path / "a", progress=lambda done, total: pairs.append((done, total)))
     assert pairs[-1] == (70, 70)
@@ -301,7 +301,7 @@ def test_small_and_large_statistics_are_of_a_stated_sample(
         ("photos", {"classes": "none.json"}, "cannot read the card none.json"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
+def test_impossible_requests_are_refused(
     photos: Path, tmp_path: Path, source: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):

@@ -79,5 +79,5 @@ def test_sums_are_exact_where_they_are_largest(size: tuple[int, int], mode: str)
     assert all(row.tolist() == expected for row in (count.totals()[:3] if mode == "RGB" else count.totals()[3:]))
 
 
-def test_nothing_counted_is_said_as_nothing() -> None:
+def test_no_counted_pixels_give_no_statistics() -> None:
     assert mean_and_std(PixelCount().totals(), channels=3) == ((), ())

@@ -63,14 +63,14 @@ def test_anything_else_is_left_to_pillow(data: bytes) -> None:
     assert plain_png(data, most=100_000) is None
 
 
-def test_what_is_too_large_is_not_decoded() -> None:
+def test_too_large_file_is_not_decoded() -> None:
     data = encoded(picture(1, (40, 30)), "PNG")
     assert plain_png(data, most=40 * 30) is not None
     assert plain_png(data, most=40 * 30 - 1) is None
 
 
 @given(at=st.integers(0, len(PNG) - 1), value=st.integers(0, 255))
-def test_what_is_damaged_is_never_taken_for_sound(at: int, value: int) -> None:
+def test_damaged_file_is_never_accepted(at: int, value: int) -> None:
     damaged = PNG[:at] + bytes([value]) + PNG[at + 1 :]
     pixels = plain_png(damaged, most=10_000)
     assert pixels is None or (damaged == PNG and np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(PNG)))))

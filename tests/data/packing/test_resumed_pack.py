@@ -103,7 +103,7 @@ def _cut_short(source: Path, out: Path, options: str = "{}") -> None:
         process.kill()
 
 
-def test_it_is_said_where_the_work_goes_on(made: Path, tmp_path: Path) -> None:
+def test_notice_says_where_packing_resumes(made: Path, tmp_path: Path) -> None:
     _cut_short(made / "photos", tmp_path / "a")
     messages: list[str] = []
     pack(made / "photos", tmp_path / "a", say=messages.append)

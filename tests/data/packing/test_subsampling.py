@@ -125,7 +125,7 @@ def test_the_card_says_how(tmp_path: Path) -> None:
     assert "subsampling" not in file.card.settings and "full_chroma" not in file.card.to_json()
 
 
-def test_of_auto_the_card_says_how_many_have_all_chroma(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_card_of_auto_counts_images_with_full_chroma(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "photos" / "a").mkdir(parents=True)
     (tmp_path / "photos" / "b").mkdir(parents=True)
     for seed in range(3):

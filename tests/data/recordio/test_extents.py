@@ -20,7 +20,7 @@ def write(path: Path, images: list[bytes]) -> None:
             writer.write(pack_header(0.0, id=number) + image, key=number)
 
 
-def test_each_image_lies_where_it_is_said_to_in_one_file_and_in_several(tmp_path: Path) -> None:
+def test_each_image_lies_at_its_stated_extent_in_one_or_several_files(tmp_path: Path) -> None:
     images = [bytes([65 + i]) * (5 + 7 * i) for i in range(20)]
     write(tmp_path / "s-00000-of-00002.rec", images[:8])
     write(tmp_path / "s-00001-of-00002.rec", images[8:])

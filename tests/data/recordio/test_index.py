@@ -86,7 +86,7 @@ def test_an_index_gives_rising_offsets_whatever_its_keys(tmp_path: Path) -> None
     assert read_index(tmp_path / "a.idx").tolist() == [0, 32, 64]
 
 
-def test_an_index_that_is_none_says_how_to_go_on(tmp_path: Path) -> None:
+def test_file_that_is_no_index_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.idx").write_text("version https://example.org/spec\n")
     with pytest.raises(DataError, match=r"a\.idx is not an index"):
         read_index(tmp_path / "a.idx")

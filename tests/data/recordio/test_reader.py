@@ -348,7 +348,7 @@ def test_a_folder_is_no_record_file(tmp_path: Path) -> None:
         Records.open(tmp_path)
 
 
-def test_another_file_of_the_same_size_is_not_taken_for_the_cards_own(tmp_path: Path) -> None:
+def test_card_of_another_file_of_the_same_size_is_refused(tmp_path: Path) -> None:
     sources = [write_folder(tmp_path / name, {"a": 9, "b": 9}, size=(300, 200), suffix=".ppm") for name in ("x", "y")]
     for path in sources[1].glob("*/*"):
         data = path.read_bytes()
@@ -438,7 +438,7 @@ def test_large_images_are_read_whole(tmp_path: Path) -> None:
         assert records.image(1) == large and bytes(records.image(2)) == b"y"
 
 
-def test_heads_are_waited_for_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+def test_reading_heads_ahead_survives_a_truncated_file(tmp_path: Path) -> None:
     for shard in range(2):
         with RecordWriter(tmp_path / f"part-{shard}.rec") as writer:
             for number in range(5):

@@ -94,7 +94,7 @@ except StorageError as error:
 """
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     script = tmp_path / "full.py"
     script.write_text(FULL)
     disk = tmp_path / "disk"
@@ -109,7 +109,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     assert process.stdout.decode().endswith("[]\n")
 
 
-def test_a_folder_that_cannot_be_written_is_said() -> None:
+def test_folder_that_cannot_be_written_is_an_error() -> None:
     with pytest.raises(StorageError, match=r"/proc/steady"):
         RecordWriter(Path("/proc/steady/a.rec"))
 
@@ -219,7 +219,7 @@ def test_a_kill_while_files_are_put_in_place_costs_nothing(tmp_path: Path, kill_
     assert sorted(cut) == ["a.idx", "a.json", "a.rec", "b.idx", "b.json", "b.rec"]
 
 
-def test_what_was_put_in_place_is_not_taken_back_by_other_work(tmp_path: Path) -> None:
+def test_finished_file_is_not_removed_by_later_work(tmp_path: Path) -> None:
     text = pickle.dumps((RECORDS, 1, tmp_path))
     assert subprocess.run([sys.executable, "-c", TWO], input=text).returncode == -9
     with pytest.raises(DataError, match=r"a\.rec, a\.idx, a\.json exist in"):

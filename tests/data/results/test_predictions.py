@@ -24,7 +24,7 @@ def shards(folder: Path) -> Records:
     return Records.open(folder / "{a,b}.rec")
 
 
-def test_what_is_written_is_read_back_with_the_place_of_each_record(tmp_path: Path) -> None:
+def test_written_predictions_are_read_back_with_their_record_numbers(tmp_path: Path) -> None:
     outputs = np.array([[1, 0.5, 2.0, 3], [2, 0.75, 0.25, 1]], np.float32)
     with shards(tmp_path) as records:
         write_predictions(tmp_path / "p.csv", records, np.array([0, 5]), ('a "quoted", name', "b", "c"), outputs)

@@ -76,7 +76,7 @@ def test_the_archive_as_it_is_handed_out_gives_the_same(ten: Path, tmp_path: Pat
     require_same(found(tmp_path / "cifar-10-binary.tar.gz", tmp_path / "scratch"), found(ten, tmp_path / "scratch"))
 
 
-def test_of_cifar_100_the_fine_label_counts(tmp_path: Path, pictures: Callable[[str], Pictures]) -> None:
+def test_cifar_100_uses_the_fine_label(tmp_path: Path, pictures: Callable[[str], Pictures]) -> None:
     for name in ("train", "test"):
         records = [_record([19 - n % 20, n % 100], pixels) for n, (_, pixels) in enumerate(pictures(name))]
         (tmp_path / f"{name}.bin").write_bytes(b"".join(records))
@@ -136,7 +136,7 @@ def test_the_test_batch_alone_is_a_set_of_its_own(ten: Path, tmp_path: Path) -> 
     assert len(listing) == 40
 
 
-def test_two_classes_of_one_name_are_refused(ten: Path, tmp_path: Path) -> None:
+def test_duplicate_class_names_are_refused(ten: Path, tmp_path: Path) -> None:
     (ten / "batches.meta.txt").write_text("\n".join([*NAMES[:9], NAMES[0]]))
     with pytest.raises(DataError, match=f"has two classes called {NAMES[0]}: rename one"):
         found(ten, tmp_path)

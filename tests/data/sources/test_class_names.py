@@ -81,7 +81,7 @@ def test_a_number_is_the_class_of_its_value_before_it_is_a_place(read: Callable[
         read(["0", "0"], classes=("cat", "7"))
 
 
-def test_numbers_in_a_list_of_words_are_places_and_this_is_said(read: Callable[..., list[str]]) -> None:
+def test_numbers_in_a_list_of_words_are_positions_and_a_notice_says_so(read: Callable[..., list[str]]) -> None:
     said: list[str] = []
     assert read(["1", "0"], said, classes=("cat", "dog")) == ["dog", "cat"]
     assert any("taken for places in the class list: 0 is cat, 1 is dog" in line for line in said)
@@ -132,7 +132,7 @@ INVISIBLE = ["cat\u200b", "\ufeffcat", "cat\u00a0", "c\u200bat", "cat\u200e", "c
 
 
 @pytest.mark.parametrize("text", INVISIBLE, ids=ascii)
-def test_what_nobody_sees_makes_no_second_class(read: Callable[..., list[str]], text: str) -> None:
+def test_invisible_characters_make_no_second_class(read: Callable[..., list[str]], text: str) -> None:
     assert read(["cat", text, "dog"]) == ["cat", "cat", "dog"]
     assert read(["dog", text], classes=("cat", "dog")) == ["dog", "cat"]
 
@@ -145,7 +145,7 @@ def test_joiners_within_a_word_stay() -> None:
     assert class_name("big\u00a0cat") == "big cat"
 
 
-def test_names_that_differ_in_zeros_or_width_are_told() -> None:
+def test_names_that_differ_in_zeros_or_width_are_reported() -> None:
     def said(*classes: str) -> list[str]:
         texts = [name for name in classes for _ in range(2)]
         names, labels = classes_from_texts(texts, classes=None, where="a.csv")

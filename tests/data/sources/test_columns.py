@@ -218,14 +218,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_columns_that_are_not_there_are_told_with_those_that_are(read: Read, case: str) -> None:
+def test_missing_columns_are_named_with_the_existing_ones(read: Read, case: str) -> None:
     names, message = WRONG[case]
     columns = ColumnNames.of(names.get("path"), names.get("label"), names.get("split"))
     with pytest.raises(DataError, match=message):
         read(WIDE, columns=columns)
 
 
-def test_two_columns_of_one_name_are_told_apart_by_number(read: Read) -> None:
+def test_columns_with_equal_names_are_numbered(read: Read) -> None:
     text = "path,kind,kind\na.png,x,u\nb.png,y,v\n"
     with pytest.raises(DataError, match=r"2 columns are called so: give its number \(2, 3\)"):
         read(text, columns=ColumnNames(labels=("kind",)))
@@ -233,7 +233,7 @@ def test_two_columns_of_one_name_are_told_apart_by_number(read: Read) -> None:
     assert listing.classes == ("u", "v")
 
 
-def test_columns_of_what_is_no_table_are_refused(tmp_path: Path, read: Read) -> None:
+def test_column_options_without_a_table_are_refused(tmp_path: Path, read: Read) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "folder" / name).mkdir(parents=True)
         (tmp_path / "folder" / name / "1.png").write_bytes(encoded(1))
@@ -274,7 +274,7 @@ def test_json_of_another_kind_is_no_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["image_a,image_b,animal\n", "left,right,same\n", ""])
-def test_of_two_columns_of_images_the_path_is_asked_for(read: Read, head: str) -> None:
+def test_error_asks_which_of_two_image_columns_is_the_path(read: Read, head: str) -> None:
     text = head + "a.png,b.png,cat\nc.png,d.png,dog\n"
     with pytest.raises(DataError, match=r"2 columns hold names of images: say which one .* --path-column"):
         read(text)

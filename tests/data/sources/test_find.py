@@ -24,7 +24,7 @@ from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
 
 
-def test_of_what_lies_beside_records_nothing_is_offered_but_them(tmp_path: Path) -> None:
+def test_suggestion_for_a_mistyped_name_is_a_source_not_a_file_beside_it(tmp_path: Path) -> None:
     for ending in ("rec", "idx", "lst", "json"):
         (tmp_path / f"photos.{ending}").write_text("")
     (tmp_path / "list.lst").write_text("")
@@ -177,7 +177,7 @@ def test_a_list_that_leads_nowhere_says_where_it_may_start_from(tmp_path: Path) 
         found(lst, tmp_path)
 
 
-def test_a_link_that_leads_nowhere_is_told_as_one(tmp_path: Path) -> None:
+def test_broken_link_is_named_as_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "photos").symlink_to("gone")
     with pytest.raises(DataError, match=r"photos is a broken link \(to gone\): fix it"):
         found(tmp_path / "photos", tmp_path / "scratch")
@@ -189,7 +189,7 @@ def test_a_source_that_is_given_twice_is_refused(tmp_path: Path) -> None:
         find_all([str(folder), f"{folder}/."], scratch=tmp_path / "scratch", say=lambda _: None)
 
 
-def test_what_is_written_into_a_source_of_classes_is_told_as_the_reason(tmp_path: Path) -> None:
+def test_output_inside_the_source_is_named_as_the_reason(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
     for out in (folder / "out" / "o", folder / "out" / "deep" / "o"):
         with pytest.raises(

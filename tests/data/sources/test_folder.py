@@ -43,7 +43,7 @@ def test_hidden_and_resource_files_are_as_good_as_absent(tmp_path: Path) -> None
     assert listing.passed_over == []
 
 
-def test_other_files_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_other_files_are_skipped_and_reported(tmp_path: Path) -> None:
     [listing] = list_folder(_touch(tmp_path, "cat/1.jpg", "dog/1.jpg", "dog/notes.txt", "README", "loose.jpg"))
     assert sorted(listing.passed_over) == ["README", "dog/notes.txt", "loose.jpg"]
 

@@ -91,7 +91,7 @@ def test_folders_around_the_classes_are_stripped(tmp_path: Path) -> None:
     ]
 
 
-def test_of_two_members_of_one_name_the_later_one_counts(tmp_path: Path) -> None:
+def test_later_of_two_members_with_one_name_counts(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("a/1.jpg", b"old"), ("b/1.jpg", b"b"), ("a/1.jpg", b"newer")])
     messages: list[str] = []
     [listing] = found(path, tmp_path, messages)
@@ -100,7 +100,7 @@ def test_of_two_members_of_one_name_the_later_one_counts(tmp_path: Path) -> None
     assert listing.sizes.tolist() == [5, 1]
 
 
-def test_links_among_members_are_followed_as_in_the_folder_and_others_told(tmp_path: Path) -> None:
+def test_links_among_members_are_followed_and_others_reported(tmp_path: Path) -> None:
     _tree(tmp_path / "data", ["a/1.jpg", "b/1.jpg", "c/d/3.jpg"])
     (tmp_path / "data" / "b" / "2.jpg").symlink_to("../a/1.jpg")
     (tmp_path / "data" / "b" / "3.jpg").symlink_to("2.jpg")

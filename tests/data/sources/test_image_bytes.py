@@ -18,7 +18,7 @@ from steadytrain.errors import StorageError
 @pytest.mark.parametrize(
     ("kind", "why"), [("missing", "no such file"), ("link", "a broken link"), ("folder", "a folder, not")]
 )
-def test_what_is_no_file_is_a_bad_image(kind: str, why: str, tmp_path: Path) -> None:
+def test_path_that_is_no_file_is_a_bad_image(kind: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     if kind == "link":
         path.symlink_to(tmp_path / "gone.jpg")

@@ -240,7 +240,7 @@ def test_a_kit_without_scipy_says_what_to_install(given_out: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("form", ["folder", "tar"])
-def test_labels_by_the_line_are_refused_where_names_have_two_orders(tmp_path: Path, form: str) -> None:
+def test_labels_by_line_are_refused_where_names_have_two_orders(tmp_path: Path, form: str) -> None:
     files = {f"images/{number}.png": encoded(number) for number in range(12)}  # by letters 10 comes before 2
     source = write_tar(tmp_path / "images.tar", files)
     if form == "folder":
@@ -254,7 +254,7 @@ def test_labels_by_the_line_are_refused_where_names_have_two_orders(tmp_path: Pa
         found(source, tmp_path / "scratch", labels=tmp_path / "labels.txt")
 
 
-def test_labels_by_the_line_go_with_names_of_one_order(tmp_path: Path) -> None:
+def test_labels_by_line_are_used_where_names_have_a_single_order(tmp_path: Path) -> None:
     for number in range(8, 12):
         (tmp_path / "images").mkdir(exist_ok=True)
         (tmp_path / "images" / f"{number:03}.png").write_bytes(encoded(number))

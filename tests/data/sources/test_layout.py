@@ -271,7 +271,7 @@ def test_layouts_of_other_tools_are_read_as_handed_out(
     assert _labels(listings, files) == expected
 
 
-def test_images_that_are_left_out_are_told(tmp_path: Path) -> None:
+def test_images_left_out_are_reported(tmp_path: Path) -> None:
     messages: list[str] = []
     source = _folder({**KAGGLE, **_images("extra/2.png")}, tmp_path / "set")
     assert len(found(source, tmp_path / "scratch", messages)[0]) == 2
@@ -451,7 +451,7 @@ def test_lines_of_json_are_a_table(tmp_path: Path) -> None:
         found(path, tmp_path / "scratch")
 
 
-def test_another_column_of_a_test_table_is_not_taken_for_its_labels(tmp_path: Path) -> None:
+def test_other_column_of_a_test_table_is_not_read_as_labels(tmp_path: Path) -> None:
     files = {
         **_images("train/1.png", "train/2.png", "test/3.png", "test/4.png"),
         "train.csv": b"image,patient,label\n1.png,7,0\n2.png,8,1\n",

@@ -46,7 +46,7 @@ def test_damaged_deflated_bytes_are_refused(tmp_path: Path, spoil: object) -> No
         Piece(str(tmp_path / "a"), len(data), len(spoil(data)), deflated=True).read()
 
 
-def test_bytes_that_are_not_those_of_the_checksum_are_refused(tmp_path: Path) -> None:
+def test_bytes_with_a_wrong_checksum_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(b"an image")
     whole = Piece(str(tmp_path / "a.zip"), 0, 8, crc=zlib.crc32(b"an image"))
     assert whole.read() == b"an image"

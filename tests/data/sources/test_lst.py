@@ -118,7 +118,7 @@ def test_a_missing_list_says_so(tmp_path: Path) -> None:
         read_list(tmp_path / "a.lst")
 
 
-def test_an_image_with_two_labels_is_told_with_both_lines(tmp_path: Path) -> None:
+def test_image_with_two_labels_is_reported_with_both_lines(tmp_path: Path) -> None:
     (tmp_path / "a.lst").write_text("0\t0\tx/1.jpg\n1\t1\ty/1.jpg\n2\t0\tx/1.jpg\n3\t1\t./x/1.jpg\n")
     with pytest.raises(DataError, match=r"a\.lst: line 4: \./x/1\.jpg has label 1, and 0 in line 3: fix the list"):
         read_list(tmp_path / "a.lst")
@@ -139,7 +139,7 @@ def test_paths_of_another_system_are_found(tmp_path: Path) -> None:
     assert listing.sizes.tolist() == [1, 2]
 
 
-def test_blanks_around_tabs_are_none_of_the_path(tmp_path: Path) -> None:
+def test_blanks_around_tabs_are_not_part_of_the_path(tmp_path: Path) -> None:
     for name in ("cat/1 a.jpg", "dog/1.jpg"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(b"x")

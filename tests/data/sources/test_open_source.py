@@ -51,7 +51,7 @@ def test_a_compressed_file_is_decompressed_once_and_its_content_looked_at(tmp_pa
 
 
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
-def test_what_is_cut_short_or_damaged_says_so_and_leaves_nothing(tmp_path: Path, suffix: str) -> None:
+def test_truncated_or_damaged_source_is_an_error_and_leaves_no_files(tmp_path: Path, suffix: str) -> None:
     whole = COMPRESS[suffix](np.random.default_rng(0).bytes(50_000))
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 0xFF

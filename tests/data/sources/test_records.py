@@ -94,7 +94,7 @@ def test_packed_labels_keep_their_names_and_take_the_order_of_a_list(tmp_path: P
     assert listing.labels.tolist() == [[0, 1, 0, 1], [1, 0, 0, 1], [1, 0, 1, 0]]
 
 
-def test_several_files_are_one_and_those_named_for_splits_stay_apart(tmp_path: Path) -> None:
+def test_several_files_are_joined_unless_they_are_named_after_splits(tmp_path: Path) -> None:
     for name, classes in {"a": {"cat": 2, "dog": 2}, "b": {"dog": 1, "elk": 2}}.items():
         pack(write_folder(tmp_path / name, classes), tmp_path / name)
     [listing] = found(tmp_path / "{a,b}.rec", tmp_path / "scratch")

@@ -120,7 +120,7 @@ def test_what_cannot_be_held_out_is_refused(options: dict[str, float], message: 
         hold_out(_listing([0, 0, 1, 1]), **options)  # type: ignore[arg-type]
 
 
-def test_what_is_split_already_is_not_split_again(tmp_path: Path) -> None:
+def test_source_with_splits_is_not_split_again(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 2, "dog": 2})
     write_folder(tmp_path / "val", {"cat": 1})
     for listings in (list_folder(tmp_path), list_folder(tmp_path)[:1]):
@@ -150,14 +150,14 @@ ODD_CLASSES: dict[tuple[str, ...], str] = {
 
 
 @pytest.mark.parametrize("classes", ODD_CLASSES)
-def test_classes_that_may_be_a_slip_are_told(classes: tuple[str, ...]) -> None:
+def test_classes_that_may_be_a_mistake_are_reported(classes: tuple[str, ...]) -> None:
     messages: list[str] = []
     remark([_listing([0, 1, 2], classes)], messages.append)
     assert len(messages) == 1
     assert re.match(ODD_CLASSES[classes], messages[0])
 
 
-def test_numbers_that_are_no_classes_are_told() -> None:
+def test_labels_that_are_no_class_numbers_are_reported() -> None:
     messages: list[str] = []
     values = replace(_listing([0, 1, 2], []), labels=np.array([[-1], [0], [1]], np.float32))
     remark([values], messages.append)
@@ -248,7 +248,7 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
         find(str(folder / "a.csv"), group="patient", scratch=tmp_path / "scratch", say=messages.append)
 
 
-def test_images_beside_the_folders_of_classes_are_told_as_such(tmp_path: Path) -> None:
+def test_images_beside_the_class_folders_are_skipped_and_reported(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
     for name in ("loose.jpg", "README"):
         (folder / name).write_bytes(b"x")

@@ -94,7 +94,7 @@ def test_a_cell_that_is_one_name_is_one_class(tmp_path: Path, kind: str) -> None
     assert [listing.classes[int(label)] for label in listing.labels] == ONE[kind]
 
 
-def test_lists_of_one_label_each_are_classes(tmp_path: Path) -> None:
+def test_lists_with_a_single_label_each_are_classes(tmp_path: Path) -> None:
     listing = listed(tmp_path, ["['cat']", "['big dog']"])
     assert listing.classes == ("big dog", "cat")
 
@@ -113,7 +113,7 @@ def test_commas_that_can_mean_both_are_asked_about(tmp_path: Path) -> None:
     assert any("each cell is one class, also 'fox, female'" in line for line in said)
 
 
-def test_slashes_between_classes_are_told(tmp_path: Path) -> None:
+def test_slashes_between_classes_are_reported(tmp_path: Path) -> None:
     said: list[str] = []
     assert len(listed(tmp_path, ["black", "white", "black/white"], "label", messages=said).classes) == 3
     assert any("each cell is one class, also 'black/white'" in line for line in said)

@@ -197,7 +197,7 @@ def test_repeated_lines_count_once_and_contradictions_are_refused(read: Read, tm
         read("path,label,split\na.jpg,cat,train\nb.jpg,dog,val\na.jpg,cat,val\n")
 
 
-def test_what_is_not_used_is_told(read: Read, tmp_path: Path) -> None:
+def test_unused_columns_are_reported(read: Read, tmp_path: Path) -> None:
     messages: list[str] = []
     read("path,label,label_id,photographer\na.jpg,cat,7,me\nb.jpg,dog,8,you\n")
     found(tmp_path / "a.csv", tmp_path, messages)
@@ -231,7 +231,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_told_with_its_line(read: Read, case: str) -> None:
+def test_wrong_rows_are_reported_with_their_line(read: Read, case: str) -> None:
     text, message = REFUSED[case]
     with pytest.raises(DataError, match=message):
         read(text)
@@ -280,7 +280,7 @@ def test_images_inside_an_archive_are_named_by_a_table(tmp_path: Path) -> None:
         found(tmp_path / "a.tar", tmp_path, labels=tmp_path / "labels.csv")
 
 
-def test_two_spellings_of_a_path_are_one_image(read: Read) -> None:
+def test_two_spellings_of_a_path_are_the_same_image(read: Read) -> None:
     messages: list[str] = []
     [listing] = read("path,label\nx/a.jpg,cat\n./x/a.jpg,cat\nx//b.jpg,dog\n", "x/a.jpg", "x/b.jpg", said=messages)
     assert list(listing.names) == ["x/a.jpg", "x/b.jpg"]
@@ -297,7 +297,7 @@ def test_numbers_that_pandas_calls_columns_by_are_no_image(read: Read) -> None:
     assert listing.label_names == ("0", "1", "2")
 
 
-def test_a_first_line_that_is_taken_for_a_header_is_told(read: Read) -> None:
+def test_first_line_taken_for_a_header_is_reported(read: Read) -> None:
     messages: list[str] = []
     [listing] = read("bild,klasse\na.jpg,cat\nb.jpg,dog\n", said=messages)
     assert len(listing) == 2
@@ -320,7 +320,7 @@ def test_a_column_that_counts_the_lines_is_no_label(read: Read, first: int) -> N
     assert any("column 1 numbers the lines and is ignored" in line for line in messages)
 
 
-def test_names_of_label_columns_are_kept_and_told(read: Read) -> None:
+def test_names_of_label_columns_are_kept_and_reported(read: Read) -> None:
     messages: list[str] = []
     [listing] = read("path,beach,sun\na.jpg,0,1\nb.jpg,1,0\n", said=messages)
     assert listing.label_names == ("beach", "sun")
@@ -357,7 +357,7 @@ def test_members_of_an_archive_are_named_by_any_end_of_their_path(tmp_path: Path
         found(archive, tmp_path, labels=table)
 
 
-def test_of_two_members_of_one_name_the_table_means_the_later(tmp_path: Path) -> None:
+def test_table_refers_to_the_later_of_two_members_with_one_name(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "a.tar", [("1.jpg", b"old"), ("2.jpg", b"2"), ("./1.jpg", b"new")])
     (tmp_path / "a.csv").write_text("1.jpg,cat\n2.jpg,dog\n")
     [listing] = found(archive, tmp_path, labels=tmp_path / "a.csv")
@@ -379,7 +379,7 @@ def test_a_folder_is_no_image(read: Read) -> None:
     ("name", "header"),  # a .lst has no header
     [("a.txt", ""), ("a.txt", "path\n"), ("a.csv", ""), ("a.csv", "path\n"), ("a.lst", "")],
 )
-def test_of_paths_alone_the_folder_is_the_class(tmp_path: Path, name: str, header: str) -> None:
+def test_table_of_paths_alone_takes_folders_as_classes(tmp_path: Path, name: str, header: str) -> None:
     for path in ("cat/1.jpg", "x/dog/2 b.jpg"):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_bytes(b"x")
@@ -391,7 +391,7 @@ def test_of_paths_alone_the_folder_is_the_class(tmp_path: Path, name: str, heade
     assert messages[-1] == f"{tmp_path / name} has no label column: the folder of an image is its class"
 
 
-def test_paths_in_no_folders_are_told_how_to_get_labels(read: Read) -> None:
+def test_paths_without_folders_get_a_remedy_for_labels(read: Read) -> None:
     with pytest.raises(DataError, match=r"only one column: each line needs a path and a label .* awk '\{print \$0"):
         read("image_0001.jpg\nimage_0002.jpg\n", "image_0001.jpg", "image_0002.jpg")
     with pytest.raises(DataError, match=r"line 2: b\.jpg is in no folder that could be its class"):
@@ -415,7 +415,7 @@ def test_a_table_beside_the_folder_of_its_name(tmp_path: Path) -> None:
     assert [(part.split, len(part)) for part in found(tmp_path, tmp_path / ".scratch")] == [("train", 2), ("val", 1)]
 
 
-def test_a_column_of_splits_that_contradicts_the_folders_is_told(read: Read) -> None:
+def test_split_column_that_contradicts_the_folders_is_reported(read: Read) -> None:
     images = ("train/1.jpg", "train/2.jpg", "valid/3.jpg", "4.jpg")
     body = "train/1.jpg,cat,train\ntrain/2.jpg,dog,{}\nvalid/3.jpg,dog,val\n4.jpg,dog,train\n"
     said: list[str] = []

@@ -60,7 +60,7 @@ def test_members_and_bytes_are_those_that_the_standard_library_finds(data_folder
         assert [(m.name, m.offset_data, m.size) for m in tar] == [(m.name, m.offset, m.size) for m in _walk(path)]
 
 
-def test_links_devices_and_sparse_files_are_told_apart(tmp_path: Path) -> None:
+def test_links_devices_and_sparse_files_are_distinguished(tmp_path: Path) -> None:
     kinds = {
         "hard.jpg": (tarfile.LNKTYPE, "a link"),
         "soft.jpg": (tarfile.SYMTYPE, "a link"),
@@ -126,7 +126,7 @@ def test_every_cut_ends_in_one_line_or_costs_nothing(tmp_path: Path) -> None:
             assert len(entries) == members
 
 
-def test_damage_is_told_with_its_byte(tmp_path: Path) -> None:
+def test_damage_is_reported_with_its_byte_offset(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"1.jpg": b"x", "2.jpg": b"y"})
     data = bytearray(path.read_bytes())
     data[2 * BLOCK + 5] ^= 1

@@ -90,7 +90,7 @@ def test_all_is_as_in_a_pack_of_it(tmp_path: Path, kind: Callable[[Path, Path], 
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__[3:])
-def test_the_bytes_lie_where_it_is_said(tmp_path: Path, kind: Callable[[Path, Path], object]) -> None:
+def test_image_bytes_lie_at_the_stated_offsets(tmp_path: Path, kind: Callable[[Path, Path], object]) -> None:
     source = kind(write_folder(tmp_path / "photos", CLASSES), tmp_path)
     with Unpacked.open(str(source), say=lambda _: None) as unpacked:
         places = unpacked.extents(np.array([7, 2]))
@@ -100,7 +100,7 @@ def test_the_bytes_lie_where_it_is_said(tmp_path: Path, kind: Callable[[Path, Pa
             assert kind is as_zip or part == unpacked.image(number)
 
 
-def test_what_was_decompressed_goes_when_it_is_closed(tmp_path: Path, cache: Path) -> None:
+def test_decompressed_files_go_when_the_source_is_closed(tmp_path: Path, cache: Path) -> None:
     messages: list[str] = []
     unpacked = Unpacked.open(as_tar_gz(write_folder(tmp_path / "photos", CLASSES), tmp_path), say=messages.append)
     assert any("decompressing" in line for line in messages)
@@ -117,7 +117,7 @@ def test_a_folder_needs_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(unpacked) == 12
 
 
-def test_each_part_of_a_split_source_is_had_by_its_name(tmp_path: Path) -> None:
+def test_each_split_of_a_source_is_opened_by_its_name(tmp_path: Path) -> None:
     write_folder(tmp_path / "photos" / "train", {"cat": 2, "dog": 3})
     write_folder(tmp_path / "photos" / "val", {"cat": 1, "dog": 1})
     with Unpacked.open(tmp_path / "photos") as train, Unpacked.open(tmp_path / "photos", split="val") as val:

@@ -64,7 +64,7 @@ def test_labels_and_class_names_from_every_kind_of_member(
     assert listing.labels.tolist() == [len(classes) - 1, 0] * 3
 
 
-def test_numbers_are_named_by_the_json_beside_them(tmp_path: Path) -> None:
+def test_json_of_the_samples_names_the_classes(tmp_path: Path) -> None:
     samples: list[dict[str, object]] = [
         {"jpg": encoded(n, "JPEG"), "cls": n % 2, "json": {"class_name": "cd"[n % 2]}} for n in range(4)
     ]
@@ -90,7 +90,7 @@ def test_keys_may_have_folders_and_images_any_suffix(tmp_path: Path) -> None:
     assert (listing.names, listing.labels.tolist()) == (["a/1.JPG", "b/1.webp"], [0, 1])
 
 
-def test_samples_that_lack_something_are_told(tmp_path: Path) -> None:
+def test_incomplete_samples_are_reported(tmp_path: Path) -> None:
     samples = [*_samples(4, "cls", [0, 1]), {"png": encoded(9)}, {"cls": 1}, {"cls": 0}]
     messages: list[str] = []
     [listing] = found(_shard(tmp_path / "a.tar", samples), tmp_path, messages)
@@ -187,7 +187,7 @@ MISNAMED = {
 
 
 @pytest.mark.parametrize("message", MISNAMED)
-def test_members_that_make_no_samples_are_told_with_the_reason(tmp_path: Path, message: str) -> None:
+def test_members_that_form_no_samples_are_refused_with_the_reason(tmp_path: Path, message: str) -> None:
     files = [(name, b"1" if name.endswith("cls") else encoded(n)) for n, name in enumerate(MISNAMED[message])]
     with pytest.raises(DataError, match=message):
         found(write_tar(tmp_path / "s.tar", files), tmp_path)

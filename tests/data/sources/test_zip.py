@@ -57,7 +57,7 @@ def test_zip64(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _content(wide) == _content(b"before" + wide) == FILES
 
 
-def test_folders_and_links_are_told_apart() -> None:
+def test_folders_and_links_are_distinguished() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.mkdir("folder")

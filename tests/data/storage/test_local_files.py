@@ -66,7 +66,7 @@ def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pauses == sorted(pauses) and 5 < sum(pauses) < 60 and len(tries) == len(pauses) + 1
 
 
-def test_what_is_wrong_with_the_file_itself_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permanent_errors_of_a_file_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
     for number in (errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENOTDIR):
 
@@ -107,7 +107,7 @@ def test_a_cached_copy_is_whole_or_there_is_none(tmp_path: Path, faults: Faults)
     assert prepare(photos, cache=cache, say=lambda _: None).train.with_suffix(".lst").read_text().count("\n") == 9
 
 
-def test_no_class_is_lost_because_the_system_could_not_say_what_is_a_folder(tmp_path: Path, faults: Faults) -> None:
+def test_classes_are_found_where_the_file_system_reports_no_entry_types(tmp_path: Path, faults: Faults) -> None:
     photos = write_folder(tmp_path / "photos", {"cat": 3, "dog": 3, "zebra": 3})
     faults.fail_scan(photos, errno.ESTALE, 1)
     [packed] = pack(photos, tmp_path / "out")

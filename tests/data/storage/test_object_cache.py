@@ -84,7 +84,7 @@ def test_each_page_comes_once_whatever_the_order(opened: RemoteFile, content: by
     assert opened.disk.traffic().bytes == len(content)
 
 
-def test_what_was_asked_for_ahead_comes_without_anybody_waiting(opened: RemoteFile, content: bytes) -> None:
+def test_prefetched_ranges_arrive_without_a_wait(opened: RemoteFile, content: bytes) -> None:
     opened.ask(np.array([0]), np.array([len(content)]))
     until = time.monotonic() + 20
     while not opened.disk.present.all():
@@ -178,7 +178,7 @@ def test_the_cache_stays_below_its_limit_and_forgets_what_was_used_least_recentl
     mirror.close()
 
 
-def test_objects_that_nobody_uses_go_first(bucket: Bucket, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_objects_are_removed_first(bucket: Bucket, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     old, used = (_open(bucket.put(f"{name}.rec", content[:MB] + name.encode())) for name in ("old", "used"))
     old.whole().release()
     used.whole().release()
@@ -206,7 +206,7 @@ def test_opening_many_objects_one_by_one_does_not_look_at_all_of_them_each_time(
     assert len(sizes) < 3 * 40
 
 
-def test_what_is_kept_whole_is_not_removed_until_its_keeper_ends(opened: RemoteFile, content: bytes) -> None:
+def test_object_in_use_is_not_removed_until_its_user_ends(opened: RemoteFile, content: bytes) -> None:
     opened.whole().release()
     code = (
         "import sys; from pathlib import Path; from steadytrain.data.storage.pages import PagedFile\n"
@@ -255,7 +255,7 @@ def test_many_objects_share_the_requests_of_a_process(bucket: Bucket, content: b
         mirror.close()
 
 
-def test_a_changed_object_is_told_and_a_new_opening_reads_the_new_one(bucket: Bucket, content: bytes) -> None:
+def test_changed_object_is_an_error_and_reopening_reads_the_new_version(bucket: Bucket, content: bytes) -> None:
     mirror = _open(bucket.put("photos.rec", content))
     assert bytes(mirror[:100]) == content[:100]
     bucket.put("photos.rec", content[::-1])
@@ -287,7 +287,7 @@ def test_pages_are_not_trusted_after_the_machine_went_down(
     assert not mirror.file.exists()
 
 
-def test_a_full_disk_is_told(bucket: Bucket, content: bytes, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_error(bucket: Bucket, content: bytes, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEADYTRAIN_CACHE", str(small_disk))
     mirror = _open(bucket.put("photos.rec", content))
     with pytest.raises(StorageError, match=f"the disk is full at {re.escape(str(small_disk))}"):

@@ -30,7 +30,7 @@ def _there(bucket: Bucket, key: str) -> bytes | None:
         return None
 
 
-def test_what_is_packed_into_a_store_is_what_is_packed_on_a_disk(
+def test_records_packed_into_a_store_equal_those_on_disk(
     bucket: Bucket, digits_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack(digits_folder, tmp_path / "x", val_fraction=0.2)
@@ -136,7 +136,7 @@ def test_an_interrupted_command_waits_for_no_upload_and_leaves_no_parts(
     assert bucket.get(key) == (tmp_path / "local" / key).read_bytes()
 
 
-def test_what_a_killed_process_had_sent_of_a_shard_is_removed_by_those_that_go_on(
+def test_upload_of_a_killed_process_is_removed_by_the_remaining_ones(
     bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client, source = _client(bucket), str(_write_noise(tmp_path / "noise"))

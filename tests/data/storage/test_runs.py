@@ -146,7 +146,7 @@ def test_a_store_that_is_away_costs_uploads_and_not_the_run(
     assert weights(tmp_path / "fetched") == weights(tmp_path / "run")
 
 
-def test_what_could_not_be_uploaded_at_the_end_is_told(
+def test_failed_uploads_are_named_at_the_end(
     kept: Recipe, fault_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "PATIENCE_SECONDS", 0.2)
@@ -168,7 +168,7 @@ def test_a_run_is_not_uploaded_over_another_or_a_later_one(kept: Recipe, tmp_pat
         train(Run.create(tmp_path / "again", kept))
 
 
-def test_two_processes_that_upload_to_one_place_are_told(bucket: Bucket, tmp_path: Path) -> None:
+def test_two_uploads_to_the_same_place_are_reported(bucket: Bucket, tmp_path: Path) -> None:
     uploads = []
     for name in ("one", "three"):
         (tmp_path / name).mkdir()
@@ -191,7 +191,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(bucket: Bucket, tmp_path:
         fetch_folder(bucket.uri("runs/a"), tmp_path / "run")
 
 
-def test_what_is_no_run_is_told(
+def test_path_without_a_run_is_an_error(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

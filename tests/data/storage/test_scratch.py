@@ -54,7 +54,7 @@ def test_folders_that_something_came_into_stay(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out.rec"]
 
 
-def test_what_a_kill_left_goes_and_what_is_in_use_stays(tmp_path: Path) -> None:
+def test_leftovers_of_a_kill_are_removed_and_folders_in_use_stay(tmp_path: Path) -> None:
     killed, left = _hold(tmp_path / "a[1].rec")
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -66,7 +66,7 @@ def test_what_a_kill_left_goes_and_what_is_in_use_stays(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_of_another_user_or_is_no_folder_stays(tmp_path: Path) -> None:
+def test_files_of_other_users_and_plain_files_stay(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".a.scratch-pipe")  # which would wait for a writer
     (mine := tmp_path / "mine").mkdir()
     (mine / "file").touch()
@@ -98,6 +98,6 @@ def test_one_that_another_process_removes_before_it_is_locked_is_made_again(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_said() -> None:
+def test_folder_that_cannot_be_written_is_an_error() -> None:
     with pytest.raises(StorageError, match=r"/proc/nowhere/a\.rec"), scratch_beside(Path("/proc/nowhere/a.rec")):
         pass

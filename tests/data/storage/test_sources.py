@@ -128,7 +128,7 @@ def test_a_changed_shard_is_fetched_anew(bucket: Bucket, digits_folder: Path, tm
     assert counts == [20, 30]
 
 
-def test_what_is_not_there_or_too_large_is_told(
+def test_missing_or_too_large_object_is_an_error(
     bucket: Bucket, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match=r"there is no object s3://\w+/nothing$"):

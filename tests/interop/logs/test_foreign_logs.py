@@ -173,7 +173,7 @@ def test_speeds_times_and_arguments_are_what_the_lines_say(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["MXNet", "timm", "torchvision", "NVIDIA DLLogger"])
-def test_what_is_around_the_lines_changes_nothing(tmp_path: Path, kind: str) -> None:
+def test_text_around_the_lines_changes_nothing(tmp_path: Path, kind: str) -> None:
     text = KINDS[kind]
     plain = markdown([account(read(tmp_path, text)[0])])
     lines = text.splitlines()
@@ -216,7 +216,7 @@ def test_workers_that_name_themselves_are_counted_and_averaged(tmp_path: Path, p
     assert account(log).history.logged[0].images_per_second == pytest.approx(3 * 100)
 
 
-def test_several_loggers_of_one_worker_are_one_worker(tmp_path: Path) -> None:
+def test_several_loggers_of_a_worker_count_once(tmp_path: Path) -> None:
     names = {
         "Batch": "mxnet.Callback$Speedometer",
         "Train": "mxnet.module.BaseModule",
@@ -236,7 +236,7 @@ def test_metrics_that_are_not_shown_are_named(tmp_path: Path) -> None:
     assert account(log).summary.course.why == "the log ends within epoch 1"
 
 
-def test_of_several_losses_one_is_shown_and_named(tmp_path: Path) -> None:
+def test_first_of_several_losses_is_shown_with_its_name(tmp_path: Path) -> None:
     speed = "INFO:root:Epoch[0] Batch [0-20]\tSpeed: 64.00 samples/sec\taccuracy=0.5\tcross-entropy=2.0\tloss=9.0"
     old = "INFO:root:Epoch[0] Batch [40]\tSpeed: 64.00 samples/sec\tTrain-cross-entropy=1.0"
     ends = [f"INFO:root:Epoch[0] Train-{metric}" for metric in ("accuracy=0.5", "cross-entropy=1.5", "loss=7.5")]
@@ -280,7 +280,7 @@ def test_an_epoch_that_was_trained_again_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "hello\n" * 100, "\x00" * 5000, '{"a": 1}\n', "a,b,c\n1,2,3\n", "Epoch [1/10], Loss: 2\n"]
 )
-def test_what_is_no_log_is_refused_with_what_was_looked_for(
+def test_file_that_is_no_log_is_refused_with_the_known_formats(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.txt"

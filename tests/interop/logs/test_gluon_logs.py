@@ -108,11 +108,11 @@ def test_every_figure_of_an_epoch_is_that_of_its_own_last_line(
     assert found == [None if value is None else pytest.approx(value) for value in expected]
 
 
-def test_the_rate_of_a_run_is_that_of_whole_epochs(tmp_path: Path) -> None:
+def test_run_rate_is_of_whole_epochs(tmp_path: Path) -> None:
     assert account(tmp_path, GLUONCV).summary.speed.images_per_second == 300
 
 
-def test_ranks_of_horovod_are_workers_whose_speed_is_told_once(tmp_path: Path) -> None:
+def test_horovod_ranks_are_workers_and_their_speed_counts_once(tmp_path: Path) -> None:
     """Rank 0 writes the rate of all; each rank writes its own accuracy."""
     ranks = [line for line in HOROVOD.splitlines() for rank in range(4) if "Rank[0]" in line or rank == 0]
     own = [

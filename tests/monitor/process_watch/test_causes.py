@@ -85,7 +85,7 @@ def test_storage_names_the_file_the_rate_and_the_waiting_cores() -> None:
     assert "of 8 cores idle for I/O" in evidence
 
 
-def test_a_main_thread_that_reads_by_itself_is_told_from_workers_that_read() -> None:
+def test_main_thread_that_reads_is_distinguished_from_workers_that_read() -> None:
     alone = Scene(main=Part(cpu=0.3, disk=0.65), disk_read_bytes=50e6)
     first = read(alone.moments()).causes[0]
     assert first.name == "storage" and "its main thread waits for storage" in first.sentence
@@ -136,7 +136,7 @@ def test_a_shell_around_it_is_not_the_training_process() -> None:
     assert lines.seen is not None and len(lines.seen.workers) == 8 and lines.seen.trainers == 1
 
 
-def test_several_ranks_are_told_apart_from_their_workers() -> None:
+def test_ranks_are_distinguished_from_their_workers() -> None:
     changes = []
     for moment in SCENES["decode"].moments():
         ranks = [replace(moment.processes[0], pid=pid, parent=50, command=f"python t.py {pid}") for pid in (100, 101)]
@@ -164,13 +164,13 @@ def test_workers_that_each_epoch_starts_anew_are_counted_once_and_the_gap_is_nam
     assert "4 worker processes ended and restarted about every 5 s" in first.sentence
 
 
-def test_too_little_is_said_to_be_too_little() -> None:
+def test_short_watch_gives_no_verdict() -> None:
     for moments in ([], SCENES["decode"].moments(1.0)):
         reading = read(moments)
         assert reading.causes[0].name == "unknown" and reading.seen is None
 
 
-def test_what_is_not_measurable_is_told() -> None:
+def test_unmeasurable_figures_are_named() -> None:
     hidden = [replace(moment, missing=("what is read from disk (closed)",)) for moment in SCENES["decode"].moments()]
     not_measurable = read(hidden).not_measurable
     assert not_measurable[0] == "what is read from disk (closed)" and "loss, images per second" in not_measurable[-1]

@@ -130,7 +130,7 @@ def test_the_period_and_the_duty_of_work_and_sleep_are_measured(waiting: Waiting
     assert 0.3 < summary.working < 0.75
 
 
-def test_threads_that_sleep_are_told_by_what_they_sleep_in(waiting: Waiting) -> None:
+def test_sleeping_threads_are_counted_by_what_they_wait_for(waiting: Waiting) -> None:
     summary = summarise(waiting.stuck)
     assert summary.quiet_seconds > 2 and summary.working < 0.05
     if not summary.missing:
@@ -145,11 +145,11 @@ def test_waiting_for_a_slow_file_is_storage_and_the_file_is_named(waiting: Waiti
     assert f"waits most often in read {waiting.pipe}" in reading.causes[0].evidence
 
 
-def test_a_stopped_process_is_told_as_stopped(waiting: Waiting) -> None:
+def test_stopped_process_is_reported_as_stopped(waiting: Waiting) -> None:
     assert read(waiting.stopped).causes[0].name == "stopped"
 
 
-def test_what_is_read_from_a_disk_is_told_from_what_is_read_from_the_cache(tmp_path: Path) -> None:
+def test_reads_from_disk_are_distinguished_from_cached_reads(tmp_path: Path) -> None:
     file = tmp_path / "images.bin"
     with file.open("wb") as out:
         out.write(os.urandom(8 << 20))
@@ -194,7 +194,7 @@ def test_a_shell_and_children_of_children_belong_to_it_also_when_their_parent_is
     assert {process.pid for process in last} == {pid, burner} and burner != pid
 
 
-def test_a_process_that_has_ended_lives_no_more() -> None:
+def test_ended_process_is_not_alive() -> None:
     with running(READY + "import time; time.sleep(0.5)") as pid, Sampler(pid) as sampler:
         assert sampler.lives
         end = time.monotonic() + 20
@@ -385,7 +385,7 @@ TICK = 0.01
 
 
 @given(st.lists(st.booleans(), min_size=40, max_size=400), st.integers(3, 30))
-def test_what_is_told_of_the_queue_adds_up_to_the_waits_there_were(runs: list[bool], every: int) -> None:
+def test_queue_figures_add_up_to_the_actual_waits(runs: list[bool], every: int) -> None:
     """``runs``: in each hundredth of a second whether the thread runs; else it waits for a processor."""
     ran = queued = waiting = seconds = 0.0
     turns, before, looked_at = 0, ThreadCounters("t", "R", 0.0, 0.0, 0), 0

@@ -79,7 +79,7 @@ def test_a_process_that_sleeps_is_found_by_its_memory() -> None:
     assert find_roles(moments(process(2, 1, "bash run.sh"), process(30, 2, "python train.py"))) == ({30}, set())
 
 
-def test_moments_after_workers_were_started_anew_are_told() -> None:
+def test_moments_after_a_restart_of_workers_are_marked() -> None:
     first = moments(process(2, 1, "python train.py", 0.5), process(4, 2, SPAWNED, 0.9))
     later = [
         Moment(

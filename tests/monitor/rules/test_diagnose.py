@@ -26,7 +26,7 @@ def names(evidence: Evidence) -> list[str]:
     return [cause.name for cause in diagnose(evidence).causes]
 
 
-def test_a_sound_run_is_told_that_nothing_holds_it_back_and_how_near_it_is() -> None:
+def test_sound_run_gets_no_cause_and_its_distance_from_the_limit() -> None:
     diagnosis = diagnose(evidence(ledger=ledger(input_decode=0.65)))
     assert [cause.name for cause in diagnosis.causes] == ["nothing"]
     assert diagnosis.ceiling is not None and diagnosis.ceiling.limit == "compute" and not diagnosis.ceiling.probed
@@ -94,7 +94,7 @@ def test_a_gpu_whose_driver_tells_nothing_is_named_too() -> None:
     assert any(line.startswith("the GPU's use, clock, power") and "no samples" in line for line in missing)
 
 
-def test_the_document_is_json_with_all_that_was_said() -> None:
+def test_document_is_json_with_the_whole_verdict() -> None:
     diagnosis = diagnose(evidence(ledger=ledger(evaluation=40.0), evaluations=(8, 40.0)))
     document = json.loads(json.dumps(diagnosis.to_dict()))
     assert document["causes"][0]["name"] == "evaluation" and document["causes"][0]["evidence"]
@@ -155,7 +155,7 @@ def anything(draw: st.DrawFn) -> Evidence:
 
 
 @given(anything())
-def test_whatever_the_evidence_there_is_one_sound_verdict_in_any_order_of_the_rules(evidence: Evidence) -> None:
+def test_any_evidence_gives_one_verdict_in_any_order_of_the_rules(evidence: Evidence) -> None:
     diagnosis = diagnose(evidence)
     assert diagnosis.causes and diagnosis == diagnose(evidence)
     assert all(0 <= cause.share <= 1 and 0 <= cause.saves <= 1 for cause in diagnosis.causes)

@@ -28,7 +28,7 @@ def first(evidence: Evidence) -> str:
     return diagnose(evidence).causes[0].name
 
 
-def test_sleeping_in_the_forward_pass_is_waiting_and_neither_decoding_nor_launching() -> None:
+def test_sleep_in_the_forward_pass_is_a_wait_not_decoding_or_launching() -> None:
     # 30 of 65 s are slept: the fixed cost of a pass, measured with the sleep in it, looks like many launches.
     facts = evidence(
         ledger=ledger(forward=5.0, backward=10.0, host=45.0),
@@ -109,7 +109,7 @@ def test_code_that_runs_in_the_loop_is_named_by_file_and_line() -> None:
     assert cause is not None and cause.share == pytest.approx(20 / 65, abs=0.02), "it did not run: it waits for a lock"
 
 
-def test_python_code_between_two_operations_is_told_by_the_lock_that_it_kept() -> None:
+def test_python_code_between_operations_is_found_by_the_lock_it_holds() -> None:
     # It lets go of the lock only where it calls the next operation: whose it is shows where it was called from.
     facts = evidence(
         ledger=ledger(optimizer=25.0),
@@ -121,7 +121,7 @@ def test_python_code_between_two_operations_is_told_by_the_lock_that_it_kept() -
     assert find("optimizer", facts) is None, "what is left of it is usual"
 
 
-def test_python_code_of_a_backward_pass_is_told_by_the_lock_that_it_kept() -> None:
+def test_python_code_of_a_backward_pass_is_found_by_the_lock_it_holds() -> None:
     # Frames of a backward pass show nothing of it: more looks than usual had to wait for the lock.
     facts = evidence(threads=threads(("backward", "holds", "", 40.0), ran=64.0))
     cause = find("host_code", facts)
@@ -168,7 +168,7 @@ def test_a_thread_that_keeps_pythons_lock_is_named() -> None:
     assert "5.0 ms for Python's lock" in cause.evidence[2]
 
 
-def test_time_that_no_cause_explains_is_told_first() -> None:
+def test_unexplained_time_comes_first() -> None:
     # Updates take three times as long as the same passes alone, and an evaluation is all that is found.
     facts = evidence(
         ledger=ledger(evaluation=12.0),
@@ -195,7 +195,7 @@ def test_each_reference_shows_that_updates_take_too_long(changes: dict[str, obje
     assert first(evidence(threads=threads(ran=64.0), **changes)) == "unexplained"
 
 
-def test_what_causes_explain_is_not_told_as_unexplained() -> None:
+def test_explained_time_is_not_reported_as_unexplained() -> None:
     facts = evidence(
         measured=measured(full=0.03, fixed=0.001),
         machine=machine(cpu=0.9, others=1.1, idle=0.0),

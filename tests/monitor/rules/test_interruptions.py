@@ -27,7 +27,7 @@ def test_evaluations_every_twentieth_of_an_epoch_are_too_frequent() -> None:
     assert cause.change == "--set every.evaluate_epochs=1" and cause.saves == pytest.approx(0.5 * 0.96, abs=0.01)
 
 
-def test_one_evaluation_an_epoch_may_take_a_tenth_of_the_time() -> None:
+def test_evaluation_each_epoch_may_take_a_tenth_of_the_time() -> None:
     assert find("evaluation", evidence(ledger=ledger(evaluation=6.0), evaluations=(3, 6.0))) is None
     cause = find("evaluation", evidence(ledger=ledger(evaluation=15.0), evaluations=(3, 15.0)))
     assert cause is not None and cause.change == "--set every.evaluate_epochs=5"
@@ -77,14 +77,14 @@ def test_lines_each_step_are_too_many() -> None:
     assert cause.saves == pytest.approx(0.35 * 63 / 64)
 
 
-def test_a_slow_folder_is_told_from_slow_lines_by_what_one_line_would_have_to_take() -> None:
+def test_slow_folder_is_distinguished_from_slow_lines_by_the_time_of_a_line() -> None:
     cause = find("logging", evidence(ledger=ledger(logging=50.0)))  # a line of 20 updates: a second
     assert cause is not None and "--run FOLDER" in cause.change and cause.saves == cause.share
     cause = find("logging", evidence(ledger=ledger(logging=4.0)))  # 80 ms
     assert cause is not None and "every.log_steps" in cause.change
 
 
-def test_what_was_lost_asks_for_checkpoints_as_often_as_they_pay() -> None:
+def test_lost_work_asks_for_checkpoints_as_often_as_they_pay() -> None:
     held = ledger(forward=2000.0, backward=4000.0, lost=1500.0)
     facts = evidence(ledger=held, checkpoints=(5, 5.0), attempts=2)
     cause = find("restart", facts)

@@ -112,7 +112,7 @@ def test_a_decoder_that_is_far_slower_than_any_is_the_doctors_affair() -> None:
     assert cause is not None and cause.change == "steady doctor"
 
 
-def test_necessary_work_of_the_feed_that_nothing_waits_for_is_no_cause() -> None:
+def test_feed_work_that_nothing_waits_for_is_no_cause() -> None:
     facts = evidence(feed=feed(decode=30.0), machine=machine(cpu=1.97, idle=0.03))
     assert find("decode", facts) is None and find("threads", facts) is None and find("waiting", facts) is None
 
@@ -126,7 +126,7 @@ def test_waiting_below_three_percent_is_not_worth_a_word() -> None:
     assert find("threads", told(2.1)) is not None
 
 
-def test_waiting_that_no_thread_was_busy_with_is_told_as_such() -> None:
+def test_wait_with_no_busy_thread_is_a_cause_of_its_own() -> None:
     cause = find("waiting", evidence(ledger=ledger(input_other=20.0), feed=feed(decode=5.0)))
     assert cause is not None and "are not busy" in cause.sentence and "--probe" in cause.change
     cause = find("waiting", evidence(ledger=ledger(input_other=20.0), feed=None))
@@ -141,7 +141,7 @@ def test_gathering_that_sleeps_is_named() -> None:
     assert cause is not None and cause.name == "gather"
 
 
-def test_slow_first_passes_are_told_apart_from_later_ones() -> None:
+def test_slow_first_passes_are_separated_from_later_ones() -> None:
     # Images are kept after the first pass: only there the feed is too slow.
     facts = evidence(
         ledger=ledger(input_decode=35.0),
@@ -181,7 +181,7 @@ def test_cutting_that_takes_far_more_than_usual_is_lost_where_the_cores_are_full
     assert find("augment", changed(facts, feed=feed(augment=20.0))) is None
 
 
-def test_an_epochs_gap_is_told_with_how_long_each_is() -> None:
+def test_gap_between_epochs_is_reported_with_its_length() -> None:
     cause = find("epoch_gap", evidence(ledger=ledger(epoch_gap=10.0)))
     assert cause is not None and cause.evidence == ("5.00 s at each of 2 epochs",)
     assert find("epoch_gap", evidence(ledger=ledger(epoch_gap=1.0))) is None
@@ -218,7 +218,7 @@ def test_who_uses_the_disks_beside_the_run_is_named() -> None:
     assert cause.change.startswith("stop the other processes that use the disk, or copy the images to a faster disk")
 
 
-def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
+def test_reads_that_wait_only_in_the_first_epoch_are_reported_so() -> None:
     # The first of two and a half passes waits for 135 s of its 161, and its thread reads all the time.
     facts = evidence(
         ledger=ledger(input_storage=135.0),
@@ -237,7 +237,7 @@ def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
     assert "cat photos.rec" in cause.change and find("storage", facts) is None
 
 
-def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_all_the_same() -> None:
+def test_page_fault_of_a_mapped_file_while_decoding_counts_as_storage() -> None:
     facts = evidence(
         ledger=ledger(input_decode=135.0),
         feed=feed(seconds=200.0, decode=195.0, asleep=0.92, bytes_each=20_000),

@@ -35,7 +35,7 @@ def test_affinity_is_no_cause_where_it_takes_nothing(changes: dict[str, float]) 
     assert find("affinity", evidence(machine=machine(**changes))) is None
 
 
-def test_a_quota_that_holds_the_run_back_is_told_from_affinity_by_the_cores_in_sight() -> None:
+def test_quota_is_distinguished_from_affinity_by_the_visible_cores() -> None:
     facts = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=1.0, throttled_seconds=0.0))
     cause = find("quota", facts)
     assert cause is not None and find("affinity", facts) is None
@@ -64,7 +64,7 @@ def test_more_threads_than_cores_cost_what_was_measured() -> None:
     assert find("oversubscription", evidence(measured=measured(passes={"threads=2": 0.01}))) is None, "as many as cores"
 
 
-def test_many_threads_on_full_cores_are_told_without_a_measured_pass() -> None:
+def test_too_many_threads_on_full_cores_are_found_without_a_measured_pass() -> None:
     facts = evidence(started=started(compute_threads=16), machine=machine(cpu=1.95, idle=0.05))
     cause = find("oversubscription", facts)
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 8**-0.5))
@@ -73,7 +73,7 @@ def test_many_threads_on_full_cores_are_told_without_a_measured_pass() -> None:
     assert find("oversubscription", changed(facts, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
 
 
-def test_four_threads_on_two_cores_are_told_where_they_wait_for_their_turn() -> None:
+def test_four_threads_on_two_cores_are_found_by_their_waits_for_a_core() -> None:
     facts = evidence(started=started(compute_threads=4), machine=machine(cpu=1.7, idle=0.3))
     assert find("oversubscription", facts) is None
     cause = find("oversubscription", changed(facts, threads=threads(ran=33.0, queued=22.0)))
@@ -112,7 +112,7 @@ def test_the_processes_that_take_the_cores_are_named_in_the_verdict() -> None:
     )
 
 
-def test_the_cores_that_others_take_are_said_also_where_the_threads_waits_are_known() -> None:
+def test_cores_taken_by_others_are_named_even_where_waits_of_threads_are_known() -> None:
     burner = {"pid": 4242, "name": "python3", "user": "", "cores": 1.0}
     editor = {"pid": 77, "name": "vim", "user": "", "cores": 0.1}
     full = machine(cpu=1.0, others=1.1, idle=0.0, other_processes=(burner, editor))
@@ -121,12 +121,12 @@ def test_the_cores_that_others_take_are_said_also_where_the_threads_waits_are_kn
     assert "mostly python3 (pid 4242), take 1.1 cores that this run needs" in cause.sentence
 
 
-def test_what_others_take_is_taken_from_all_ranks_of_the_machine() -> None:
+def test_load_of_others_is_taken_from_all_ranks_of_the_machine() -> None:
     cause = find("noisy_neighbour", evidence(machine=machine(cpu=0.5, ranks=1.0, others=0.5, idle=0.0)))
     assert cause is not None and cause.share == pytest.approx(0.25, abs=0.01)
 
 
-def test_time_that_the_host_takes_is_told_as_such() -> None:
+def test_steal_time_is_named_as_other_virtual_machines() -> None:
     cause = find("noisy_neighbour", evidence(machine=machine(cpu=1.2, steal=0.8, idle=0.0)))
     assert cause is not None and "other virtual machines" in cause.sentence.lower() and "another host" in cause.change
 
@@ -158,7 +158,7 @@ def test_pressure_counts_where_it_is_more() -> None:
     assert find("memory", evidence(machine=machine(pressure={"memory": 0.02}))) is None
 
 
-def test_a_run_that_fills_its_own_limit_is_told_to_split_its_batches() -> None:
+def test_run_that_fills_its_memory_limit_is_advised_to_split_batches() -> None:
     full = machine(pressure={"memory": 0.4}, memory_bytes=9 * 10**9, memory_limit_bytes=10**10, available_bytes=10**8)
     cause = find("memory", evidence(machine=full))
     assert cause is not None and cause.change == "--set optim.accumulate=2"
@@ -166,7 +166,7 @@ def test_a_run_that_fills_its_own_limit_is_told_to_split_its_batches() -> None:
     assert cause is not None and "stop other processes" in cause.change
 
 
-def test_page_faults_by_the_thousand_and_a_busy_kernel_are_the_allocators() -> None:
+def test_thousands_of_page_faults_and_a_busy_kernel_point_to_the_allocator() -> None:
     thrashing = machine(minor_faults=150_000.0, system_share=0.34)
     cause = find("allocator", evidence(machine=thrashing))
     assert cause is not None and cause.share == pytest.approx(0.48, abs=0.015)

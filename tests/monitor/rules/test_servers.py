@@ -37,6 +37,6 @@ def test_servers_whose_updates_take_the_time_are_too_few() -> None:
     assert cause is not None and "--servers 2" in cause.change and cause.saves == pytest.approx(0.25)
 
 
-def test_without_pushes_nothing_is_said() -> None:
+def test_no_pushes_give_no_cause() -> None:
     server_stats = ServerStats(step=0, seconds=1.0, pushes=0, staleness=0.0, staleness_max=0)
     assert find("slow_server", evidence(ledger=ledger(communication=35.0), servers=server_stats)) is None

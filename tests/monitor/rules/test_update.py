@@ -16,7 +16,7 @@ def test_a_small_model_is_launch_bound() -> None:
     assert find("batch_size", facts) is None
 
 
-def test_a_tiny_batch_is_told_from_a_small_model() -> None:
+def test_tiny_batch_is_distinguished_from_a_small_model() -> None:
     # 16 ms an image would be 1 s at 64 images: it is the batch of 4 that is small.
     facts = evidence(
         recipe=recipe(batch_size=4),
@@ -66,11 +66,11 @@ def test_a_tenth_has_to_be_at_stake_before_a_larger_batch_is_advised() -> None:
         assert (find("launch", facts) is not None) == is_told
 
 
-def test_nothing_is_said_of_fixed_costs_that_nobody_measured() -> None:
+def test_unmeasured_fixed_costs_are_not_named() -> None:
     assert find("launch", evidence()) is None and find("batch_size", evidence()) is None
 
 
-def test_a_gpu_that_waits_for_launches_is_told_by_its_ledger_alone() -> None:
+def test_gpu_that_waits_for_launches_is_found_by_the_ledger_alone() -> None:
     waits = ledger(forward=7.0, backward=13.0, host=40.0)
     cause = find("launch", on_gpu(ledger=waits))
     assert cause is not None and cause.change == "--graph" and cause.saves == pytest.approx(40 / 65)
@@ -91,7 +91,7 @@ def test_bf16_that_is_slower_than_fp32_is_useless() -> None:
     assert cause.share == pytest.approx(60 / 65 / 2, abs=0.01)
 
 
-def test_bf16_that_a_processor_emulates_is_told_without_a_measured_pass() -> None:
+def test_emulated_bf16_is_found_without_a_measured_pass() -> None:
     bf16 = recipe(precision__name="bf16")
     cause = find("precision", evidence(recipe=bf16, started=started(isa="AVX2")))
     assert cause is not None and cause.change == "--precision fp32" and "about" in cause.sentence
@@ -113,7 +113,7 @@ def test_passes_that_were_measured_beside_others_prove_little() -> None:
     assert find("precision", facts) is None, "a third less is what the neighbours do"
 
 
-def test_idle_tensor_cores_ask_for_bf16_where_the_gpu_is_what_is_busy() -> None:
+def test_idle_tensor_cores_ask_for_bf16_where_the_gpu_is_busy() -> None:
     cause = find("precision", on_gpu(devices=(gpu(tensor_active=0.0, sm_active=0.9),)))
     assert cause is not None and cause.change == "--precision bf16"
     assert find("precision", on_gpu(devices=(gpu(tensor_active=0.0, sm_active=0.2),))) is None, "the GPU waits"
