@@ -47,6 +47,7 @@ def _only(report: Report, kind: str) -> Finding:
     return finding
 
 
+@pytest.mark.usefixtures("in_children")
 def test_a_clean_folder_is_fine_and_told(folder: Path) -> None:
     report = examine_source(folder, workers=2)
     assert report.is_fine

@@ -16,6 +16,7 @@ from steadytrain.data.images.encode import PackedImage, PackSettings
 from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.errors import FailedError
 
+pytestmark = pytest.mark.usefixtures("in_children")
 Children = Callable[[], list[psutil.Process]]
 
 
