@@ -28,6 +28,7 @@ def test_the_tuned_recipe_trains_and_its_evidence_is_explained(
     digits: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tune = ["tune", str(digits), "--model", "digits", "--epochs", "1", "--minutes", "0.5", *QUICK]
+    tune += ["--precision", "fp32", "--threads", "1"]  # which leaves fewer things to measure
     assert main([*tune, "-o", "tuned.toml", "--plot", "curve.svg"]) == 0
     printed = capsys.readouterr()
     assert "batch_size = " in printed.out and "images/s" in printed.err
@@ -86,6 +87,7 @@ def test_two_ranks_agree_on_a_batch(digits: Path) -> None:
     assert started.machine["ranks"] == 2
 
 
+@pytest.mark.slow
 def test_ranks_are_tuned_together_and_the_recipe_starts_them(
     digits: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ def test_running_statistics_are_updated_once_an_update(recipe: Recipe, tmp_path:
     assert {int(count) for name, count in kept.items() if name.endswith("num_batches_tracked")} == {4}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_it_to_the_same_bits(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
     """It says how and not what is trained, so a run that is short of memory may be given it later."""
     again = recipe.with_({"parallel.recompute": True})

@@ -321,6 +321,7 @@ def test_a_loader_with_workers_that_sleep_makes_the_training_wait_for_them() -> 
         assert "2 worker processes that sleep as well" in " ".join(cause.sentence for cause in reading.causes)
 
 
+@pytest.mark.slow
 def test_a_loader_with_workers_that_burn_makes_the_training_wait_for_their_work() -> None:
     burn = "end = time.thread_time() + 0.03\n            while time.thread_time() < end: pass"
     moment, reading = _loader(burn, 0.01, 6.0)
