@@ -108,7 +108,10 @@ def _trained(recipe: Recipe, run: Path, **changes: object) -> list[Event]:
     return list(steps(run_))
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("inception", "frozen norms") else ()) for name in TRIED],
+)
 def test_no_bit_of_a_run_changes(recipe: Recipe, tmp_path: Path, weights: Weights, name: str) -> None:
     usual = _trained(recipe.with_(TRIED[name]), tmp_path / "usual")
     trained = _trained(recipe.with_(TRIED[name]), tmp_path / "again", **{"parallel.recompute": True})
