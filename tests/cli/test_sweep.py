@@ -481,7 +481,7 @@ def test_processes_end_with_the_sweep(recipe_file: Path, digits: Path, tmp_path:
     while not list((first / "checkpoints").glob("step-*")) and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(30)
+    child.wait(60)
     wait_until_free(folder)
     [ended] = [event for event in Run.open(first).events() if isinstance(event, Ended)]
     assert ended.status == "preempted"

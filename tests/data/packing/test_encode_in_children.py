@@ -114,7 +114,7 @@ def _start(tmp_path: Path, files: list[str]) -> subprocess.Popen[str]:
 
 
 def _wait_for_end(children: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(children, timeout=10)[1]
+    return not psutil.wait_procs(children, timeout=60)[1]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
