@@ -106,7 +106,11 @@ def _count_frozen_once() -> None:
         return counts[0]
 
     def forgetting(change: Callable[[], None]) -> Callable[[], None]:
-        return lambda: (counts.clear(), change())[1]
+        def changed() -> None:
+            counts.clear()
+            change()
+
+        return changed
 
     gc.get_freeze_count, gc.freeze, gc.unfreeze = frozen, forgetting(gc.freeze), forgetting(gc.unfreeze)
 

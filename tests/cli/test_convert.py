@@ -79,6 +79,7 @@ def test_a_checkpoint_is_converted_used_and_written_back(
         assert old["classes"][0]["probability"] == pytest.approx(new["classes"][0]["probability"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_scored_with_the_mean_that_is_named(
     squeezenet: Path, extracted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +140,7 @@ def test_mxnet_scores_what_steadytrain_trained(
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), ours.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
     data_folder: Path, some_cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

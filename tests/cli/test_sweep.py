@@ -223,6 +223,7 @@ def test_a_trial_that_cannot_be_built_has_failed_and_the_search_ends(
     assert max(map(len, shown.out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_search_that_is_repeated_trains_again_what_failed(
     recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -243,6 +244,7 @@ def test_a_search_that_is_repeated_trains_again_what_failed(
     assert [(again["name"], again["status"]) for again in table(tmp_path / "sweep")] == [(row["name"], "finished")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_search_stops_a_trial_that_is_worse_than_the_median(
     recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

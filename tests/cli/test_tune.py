@@ -73,6 +73,7 @@ def test_batch_threads_and_precision_may_be_left_to_measuring(digits: Path, caps
     assert f"as measured before: batch_size = {recipe.batch_size}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_ranks_agree_on_a_batch(digits: Path) -> None:
     words = ["train", str(digits), "--model", "digits", "--epochs", "1", *QUICK, "--batch-size", "auto"]
     port = free_port()

@@ -411,7 +411,7 @@ def drawn(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_onnx_runtime_reads_and_writes_tensors_where_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool
 ) -> None:

@@ -537,6 +537,7 @@ def test_what_a_client_does_wrong_is_a_status_and_one_line(server: Server, image
     assert ask(server, "/health", authorization="").status == ask(server, "/ready", authorization="").status == 200
 
 
+@pytest.mark.slow
 def test_no_body_takes_much_more_memory_than_its_bytes(server: Server, images: dict[str, Path]) -> None:
     def memory(name: str) -> int:
         status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
@@ -739,7 +740,10 @@ def test_metrics_count_what_was_asked(server: Server, images: dict[str, Path]) -
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("width", "dark"), [(390, True), (1100, False)], ids=["390-dark", "1100-light"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(390, True, id="390-dark"), pytest.param(1100, False, id="1100-light", marks=pytest.mark.slow)],
+)
 def test_the_page_classifies_pictures(
     server: Server, trained: Trained, images: dict[str, Path], browser: Browser, width: int, dark: bool
 ) -> None:

@@ -72,7 +72,10 @@ def shown(chromium: Browser, address: str) -> tuple[Page, list[str]]:
     return opened(chromium, address)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, False), (1280, True)], ids=["400-light", "1280-dark"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(400, False, id="400-light"), pytest.param(1280, True, id="1280-dark", marks=pytest.mark.slow)],
+)
 def test_every_curve_is_drawn_and_the_browser_complains_of_nothing(
     browser: Browser, address: str, width: int, dark: bool
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_server_that_comes_back_is_found_again(browser: Browser, tmp_path: Pat
         assert points(page, "loss") == before, "no point is drawn twice"
 
 
+@pytest.mark.slow
 def test_a_page_in_the_background_asks_for_nothing(browser: Browser, tmp_path: Path) -> None:
     with serving(measured(tmp_path, steps=200)) as port:
         page, _ = opened(browser, port)

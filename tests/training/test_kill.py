@@ -116,6 +116,7 @@ def _stand_at_flush(number: int, words: list[str]) -> int:
     return main(words)
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_and_ends(digits: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pid, terminal = pty.fork()

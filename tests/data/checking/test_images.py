@@ -122,6 +122,7 @@ def test_the_reason_is_the_one_that_packing_gives(name: str) -> None:
     assert _told_alike(FAULTS[name][0])
 
 
+@pytest.mark.slow
 def test_of_strange_images_those_are_refused_that_packing_refuses_and_for_its_reasons(data_folder: Path) -> None:
     paths = sorted(path for path in (data_folder / "odd-images").rglob("*") if path.is_file())
     assert len(paths) > 200

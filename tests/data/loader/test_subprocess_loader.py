@@ -186,7 +186,7 @@ def test_bad_images_are_replaced_and_told_as_by_threads(tmp_path: Path) -> None:
     assert same(*runs) and faults["threads"] == faults["process"] and len(faults["process"]) == 1
 
 
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_errors_have_the_same_type_and_words(train: bool, tmp_path: Path) -> None:
     broken = write_records(tmp_path / "broken.rec", Pictures([*mixed_jpegs(12).images, *[b"no image"] * 18]))
     words = []

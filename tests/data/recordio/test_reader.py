@@ -109,7 +109,7 @@ def test_records_in_parts_are_put_together(tmp_path: Path) -> None:
         assert records.labels.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("indexed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_million_records_take_tens_of_megabytes(tmp_path: Path, indexed: bool) -> None:
     n = 1_280_000
     table = np.zeros(

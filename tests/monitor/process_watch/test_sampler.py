@@ -149,6 +149,7 @@ def test_a_stopped_process_is_told_as_stopped(waiting: Waiting) -> None:
     assert read(waiting.stopped).causes[0].name == "stopped"
 
 
+@pytest.mark.slow
 def test_what_is_read_from_a_disk_is_told_from_what_is_read_from_the_cache(tmp_path: Path) -> None:
     file = tmp_path / "images.bin"
     with file.open("wb") as out:
@@ -247,6 +248,7 @@ def control_group(controller: str, file: str, limit: str) -> Iterator[Path]:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_storage_and_the_threads_state_says_so(tmp_path: Path) -> None:
     file = tmp_path / "images.bin"
     with file.open("wb") as out:
@@ -273,6 +275,7 @@ def test_a_slow_disk_is_storage_and_the_threads_state_says_so(tmp_path: Path) ->
     assert reading.seen is not None and reading.seen.main.disk > 0.5
 
 
+@pytest.mark.slow
 def test_a_quota_is_named_with_its_size() -> None:
     with control_group("cpu", "cpu.cfs_quota_us", "20000") as group, running(READY + BURN) as pid:
         (group / "cgroup.procs").write_text(str(pid))
