@@ -94,6 +94,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # triton says of what is left there that it leaked
+    _count_frozen_once()
+
+
+def _count_frozen_once() -> None:
+    """Count frozen objects when they change: each run asks whether there are any, and a walk over all takes 0.1 s."""
+    count, counts = gc.get_freeze_count, list[int]()
+
+    def frozen() -> int:
+        counts.extend([] if counts else [count()])
+        return counts[0]
+
+    def forgetting(change: Callable[[], None]) -> Callable[[], None]:
+        def changed() -> None:
+            counts.clear()
+            change()
+
+        return changed
+
+    gc.get_freeze_count, gc.freeze, gc.unfreeze = frozen, forgetting(gc.freeze), forgetting(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
@@ -221,6 +240,33 @@ def _is_local(host: str) -> bool:
     except ValueError:
         return host in ("localhost", "")
     return address.is_loopback or address.is_unspecified
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _decode_here() -> Iterator[None]:
+    """Decode and encode images in this process: each child that does takes half a second to load what it needs."""
+    users = [import_module(f"steadytrain.data.{name}") for name in ("images.look", "packing.portions")]
+    users.append(import_module("steadytrain.data.checking.salvage"))
+    map_in_children = import_module("steadytrain.machine.worker_pool").map_in_children
+
+    def map_here(*arguments: Any, workers: int) -> Any:
+        return map_in_children(*arguments, workers=workers if _IN_CHILDREN else 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for user in users:
+            patch.setattr(user, "map_in_children", map_here)
+        yield
+
+
+_IN_CHILDREN = list[bool]()
+
+
+@pytest.fixture
+def in_children() -> Iterator[None]:
+    """Decode and encode in children all the same, where they are the fact."""
+    _IN_CHILDREN.append(True)
+    yield
+    _IN_CHILDREN.pop()
 
 
 @pytest.fixture(autouse=True)

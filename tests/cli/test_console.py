@@ -270,7 +270,7 @@ def test_on_a_terminal_errors_and_notes_are_folded_between_words(tmp_path: Path)
         assert all(len(line) <= 60 or len(line.split()) == 1 for line in unstyled(sent).splitlines())
 
 
-@pytest.mark.parametrize("columns", [60, 120])
+@pytest.mark.parametrize("columns", [60, pytest.param(120, marks=pytest.mark.slow)])
 def test_on_a_terminal_no_line_is_wider_than_it(columns: int) -> None:
     code, sent = scripted(columns)
     assert code == 0

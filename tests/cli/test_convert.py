@@ -42,14 +42,14 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
 def test_a_checkpoint_is_converted_used_and_written_back(
     squeezenet: Path, extracted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    images = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[:3]
+    images = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[:2]
     before = run(capsys, "predict", squeezenet, *images)
     weights = tmp_path / "model.safetensors"
     document = run(capsys, "convert", squeezenet, "-o", weights)
     assert (document["model"], document["classes"]) == ("torchvision/squeezenet1_1", 1000)
     symbol = tmp_path / "squeezenet1.1-symbol.json"
-    for files in ([symbol], [symbol, squeezenet]):
-        assert run(capsys, "convert", *files, "-o", tmp_path / "again.safetensors")["model"] == document["model"]
+    files = [symbol, squeezenet]
+    assert run(capsys, "convert", *files, "-o", tmp_path / "again.safetensors")["model"] == document["model"]
     run(capsys, "convert", squeezenet, "-o", tmp_path / "graph.safetensors", "--keep-graph")
     for file in (weights, tmp_path / "graph.safetensors"):
         after = run(capsys, "predict", file, *images)
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_converted_used_and_written_back(
     words = ["convert", tmp_path / "graph.safetensors", "-o", tmp_path / "back" / "again-0000.params"]
     document = run(capsys, *words, "--data", tmp_path / "some")
     assert [Path(name).name for name in document["files"]] == ["again-0000.params", "again-symbol.json", "synset.txt"]
-    assert document["difference"] < 1e-5 and document["compared_on"] == f"3 images of {tmp_path / 'some'}"
+    assert document["difference"] < 1e-5 and document["compared_on"] == f"2 images of {tmp_path / 'some'}"
     old, new = read_params(squeezenet), read_params(tmp_path / "back" / "again-0000.params")
     assert isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys()
     assert all(np.array_equal(old[name], new[name]) for name in old)
@@ -79,6 +79,7 @@ def test_a_checkpoint_is_converted_used_and_written_back(
         assert old["classes"][0]["probability"] == pytest.approx(new["classes"][0]["probability"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_scored_with_the_mean_that_is_named(
     squeezenet: Path, extracted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +140,7 @@ def test_mxnet_scores_what_steadytrain_trained(
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), ours.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
     data_folder: Path, some_cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

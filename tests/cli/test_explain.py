@@ -145,9 +145,14 @@ def test_the_head_of_a_run_has_at_most_twelve_lines_of_eighty_columns(
 
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+LARGE = ("imagenet-resnet50-16", "imagenet-resnet50-a3")
+"""Another has the same network as these, which take seconds to make."""
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in LARGE else (), id=path.stem) for path in RECIPES],
+)
 def test_recipe_files_can_be_trained_and_say_what_was_measured(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,9 +89,12 @@ def test_all_names_are_listed_without_counting_and_the_way_to_the_counts_is_told
     assert {model["parameters"] for model in document["models"]} == {None}
 
 
-@pytest.mark.parametrize("sort", [pytest.param("parameters", marks=pytest.mark.slow), "flops"])
-def test_sorted_the_smallest_comes_first(capsys: pytest.CaptureFixture[str], sort: str) -> None:
-    models = json.loads(shown(capsys, "mobilenetv[12]*", "--sort", sort, "--json")[0])["models"]
+@pytest.mark.parametrize(
+    ("pattern", "sort"),
+    [pytest.param("mobilenetv[12]*", "parameters", marks=pytest.mark.slow), ("mobilenetv2*", "flops")],
+)
+def test_sorted_the_smallest_comes_first(capsys: pytest.CaptureFixture[str], pattern: str, sort: str) -> None:
+    models = json.loads(shown(capsys, pattern, "--sort", sort, "--json")[0])["models"]
     values = [model[sort] for model in models]
     assert len(values) > 5
     assert values == sorted(values)
@@ -116,7 +119,7 @@ def test_errors_are_one_line_with_the_remedy(capsys: pytest.CaptureFixture[str],
     assert message in err.replace('"', "")
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, *(pytest.param(columns, marks=pytest.mark.slow) for columns in (80, 120))])
 @pytest.mark.parametrize("pattern", ["fastvit_t", "convnextv2_tiny.", "vit_base_patch16_sapiens2"])
 def test_no_line_is_wider_than_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pattern: str, columns: int

@@ -75,6 +75,7 @@ def test_a_file_of_labels_serves_images_without_folders(photos: Path) -> None:
     assert Run.open("runs/a").recipe.data.labels == "labels.csv"
 
 
+@pytest.mark.slow
 def test_a_probe_is_told_before_the_first_update(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,10 +211,10 @@ def test_ctrl_c_ends_the_page_without_a_word_of_python(tmp_path: Path) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         address = child.stdout.readline().strip()
-        with urllib.request.urlopen(address + "events", timeout=30) as stream:  # a browser that looks on
+        with urllib.request.urlopen(address + "events", timeout=60) as stream:  # a browser that looks on
             assert stream.readline().startswith(b"event: ")
             child.send_signal(signal.SIGINT)
-            _, err = child.communicate(timeout=30)
+            _, err = child.communicate(timeout=60)
     assert child.returncode == 0
     assert "Traceback" not in err
     assert "this machine only" in err

@@ -139,6 +139,7 @@ def test_ctrl_c_ends_the_watch_with_a_verdict_and_leaves_the_process() -> None:
     assert ours.returncode == 0 and "still running" in out and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
     with _asleep() as pid:
         code, sent = on_terminal(_python(OURS.format(f"pid={pid}, seconds=4")), 80)

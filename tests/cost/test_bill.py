@@ -63,6 +63,7 @@ def _kill_after(child: ForkServerProcess, run: Path, step: int) -> tuple[float, 
     raise AssertionError(f"the run came to no step {step}")
 
 
+@pytest.mark.slow
 def test_the_bill_of_a_run_that_was_killed_twice_is_the_sum_of_its_parts(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     spans = []

@@ -92,6 +92,7 @@ def _first_frozen(group: Group) -> dict[str, torch.Tensor]:
     return {}
 
 
+@pytest.mark.slow
 def test_where_the_first_rank_is_frozen_the_others_end_though_nothing_answers_them() -> None:
     codes, code = codes_of(_first_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={0})
     assert codes == [None, RankLostError.exit_code]

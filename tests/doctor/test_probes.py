@@ -143,6 +143,7 @@ def instead(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
+@pytest.mark.slow
 def test_the_installed_torch_is_described_without_being_imported_here() -> None:
     answer = ask()
     assert (answer.state, answer.error) == ("works", None)

@@ -145,7 +145,7 @@ def test_a_file_that_computes_something_else_is_removed_and_the_older_one_stays(
     assert path.read_bytes() == b"an older file" and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(("faster", "code"), [(0.0, 0), (1e9, 1)])
+@pytest.mark.parametrize(("faster", "code"), [(0.0, 0), pytest.param(1e9, 1, marks=pytest.mark.slow)])
 def test_int8_is_kept_only_where_it_is_faster(
     faster: float,
     code: int,
@@ -218,6 +218,9 @@ def test_other_numbers_are_judged_by_all_images_or_evenly_drawn_ones(
     assert result.reason == f"it loses {lost:.2f} points of top-1, and {lost - 0.5:g} are allowed (--max-loss)"
     assert not result.is_kept and not list(tmp_path.iterdir())
     assert st.export_model(trained, tmp_path / "model.pt2", max_loss=lost + 0.5, **options).is_kept
+    monkeypatch.setattr(exporting, "FASTER", 1e9)
+    slow = st.export_model(trained, tmp_path / "slow.pt2", max_loss=lost + 0.5, **options)
+    assert not slow.is_kept and slow.reason.startswith("it is ") and not (tmp_path / "slow.pt2").exists()
 
 
 def test_a_folder_is_loaded_by_timm_as_it_is(tmp_path: Path) -> None:
@@ -408,7 +411,7 @@ def drawn(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_onnx_runtime_reads_and_writes_tensors_where_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool
 ) -> None:

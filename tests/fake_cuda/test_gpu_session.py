@@ -73,7 +73,7 @@ def test_a_rehearsal_on_a_cpu_is_never_taken_for_a_measurement() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["card", "modes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("waits", "ledger", "small"))]
+    "name", ["card", *(pytest.param(name, marks=pytest.mark.slow) for name in ("modes", "waits", "ledger", "small"))]
 )
 def test_a_step_passes_on_a_cpu(
     gpu_steps: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -95,7 +95,7 @@ def test_the_session_names_a_wait_for_a_pretended_gpu(gpu_steps: ModuleType, tmp
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("quick", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_each_command_of_a_step_is_one_that_steady_takes(
     gpu_steps: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, quick: bool
 ) -> None:

@@ -125,7 +125,10 @@ def faults_of(recipe: Recipe, run: Path, index: int = 0) -> list[Fault]:
 
 
 REPEATED = {
+    *("everything fp32 cuda:3", "adamw bf16 cuda:3", "adamw pure-bf16", "accumulate fp16", "several labels mixed"),
+    *("recompute bf16 accumulate", "class weights mixup", "mixup and cutmix", "sgd fp16"),
     *("nadam bf16 cuda:3", "sgld bf16 cuda:3", "nag fp16", "adam fp16", "sgd tf32", "sgd bf16", "sgd pure-fp16"),
+    *("autoaugment", "trivialaugment"),  # other draws of randaugment's operations
     *(name for name in TRANSFORMS if name in ALL_TRANSFORMS or name in EVERYTHING["data.transforms"]),
 }
 """Cases whose operations others have as well, together with more: with the slow tests."""

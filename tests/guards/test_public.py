@@ -134,7 +134,12 @@ def test_what_only_watches_works_where_torch_is_not_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, path in _names().items() if ">>> " in path.read_text(encoding="utf-8")]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "steadytrain.export.export" else ())  # as tests of it do
+        for name, path in _names().items()
+        if ">>> " in path.read_text(encoding="utf-8")
+    ],
 )
 def test_the_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

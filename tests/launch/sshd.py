@@ -79,7 +79,7 @@ def _free_port() -> int:
 
 
 def _wait_for(address: str, port: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         try:
             with socket.create_connection((address, port), timeout=5):

@@ -123,7 +123,7 @@ def test_ranks_that_are_asked_to_end_save_first(how: str) -> None:
         _wait_for_ready(process, 2)
         if how != "silence":
             process.send_signal(getattr(signal, how))
-        _, errors = process.communicate(timeout=30)  # closes its standard input
+        _, errors = process.communicate(timeout=60)  # closes its standard input
     assert process.returncode == 75
     assert sorted(errors.splitlines()) == ["[0 gpu1] saved 0", "[1 gpu1] saved 1"]
 
@@ -139,7 +139,7 @@ while not os.path.exists(ready):
 sys.exit(7)
 """
     with _begin("--size", "2", "--procs", "2", program=program) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 7
     assert "[0 gpu1] saved 0" in errors.splitlines()
 
@@ -151,7 +151,7 @@ def test_one_that_will_not_end_is_killed_after_the_grace() -> None:
     with _begin("--grace", "0.2", program=program) as process:
         _wait_for_ready(process, 1)
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGKILL
 
 
@@ -160,8 +160,8 @@ def test_ranks_do_not_outlive_a_killed_parent() -> None:
     with _begin("--size", "2", "--procs", "2") as process:
         ranks = _wait_for_ready(process, 2)
         process.kill()
-        process.communicate(timeout=30)
-    gone, alive = psutil.wait_procs(ranks, timeout=20)
+        process.communicate(timeout=60)
+    gone, alive = psutil.wait_procs(ranks, timeout=60)
     assert len(gone) == 2 and not alive
 
 

@@ -160,7 +160,7 @@ def _pids(heard: str) -> list[int]:
 
 
 def _gone(pids: Sequence[int]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while left := [pid for pid in pids if psutil.pid_exists(pid)]:
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.05)

@@ -169,7 +169,7 @@ def _kept(folder: Path, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
 def test_a_request_to_end_reaches_all_and_their_answer_counts(tmp_path: Path) -> None:
     keeper = _kept(tmp_path)
     keeper.terminate()
-    assert keeper.wait(30) == 75
+    assert keeper.wait(60) == 75
 
 
 @pytest.mark.parametrize("is_ignored", [True, False])
@@ -179,7 +179,7 @@ def test_a_hangup_that_nohup_ignores_reaches_no_rank(tmp_path: Path, is_ignored:
     time.sleep(1.0)
     assert (keeper.poll() is None) is is_ignored
     keeper.terminate()
-    assert keeper.wait(30) == (75 if is_ignored else 128 + signal.SIGHUP)
+    assert keeper.wait(60) == (75 if is_ignored else 128 + signal.SIGHUP)
 
 
 def test_ranks_do_not_outlive_a_keeper_that_is_killed(tmp_path: Path) -> None:
@@ -187,5 +187,5 @@ def test_ranks_do_not_outlive_a_keeper_that_is_killed(tmp_path: Path) -> None:
     ranks = psutil.Process(keeper.pid).children()
     assert len(ranks) == 2
     os.kill(keeper.pid, signal.SIGKILL)
-    keeper.wait(30)
-    assert psutil.wait_procs(ranks, timeout=30)[1] == []
+    keeper.wait(60)
+    assert psutil.wait_procs(ranks, timeout=60)[1] == []

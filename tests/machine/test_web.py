@@ -40,25 +40,25 @@ def port() -> Iterator[int]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_private_address_is_spoken_to_only_where_it_is_trusted(port: int, host: str) -> None:
     with pytest.raises(PrivateAddressError, match="not of the internet"):
-        client(on_redirect=bool).open(f"http://{host}:{port}/0", timeout=5)
+        client(on_redirect=bool).open(f"http://{host}:{port}/0", timeout=30)
     trusted = client(on_redirect=bool, trusted=frozenset({("127.0.0.1", port)}))
-    with trusted.open(f"http://127.0.0.1:{port}/0", timeout=5) as answer:
+    with trusted.open(f"http://127.0.0.1:{port}/0", timeout=30) as answer:
         assert answer.read() == b"here"
 
 
 def test_redirects_are_asked_about_and_counted(port: int) -> None:
     asked: list[str] = []
     address = f"http://127.0.0.1:{port}"
-    with client(on_redirect=asked.append, trusted=None, max_redirects=2).open(f"{address}/2", timeout=5) as answer:
+    with client(on_redirect=asked.append, trusted=None, max_redirects=2).open(f"{address}/2", timeout=30) as answer:
         assert (answer.read(), asked) == (b"here", [f"{address}/1", f"{address}/0"])
     with pytest.raises(RefusedError, match="more than 2 times"):
-        client(on_redirect=bool, trusted=None, max_redirects=2).open(f"{address}/3", timeout=5)
+        client(on_redirect=bool, trusted=None, max_redirects=2).open(f"{address}/3", timeout=30)
 
     def refuse(url: str) -> None:
         raise RefusedError(f"not to {url}")
 
     with pytest.raises(RefusedError, match=f"not to {address}/0"):
-        client(on_redirect=refuse, trusted=None).open(f"{address}/1", timeout=5)
+        client(on_redirect=refuse, trusted=None).open(f"{address}/1", timeout=30)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def port() -> Iterator[int]:
 
 
 def connect(port: int, sent: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
     connection.sendall(sent)
     return connection
 

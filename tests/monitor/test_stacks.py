@@ -87,7 +87,7 @@ def test_a_debugger_that_holds_a_thread_is_seen() -> None:
     before = sys.gettrace()
     Debugger().run("x = 1", {})
     sys.settrace(before)
-    assert seen.get(timeout=10) is True
+    assert seen.get(timeout=60) is True
     assert not stacks.is_debugged(threading.get_ident())
 
 

@@ -95,6 +95,7 @@ def test_a_loop_stuck_in_native_code_is_ended_too(
     assert "hang_in_forward" in message
 
 
+@pytest.mark.slow
 def test_a_hang_after_updates_that_all_took_less_than_a_look_is_noticed_as_soon(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_an_evaluation_that_tells_its_batches_is_watched_as_closely(
     assert "the loop is at evaluation, in hang_in_forward" in stalled.culprit
 
 
+@pytest.mark.slow
 def test_a_pass_that_measures_the_step_is_watched_as_closely_as_updates(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:

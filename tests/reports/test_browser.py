@@ -40,9 +40,11 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def browser(chromium: Browser) -> Iterator[Browser]:
     """The same, without the pages of the test before."""
+    before = list(chromium.contexts)
     yield chromium
     for context in chromium.contexts:
-        context.close()
+        if context not in before:
+            context.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,16 @@ def opened(browser: Browser, address: str, *, width: int = 1280, dark: bool = Fa
     return page, complaints
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, False), (1280, True)], ids=["400-light", "1280-dark"])
+@pytest.fixture(scope="module")
+def shown(chromium: Browser, address: str) -> tuple[Page, list[str]]:
+    """One page for all tests that leave it as they found it: to draw its curves takes seconds."""
+    return opened(chromium, address)
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(400, False, id="400-light"), pytest.param(1280, True, id="1280-dark", marks=pytest.mark.slow)],
+)
 def test_every_curve_is_drawn_and_the_browser_complains_of_nothing(
     browser: Browser, address: str, width: int, dark: bool
 ) -> None:
@@ -77,8 +88,8 @@ def test_every_curve_is_drawn_and_the_browser_complains_of_nothing(
     assert page.locator("#no-curves").is_hidden()
 
 
-def test_dark_and_light_follow_the_system_while_the_page_is_open(browser: Browser, address: str) -> None:
-    page, _ = opened(browser, address)
+def test_dark_and_light_follow_the_system_while_the_page_is_open(shown: tuple[Page, list[str]]) -> None:
+    page, _ = shown
     colours = []
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     for scheme in schemes:
@@ -90,11 +101,12 @@ def test_dark_and_light_follow_the_system_while_the_page_is_open(browser: Browse
                 page.evaluate(TICK),
             )
         )
+    page.emulate_media(color_scheme="light")
     assert colours == [("rgb(255, 255, 255)", "rgb(95, 102, 113)"), ("rgb(19, 21, 24)", "rgb(152, 160, 171)")]
 
 
-def test_curves_can_be_seen_over_wall_time_and_without_a_run(browser: Browser, address: str) -> None:
-    page, complaints = opened(browser, address)
+def test_curves_can_be_seen_over_wall_time_and_without_a_run(shown: tuple[Page, list[str]]) -> None:
+    page, complaints = shown
     titles = page.locator("#chart-loss .xtitle")
     assert titles.text_content() == "epoch"
     page.locator("label", has_text="wall time").click()
@@ -103,11 +115,13 @@ def test_curves_can_be_seen_over_wall_time_and_without_a_run(browser: Browser, a
     assert page.locator("#chart-top1 .js-line").count() == 2
     page.get_by_role("button", name="restarted").click()
     assert page.locator("#chart-top1 .js-line").count() == 4
+    page.locator("label", has_text="epoch").click()
+    assert titles.text_content() == "epoch"
     assert complaints == []
 
 
-def test_hovering_tells_the_run_the_value_and_its_interval(browser: Browser, address: str) -> None:
-    page, _ = opened(browser, address)
+def test_hovering_tells_the_run_the_value_and_its_interval(shown: tuple[Page, list[str]]) -> None:
+    page, _ = shown
     page.get_by_role("button", name="restarted").click()
     page.locator("#chart-top1").scroll_into_view_if_needed()
     dot = page.locator("#chart-top1 .points path").nth(1).bounding_box()
@@ -115,22 +129,25 @@ def test_hovering_tells_the_run_the_value_and_its_interval(browser: Browser, add
     page.mouse.move(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2)
     page.wait_for_selector("#chart-top1 .hovertext")
     text_content = page.locator("#chart-top1 .hovertext").first.text_content() or ""
+    page.mouse.move(0, 0)
+    page.get_by_role("button", name="restarted").click()
     assert NAME in text_content
     assert "95 %:" in text_content
     assert "step 704" in text_content
 
 
-def test_nothing_but_the_pages_own_scripts_can_run(browser: Browser, address: str) -> None:
-    page, complaints = opened(browser, address)
+def test_nothing_but_the_pages_own_scripts_can_run(shown: tuple[Page, list[str]]) -> None:
+    page, complaints = shown
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.bad = 1\">')")
     page.evaluate("document.head.append(Object.assign(document.createElement('script'), {text: 'window.bad = 1'}))")
     page.wait_for_timeout(200)
     assert page.evaluate("window.bad") is None
     assert any("Content Security Policy" in text for text in complaints)
+    complaints.clear()
 
 
-def test_nothing_offers_to_send_the_curves_away(browser: Browser, address: str) -> None:
-    page, _ = opened(browser, address)
+def test_nothing_offers_to_send_the_curves_away(shown: tuple[Page, list[str]]) -> None:
+    page, _ = shown
     buttons = page.locator("#chart-top1 .modebar-btn").evaluate_all("all => all.map((one) => one.dataset.title)")
     assert buttons
     assert not [title for title in buttons if "Share" in title or "loud" in title]
@@ -145,8 +162,9 @@ def test_page_without_scripts_shows_tables_and_a_notice(browser: Browser, addres
     assert page.locator("#no-curves").is_visible()
 
 
-def test_on_paper_the_curves_fit_and_hidden_tables_are_open(browser: Browser, address: str) -> None:
-    page, _ = opened(browser, address, dark=True)
+def test_on_paper_the_curves_fit_and_hidden_tables_are_open(shown: tuple[Page, list[str]]) -> None:
+    page, _ = shown
+    page.emulate_media(color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     widths = page.locator(".chart .main-svg").evaluate_all("all => all.map((one) => one.clientWidth)")
@@ -154,11 +172,13 @@ def test_on_paper_the_curves_fit_and_hidden_tables_are_open(browser: Browser, ad
     assert page.locator("details:not([open])").count() == 0
     assert page.evaluate(TICK) == "rgb(95, 102, 113)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen", color_scheme="light")
     assert page.locator("details:not([open])").count() > 0
 
 
-def test_the_bar_of_seconds_is_full_and_tells_what_a_restart_lost(browser: Browser, address: str) -> None:
-    page, _ = opened(browser, address, width=600)
+def test_the_bar_of_seconds_is_full_and_tells_what_a_restart_lost(shown: tuple[Page, list[str]]) -> None:
+    page, _ = shown
+    page.set_viewport_size({"width": 600, "height": 900})
     bars = page.locator(".stack").all()
     assert len(bars) == 2
     for bar in bars:
@@ -168,3 +188,4 @@ def test_the_bar_of_seconds_is_full_and_tells_what_a_restart_lost(browser: Brows
         assert sum(part["width"] for part in parts if part) == pytest.approx(box["width"], rel=0.01)
     assert "updates 88.9" in (bars[1].get_attribute("aria-label") or "")
     assert page.get_by_role("row", name="lost to restarts").get_by_text("8.2 %").is_visible()
+    page.set_viewport_size({"width": 1280, "height": 900})

@@ -39,12 +39,12 @@ def serving(run: Run, port: int = 0, **more: Any) -> Iterator[int]:
             yield listener.getsockname()[1]
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(60)
 
 
 def asked(port: int, path: str = "/", **headers: str) -> http.client.HTTPResponse:
     """The answer to a request as a browser makes it."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     return connection.getresponse()
 
@@ -234,7 +234,7 @@ def test_more_pages_than_there_may_be_are_refused_until_one_is_closed(
         assert b"2 pages of this run are open" in refused.read()
         assert asked(port).status == 200, "the page itself comes"
         first_page.close()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while (answer := asked(port, "/events")).status != 200:
             assert time.monotonic() < end
             time.sleep(0.05)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.forked import start
 from tests.reports.measured_runs import line, measured
 from tests.reports.runs import BEGAN, logged, recipe, started
 from tests.reports.test_browser import browser, chromium
 from tests.reports.test_live import serving
 
+from steadytrain.cli import main
 from steadytrain.cost.prices import parse_price
 from steadytrain.events import Noticed, Stalled
 from steadytrain.reports.live import listening
@@ -29,22 +30,22 @@ pytestmark = pytest.mark.browser
 
 NAME = "<img src=x onerror=bad()> <|script>"
 EVIL = "<img src=x onerror=\"document.title='bad'\">"
-COMMAND = [sys.executable, "-m", "steadytrain", "train"]
 SETTINGS = ["--model", "digits", "--epochs", "20000", "--batch-size", "32", "--lr", "0.02", "--device", "cpu"]
-SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.log_steps=20", "--set", "every.evaluate_epochs=25"]
+SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.log_steps=20", "--set", "every.evaluate_epochs=5"]
 
 
 @pytest.fixture
-def training(digits: Path, tmp_path: Path) -> Iterator[tuple[Run, subprocess.Popen[bytes]]]:
-    """A run that trains for as long as a test takes, in a process of its own."""
-    command = [*COMMAND, str(digits), "--run", str(tmp_path / "training"), *SETTINGS]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet) as child:  # type: ignore[call-overload]
-        while not (tmp_path / "training" / "recipe.json").exists():
-            assert child.poll() is None
-        yield Run.open(tmp_path / "training"), child
-        child.send_signal(signal.SIGINT)
-        child.wait(60)
+def training(digits: Path, tmp_path: Path) -> Iterator[tuple[Run, int]]:
+    """A run that trains for as long as a test takes, in a process of its own; the process."""
+    child = start(main, ["train", str(digits), "--run", str(tmp_path / "training"), *SETTINGS])
+    assert child.pid is not None
+    while not (tmp_path / "training" / "recipe.json").exists():
+        assert child.is_alive()
+        time.sleep(0.05)
+    yield Run.open(tmp_path / "training"), child.pid
+    if child.is_alive():
+        os.kill(child.pid, signal.SIGINT)
+    child.join(60)
 
 
 def opened(browser: Browser, port: int, *, width: int = 1200, dark: bool = False) -> tuple[Page, list[str]]:
@@ -82,17 +83,15 @@ def until(page: Page, expression: str, seconds: float = 60.0) -> None:
         page.wait_for_timeout(100)
 
 
-def test_a_run_that_trains_is_seen_to_go_on_and_to_end(
-    browser: Browser, training: tuple[Run, subprocess.Popen[bytes]]
-) -> None:
-    run, child = training
+def test_a_run_that_trains_is_seen_to_go_on_and_to_end(browser: Browser, training: tuple[Run, int]) -> None:
+    run, pid = training
     with serving(run, price=parse_price("3.6")) as port:
         page, complaints = opened(browser, port)
         page.wait_for_selector("#standing.running", timeout=60_000)
         before = grows(page, "loss", 0)
         grows(page, "ledger", 1)
         assert grows(page, "loss", before) > before, "the curve goes on while one looks at it"
-        assert page.locator("#standing-text").text_content() == f"running, process {child.pid}"
+        assert page.locator("#standing-text").text_content() == f"running, process {pid}"
         page.wait_for_selector("#verdict:not([hidden])")
         assert len(page.locator("#sentence").text_content() or "") > 20
         areas = page.locator("#chart-ledger .js-fill").evaluate_all("all => all.map((one) => one.getBBox().height)")
@@ -102,10 +101,17 @@ def test_a_run_that_trains_is_seen_to_go_on_and_to_end(
         until(page, "document.querySelector('#chart-top1').data?.length === 2")  # an evaluation came
         for chart in ("rate", "feed", "cores", "memory"):
             assert points(page, chart) > 0, chart
-        child.send_signal(signal.SIGINT)
+        os.kill(pid, signal.SIGINT)
         page.wait_for_selector("#standing.interrupted", timeout=30_000)
         assert "stopped by the user" in (page.locator("#alarms").text_content() or "")
         assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def shown(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, list[str]]]:
+    """One page of a run that is over, for all tests that leave it as they found it: to draw it takes seconds."""
+    with serving(measured(tmp_path_factory.mktemp("shown"))) as port:
+        yield opened(chromium, port)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(600, True), (1200, False)], ids=["600-dark", "1200-light"])
@@ -125,27 +131,27 @@ def test_whole_run_fits_on_the_page(browser: Browser, tmp_path: Path, width: int
         assert complaints == []
 
 
-def test_curves_can_be_seen_over_epochs_by_keyboard_alone(browser: Browser, tmp_path: Path) -> None:
-    with serving(measured(tmp_path)) as port:
-        page, complaints = opened(browser, port)
-        grows(page, "loss", 0)
-        title = page.locator("#chart-loss .xtitle")
-        assert title.text_content() == "wall time, minutes"
-        page.locator("input[name=axis]").first.focus()
-        page.keyboard.press("ArrowRight")
-        until(page, "document.querySelector('#chart-loss .xtitle').textContent === 'epoch'")
-        assert page.locator("#chart-rate .js-line").count() == 2
-        assert complaints == []
+def test_curves_can_be_seen_over_epochs_by_keyboard_alone(shown: tuple[Page, list[str]]) -> None:
+    page, complaints = shown
+    grows(page, "loss", 0)
+    title = page.locator("#chart-loss .xtitle")
+    assert title.text_content() == "wall time, minutes"
+    page.locator("input[name=axis]").first.focus()
+    page.keyboard.press("ArrowRight")
+    until(page, "document.querySelector('#chart-loss .xtitle').textContent === 'epoch'")
+    assert page.locator("#chart-rate .js-line").count() == 2
+    page.keyboard.press("ArrowLeft")
+    until(page, "document.querySelector('#chart-loss .xtitle').textContent === 'wall time, minutes'")
+    assert complaints == []
 
 
-def test_hovering_over_the_ledger_tells_what_the_time_went_into(browser: Browser, tmp_path: Path) -> None:
-    with serving(measured(tmp_path)) as port:
-        page, _ = opened(browser, port)
-        grows(page, "ledger", 0)
-        page.locator("#chart-ledger").scroll_into_view_if_needed()
-        page.locator("#chart-ledger .nsewdrag").hover()
-        page.wait_for_selector("#chart-ledger .hoverlayer .legend")
-        assert "backward pass" in (page.locator("#chart-ledger .hoverlayer").text_content() or "")
+def test_hovering_over_the_ledger_tells_what_the_time_went_into(shown: tuple[Page, list[str]]) -> None:
+    page, _ = shown
+    grows(page, "ledger", 0)
+    page.locator("#chart-ledger").scroll_into_view_if_needed()
+    page.locator("#chart-ledger .nsewdrag").hover()
+    page.wait_for_selector("#chart-ledger .hoverlayer .legend")
+    assert "backward pass" in (page.locator("#chart-ledger .hoverlayer").text_content() or "")
 
 
 def test_no_name_and_no_message_is_ever_markup(browser: Browser, tmp_path: Path) -> None:
@@ -181,6 +187,7 @@ def test_a_server_that_comes_back_is_found_again(browser: Browser, tmp_path: Pat
         assert points(page, "loss") == before, "no point is drawn twice"
 
 
+@pytest.mark.slow
 def test_a_page_in_the_background_asks_for_nothing(browser: Browser, tmp_path: Path) -> None:
     with serving(measured(tmp_path, steps=200)) as port:
         page, _ = opened(browser, port)

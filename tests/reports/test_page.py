@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.reports.runs import Clock, course, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed
@@ -150,6 +151,7 @@ def test_the_step_at_which_the_loss_was_lost_is_named(tmp_path: Path) -> None:
     assert "step 40 the training loss is not finite from here on" in read(run).visible
 
 
+@pytest.mark.slow
 def test_page_of_a_long_run_has_a_few_megabytes(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe(epochs=30))
     write(run, [started(steps=10_547), *(logged(i, loss=1 / i) for i in range(1, 10_001))], Clock())

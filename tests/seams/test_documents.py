@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import forked
 from tests.seams.frozen import Frozen, shape, types
 from tests.seams.images import write_marks, write_photos
 from tests.seams.product import steady, steady_process
@@ -168,11 +169,13 @@ def test_bench(frozen: Frozen) -> None:
     frozen("documents/bench row", [row[key] for key in ("model", "batch_size", "precision", "layout", "compile")])
 
 
-def test_bandwidth(frozen: Frozen, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bandwidth(frozen: Frozen, tmp_path: Path) -> None:
     """Two real ranks, of which the first prints the document."""
-    steady("bandwidth", "--model", "resnet20", "--procs", 2, "--seconds", 0.2, "--backend", "gloo", "--json")
-    output = capfd.readouterr()
-    document = json.loads(output.out)
+    words = ["bandwidth", "--model", "resnet20", "--procs", "2", "--seconds", "0.1", "--backend", "gloo", "--json"]
+    child = forked.start(forked.steady, words, output=tmp_path / "out", errors=tmp_path / "err")
+    child.join(120)
+    assert child.exitcode == 0, (tmp_path / "err").read_text()
+    document = json.loads((tmp_path / "out").read_text())
     frozen("documents/bandwidth", types(document))
     assert (document["model"], document["procs"], len(document["hosts"])) == ("resnet20", 2, 1)
     (gloo,) = document["backends"]
@@ -188,7 +191,7 @@ def test_bandwidth(frozen: Frozen, capfd: pytest.CaptureFixture[str]) -> None:
     limits = {"tensors": 1e-6, "buckets": 1e-6, "fp16": 1e-3, "bf16": 1e-2, "2bit": 1e-6}
     assert all(ways[way]["error"] <= limit for way, limit in limits.items())
     assert 0 < ways["tensors"]["error"] < ways["fp16"]["error"] < ways["bf16"]["error"]
-    assert "done=5 total=5" in output.err
+    assert "done=5 total=5" in (tmp_path / "err").read_text()
 
 
 def test_doctor_and_its_comparison(frozen: Frozen, tmp_path: Path) -> None:

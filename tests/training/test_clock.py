@@ -25,7 +25,7 @@ def test_seconds_go_to_the_bucket_that_is_open() -> None:
         time.sleep(0.01)
     clock.to("forward")
     seconds = clock.seconds()
-    assert 5 <= seconds["startup"] < 6 and seconds["input"] >= 0.02 and seconds["logging"] >= 0.01
+    assert seconds["startup"] >= 5 and seconds["input"] >= 0.02 and seconds["logging"] >= 0.01
     assert sum(seconds.values()) == pytest.approx(clock.accounted_seconds(), abs=1e-9)
 
 

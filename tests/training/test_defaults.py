@@ -179,7 +179,12 @@ def weights_without_names(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("train", "val"), [("a-train.rec", "a-val.rec"), ("a_train.rec", "a_validation.rec"), ("train.rec", "val.rec")]
+    ("train", "val"),
+    [
+        ("a-train.rec", "a-val.rec"),
+        pytest.param("a_train.rec", "a_validation.rec", marks=pytest.mark.slow),
+        pytest.param("train.rec", "val.rec", marks=pytest.mark.slow),
+    ],
 )
 def test_validation_records_beside_training_records_are_used(
     write_digits: Callable[[Path, int, int], Path], train: str, val: str

@@ -45,7 +45,7 @@ def test_a_run_that_goes_on_rising_is_left_alone(recipe: Recipe, tmp_path: Path,
     assert weights(tmp_path / "patient") == weights(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("interrupted", [5, 20, 25])
+@pytest.mark.parametrize("interrupted", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 25))])
 def test_an_interrupted_run_ends_at_the_same_update(
     hopeless: Recipe, tmp_path: Path, weights: Weights, interrupted: int
 ) -> None:

@@ -100,17 +100,19 @@ def test_a_size_is_due_from_the_first_update_at_or_behind_its_epoch_on(growing: 
     assert events[6] == "images of 7 pixels" and events[13] == "images of 9 pixels"
 
 
-def test_a_run_goes_on_with_the_same_bits_in_any_stage(growing: Recipe, tmp_path: Path, weights: Weights) -> None:
+@pytest.mark.parametrize("updates", [5, *(pytest.param(updates, marks=pytest.mark.slow) for updates in (3, 14))])
+def test_a_run_goes_on_with_the_same_bits_in_any_stage(
+    growing: Recipe, tmp_path: Path, weights: Weights, updates: int
+) -> None:
     growing = growing.with_({"data.transforms": ["erase:0.5", "mixup:0.2"], "optim.grow_batch": ["2@0.5"]})
     whole = Run.create(tmp_path / "whole", growing)
     train(whole)
-    for updates in (3, 5, 14):
-        parts, seen = Run.create(tmp_path / f"{updates}", growing), list[Step]()
-        for event in steps(parts, stop=lambda: "SIGTERM" if len(seen) >= updates else None):  # noqa: B023 - of this turn
-            if isinstance(event, Step):
-                seen.append(event)
-        train(parts)
-        assert weights(whole.directory) == weights(parts.directory), updates
+    parts, seen = Run.create(tmp_path / "parts", growing), list[Step]()
+    for event in steps(parts, stop=lambda: "SIGTERM" if len(seen) >= updates else None):
+        if isinstance(event, Step):
+            seen.append(event)
+    train(parts)
+    assert weights(whole.directory) == weights(parts.directory)
     plain = Run.create(tmp_path / "plain", growing.with_({"data.grow_size": []}))
     train(plain)
     assert weights(plain.directory) != weights(whole.directory)

@@ -360,6 +360,7 @@ print(max(faults() for _ in range(3)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what is freed is kept where malloc is glibc's")
 def test_a_pass_takes_the_memory_of_the_pass_before(tmp_path: Path) -> None:
     """Its largest output has 13 MB, 3,200 pages; taken from the system anew, each of them is a page fault."""

@@ -116,6 +116,7 @@ def _stand_at_flush(number: int, words: list[str]) -> int:
     return main(words)
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_and_ends(digits: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pid, terminal = pty.fork()
@@ -178,7 +179,7 @@ def test_evaluations_are_saved_as_far_as_the_share_of_saving_allows_and_the_firs
     assert [e.step for e in steps(run) if isinstance(e, events.Saved)] == expected
 
 
-@pytest.mark.parametrize(("last", "kept"), [(14, 10), (20, 10)])
+@pytest.mark.parametrize(("last", "kept"), [pytest.param(14, 10, marks=pytest.mark.slow), (20, 10)])
 def test_a_run_by_defaults_that_dies_goes_on_from_its_newest_evaluation(
     recipe: Recipe, tmp_path: Path, weights: Callable[[Path], bytes], last: int, kept: int
 ) -> None:

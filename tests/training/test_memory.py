@@ -276,6 +276,7 @@ def make(num_classes, channels, **told):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
 def test_a_run_whose_address_space_is_too_small_finishes_as_by_hand(
     recipe: Recipe, write_module: WriteModule, tmp_path: Path, weights: Weights

@@ -76,6 +76,7 @@ def test_freezing_everything_is_refused(recipe: Recipe, tmp_path: Path) -> None:
         train(Run.create(tmp_path / "run", recipe.with_({"model.freeze": ("*",)})))
 
 
+@pytest.mark.parametrize("stop", [10, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (4, 13))])
 @pytest.mark.parametrize(
     ("text", "optimizer"),
     [
@@ -88,16 +89,16 @@ def test_freezing_everything_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     ],
 )
 def test_a_phased_run_that_is_interrupted_comes_to_the_same_bits(
-    recipe: Recipe, tmp_path: Path, weights: Weights, text: str, optimizer: str
+    recipe: Recipe, tmp_path: Path, weights: Weights, text: str, optimizer: str, stop: int
 ) -> None:
+    """Before, at and after the update with which the body joins."""
     changes = {"model.train": text, "optim.name": optimizer, "optim.lr": 0.002, "every.save_steps": 5}
     phased = recipe.with_({**changes, "every.keep": 9})
     train(Run.create(tmp_path / "whole", phased))
-    for stops in (4, 10, 13):  # before, at and after the body joins
-        run = Run.create(tmp_path / f"{stops}", phased)
-        train_for(run, stops)
-        train(run)
-        assert weights(tmp_path / f"{stops}") == weights(tmp_path / "whole")
+    run = Run.create(tmp_path / "parts", phased)
+    train_for(run, stop)
+    train(run)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
 def test_only_the_classifier_moves_in_the_first_phase(recipe: Recipe, start: Path, tmp_path: Path) -> None:
@@ -142,12 +143,18 @@ def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Pat
     assert not changed(weights_of(tmp_path / "run"), weights_of(tmp_path / "again"))
 
 
-def test_training_goes_on_from_a_probe_and_resumes_to_the_same_bits(
-    recipe: Recipe, start: Path, tmp_path: Path, weights: Weights
-) -> None:
+def test_training_goes_on_from_a_probe(recipe: Recipe, start: Path, tmp_path: Path) -> None:
     both = recipe.with_({"model.weights": str(start), "model.train": "probe:2+full", "optim.ema": 0.9})
     seen = list(steps(Run.create(tmp_path / "whole", both)))
     assert [e.step for e in seen if isinstance(e, events.Evaluated)] == [0, 10, 20]
+
+
+@pytest.mark.slow
+def test_training_from_a_probe_resumes_to_the_same_bits(
+    recipe: Recipe, start: Path, tmp_path: Path, weights: Weights
+) -> None:
+    both = recipe.with_({"model.weights": str(start), "model.train": "probe:2+full", "optim.ema": 0.9})
+    train(Run.create(tmp_path / "whole", both))
     run = Run.create(tmp_path / "parts", both)
     train_for(run, 7)
     train(run)

@@ -79,13 +79,21 @@ def steady(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
     return run
 
 
+QUICK = ["--device", "cpu", "--set", "parallel.compute_threads=1", "--size", "8", "--precision", "fp32"]
+
+
+@pytest.fixture(scope="module")
+def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of digits."""
+    run = tmp_path_factory.mktemp("start") / "run"
+    assert main(["train", str(digits), "--model", "digits", "--epochs", "1", "--run", str(run), *QUICK]) == 0
+    return run / "model.safetensors"
+
+
 @pytest.fixture
-def command(steady: Steady, digits: Path, tmp_path: Path) -> list[object]:
+def command(steady: Steady, digits: Path, start: Path) -> list[object]:
     """Digits, fine-tuned from digits."""
-    quick = ["--device", "cpu", "--set", "parallel.compute_threads=1", "--size", "8", "--precision", "fp32"]
-    start = tmp_path / "start"
-    steady("train", digits, "--model", "digits", "--epochs", "1", "--run", start, *quick)
-    return ["finetune", digits, "--model", "digits", "--weights", start / "model.safetensors", *quick]
+    return ["finetune", digits, "--model", "digits", "--weights", start, *QUICK]
 
 
 def test_the_same_command_goes_on_with_the_run_as_it_was_planned(

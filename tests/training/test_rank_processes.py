@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,12 @@ def steps(run: Path) -> int:
     return max((e.step for e in events.read(path) if isinstance(e, events.Step)), default=0) if path.exists() else 0
 
 
-def wait_for_step(child: subprocess.Popen[str], run: Path, step: int) -> None:
+def wait_for_step(child: subprocess.Popen[str] | ForkServerProcess, run: Path, step: int) -> None:
+    def has_ended() -> bool:
+        return not child.is_alive() if isinstance(child, ForkServerProcess) else child.poll() is not None
+
     deadline = time.monotonic() + 120
-    while steps(run) < step and child.poll() is None and time.monotonic() < deadline:
+    while steps(run) < step and not has_ended() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
@@ -161,13 +165,16 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
     digits: Path, whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    child = start(digits, run, "--procs", "2")
+    words = ["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "2"]
+    child = forked.start(forked.steady, words, errors=tmp_path / "errors")
     wait_for_step(child, run, 5)
-    os.kill(ranks_of(child, 2)[1].pid, signal.SIGKILL)
+    _, second = sorted(rank.pid for rank in psutil.Process(child.pid).children())
+    os.kill(second, signal.SIGKILL)
     wait_for_step(child, run, 14)
     child.terminate()
-    output, _ = child.communicate(timeout=120)
-    assert child.returncode == 75, output
+    child.join(120)
+    output = (tmp_path / "errors").read_text()
+    assert child.exitcode == 75, output
     assert "rank 1 was killed by SIGKILL" in output
     assert output.count("started attempt=1") == 1, "the first rank alone speaks"
     assert main(["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "1"]) == 0

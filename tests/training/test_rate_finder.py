@@ -19,8 +19,8 @@ from steadytrain.training.profile.rate_finder import HIGHEST, LOWEST, find_rate,
 def test_the_suggestion_is_the_same_each_time_and_trains_better_than_rates_far_from_it(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    curve = find_rate(recipe, updates=120)
-    assert curve == find_rate(recipe, updates=120)
+    curve = find_rate(recipe, updates=60)
+    assert curve == find_rate(recipe, updates=60)
     assert curve.rates[0] == LOWEST and curve.rates[-1] <= HIGHEST * (1 + 1e-9)
     accuracy = {}
     for factor in (0.01, 1, 100):
@@ -67,12 +67,12 @@ def test_the_command_prints_a_flag_and_draws_the_curve_and_touches_no_run(
     run = Run.create(tmp_path / "run", recipe.with_({"optim.base_batch_size": 16}))
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     plot = tmp_path / "rates.svg"
-    assert main(["schedule", "--find-lr", str(run.directory), "--updates", "60", "-o", str(plot), "--json"]) == 0
+    assert main(["schedule", "--find-lr", str(run.directory), "--updates", "24", "-o", str(plot), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["lr"] == pytest.approx(document["suggestion"] / 2, rel=0.06)  # the recipe doubles it for its batch
     assert plot.read_text().count("<polyline") == 2
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
-    assert main(["schedule", "--find-lr", str(run.directory), "--updates", "60"]) == 0
+    assert main(["schedule", "--find-lr", str(run.directory), "--updates", "24"]) == 0
     assert capsys.readouterr().out.startswith(
         f"--lr {document['lr']:g}, which is {document['suggestion']:g} for batches of"
     )

@@ -108,7 +108,10 @@ def _trained(recipe: Recipe, run: Path, **changes: object) -> list[Event]:
     return list(steps(run_))
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("inception", "frozen norms") else ()) for name in TRIED],
+)
 def test_no_bit_of_a_run_changes(recipe: Recipe, tmp_path: Path, weights: Weights, name: str) -> None:
     usual = _trained(recipe.with_(TRIED[name]), tmp_path / "usual")
     trained = _trained(recipe.with_(TRIED[name]), tmp_path / "again", **{"parallel.recompute": True})
@@ -123,6 +126,7 @@ def test_running_statistics_are_updated_once_an_update(recipe: Recipe, tmp_path:
     assert {int(count) for name, count in kept.items() if name.endswith("num_batches_tracked")} == {4}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_it_to_the_same_bits(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
     """It says how and not what is trained, so a run that is short of memory may be given it later."""
     again = recipe.with_({"parallel.recompute": True})

@@ -96,6 +96,7 @@ def test_a_request_to_stop_saves_and_the_rest_gives_the_same_bits(
     assert weights(whole.directory) == weights(parts.directory)
 
 
+@pytest.mark.slow
 def test_the_order_by_blocks_goes_on_too_and_trains_something_else(
     recipe: Recipe, tmp_path: Path, weights: Weights
 ) -> None:
@@ -109,6 +110,7 @@ def test_the_order_by_blocks_goes_on_too_and_trains_something_else(
     assert first == second != other
 
 
+@pytest.mark.slow
 def test_repeated_augmentation_goes_on_with_the_same_bits(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
     recipe = recipe.with_({"data.repeats": 3, "data.transforms": ["erase:0.5", "mixup:0.2"]})
     whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
@@ -118,6 +120,7 @@ def test_repeated_augmentation_goes_on_with_the_same_bits(recipe: Recipe, tmp_pa
     assert weights(whole.directory) == weights(parts.directory)
 
 
+@pytest.mark.slow
 def test_16_bit_parameters_and_their_average_go_on_with_the_same_bits(
     recipe: Recipe, tmp_path: Path, weights: Weights
 ) -> None:

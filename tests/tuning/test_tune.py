@@ -99,6 +99,7 @@ def test_too_little_time_says_how_much_it_takes(prober: Prober, recipe: Recipe) 
         tune(recipe, prober=prober, seconds=0.01)
 
 
+@pytest.mark.slow
 def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> None:
     odd = free(recipe).with_({"data.transforms": ["mixup:0.2"], "optim.options": {"foreach": True}, "seed": 7})
     tuned = tune(odd, prober=prober, seconds=20, free={"batch", "threads", "rate"})

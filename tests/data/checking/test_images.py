@@ -122,6 +122,7 @@ def test_the_reason_is_the_one_that_packing_gives(name: str) -> None:
     assert _told_alike(FAULTS[name][0])
 
 
+@pytest.mark.slow
 def test_check_and_packing_refuse_the_same_strange_images_for_the_same_reasons(data_folder: Path) -> None:
     paths = sorted(path for path in (data_folder / "odd-images").rglob("*") if path.is_file())
     assert len(paths) > 200

@@ -69,6 +69,7 @@ def photos(folder: Path) -> Original:
     return read_original(folder / "im2rec" / "photos40.rec")
 
 
+@pytest.mark.usefixtures("in_children")
 def test_mxnets_records_are_fine_and_named_as_mxnets(folder: Path) -> None:
     report = examine_records(folder / "im2rec" / "cifar120.rec", workers=2).report
     assert report.is_fine

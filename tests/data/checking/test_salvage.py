@@ -129,6 +129,7 @@ def test_salvage_keeps_every_sound_record_byte_for_byte_and_says_what_was_lost(c
     assert "cut short" in done.lost[0].reason
 
 
+@pytest.mark.usefixtures("in_children")
 def test_salvaged_file_is_fine_and_has_a_card_like_packing_writes(tmp_path: Path) -> None:
     [(path, before)] = pack(write_folder(tmp_path / "data", {"cat": 15, "dog": 14}), tmp_path / "a")
     examined = examine_records(path, workers=0)

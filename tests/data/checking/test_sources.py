@@ -47,6 +47,7 @@ def _only(report: Report, kind: str) -> Finding:
     return finding
 
 
+@pytest.mark.usefixtures("in_children")
 def test_clean_folder_is_fine_and_described(folder: Path) -> None:
     report = examine_source(folder, workers=2)
     assert report.is_fine
@@ -351,9 +352,13 @@ def test_missing_path_is_a_clear_error(tmp_path: Path) -> None:
         _examine(tmp_path / "photo")
 
 
-def test_real_photographs_and_strange_images(extracted: Callable[[str], Path], data_folder: Path) -> None:
+@pytest.mark.slow
+def test_real_photographs_can_be_used(extracted: Callable[[str], Path]) -> None:
     report = examine_source(extracted("clothing-10.tar"), workers=2)
     assert (report.is_usable, report.num_sound) == (True, 1165)
+
+
+def test_strange_images_are_told(data_folder: Path) -> None:
     report = examine_source(data_folder / "odd-images", workers=2)
     counts = report.findings.counts
     assert report.num_images == 234

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -121,28 +122,21 @@ def test_an_evaluation_may_begin_later() -> None:
         assert torch.cat([labels for _, labels in data_set]).tolist() == list(range(9, 22))
 
 
-WORKERS = """
-import warnings
-import numpy as np
-from torch.utils.data import DataLoader
-from steadytrain.errors import FeedError, InputError
-from steadytrain.data.loader import Crop
-from steadytrain.data.loader.dataset import ImageLoaderDataset
-from tests.data.loader.pictures import Pictures, small_pngs
-
-warnings.simplefilter("ignore")  # newer Pythons advise against forking a process that has threads
-dataset = ImageLoaderDataset(small_pngs(8), Crop(kind="none", size=16), batch_size=4)
-for start in ("fork", "spawn"):
-    try:
-        next(iter(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=start)))
-    except InputError as error:
-        print(error)
-"""
+def _use_workers() -> None:
+    warnings.simplefilter("ignore")  # newer Pythons advise against forking a process that has threads
+    data_set = ImageLoaderDataset(small_pngs(8), Crop(kind="none", size=16), batch_size=4)
+    for way in ("fork", "spawn"):
+        try:
+            next(iter(DataLoader(data_set, batch_size=None, num_workers=1, multiprocessing_context=way)))
+        except InputError as error:
+            print(error)
 
 
-def test_workers_are_refused_with_the_remedy() -> None:
-    process = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, check=True, cwd=PROJECT)
-    assert process.stdout.count("use DataLoader(dataset, batch_size=None, num_workers=0)") == 2
+def test_workers_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    process = start(_use_workers, output=tmp_path / "out", errors=tmp_path / "err")
+    process.join(60)
+    assert process.exitcode == 0, (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text().count("use DataLoader(dataset, batch_size=None, num_workers=0)") == 2
 
 
 def test_no_steps_are_refused() -> None:

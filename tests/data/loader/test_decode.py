@@ -119,7 +119,7 @@ def test_a_cut_at_the_same_scale_copies_pixels() -> None:
     assert np.array_equal(got, whole(data)[20:52, 10:42])
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("interpolation", ["bilinear", pytest.param("bicubic", marks=pytest.mark.slow)])
 def test_cuts_of_photographs_are_close_to_pillow(
     extracted: Callable[[str], Path], interpolation: Literal["bilinear", "bicubic"]
 ) -> None:

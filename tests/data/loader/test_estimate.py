@@ -51,6 +51,7 @@ def test_a_sample_of_all_is_what_packing_gives_to_the_byte(photos: Path, tmp_pat
         assert way.pack_seconds > 0 and way.left_out == 0
 
 
+@pytest.mark.slow
 def test_a_third_of_the_images_comes_close_and_says_how_close(photos: Path, tmp_path: Path) -> None:
     for number, way in enumerate(_tried(photos, most=40)):
         actual = _packed_bytes(photos, tmp_path / f"{number}", way.settings)

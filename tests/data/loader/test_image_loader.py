@@ -278,7 +278,7 @@ class Large:
     image = staticmethod(lambda number: data)
     __len__ = lambda self: 50
 
-data = to_ppm(np.zeros((5000, 5000, 3), np.uint8))
+data = to_ppm(np.zeros((3000, 3000, 3), np.uint8))
 cut = Crop(kind="resized-crop", size=224, area=(0.9, 1))
 for batch in ImageLoader(Large(), cut, batch_size=1, threads=4, keep_bytes=0):
     break

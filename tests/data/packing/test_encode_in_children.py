@@ -16,6 +16,7 @@ from steadytrain.data.images.encode import PackedImage, PackSettings
 from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.errors import FailedError
 
+pytestmark = pytest.mark.usefixtures("in_children")
 Children = Callable[[], list[psutil.Process]]
 
 
@@ -113,7 +114,7 @@ def _start(tmp_path: Path, files: list[str]) -> subprocess.Popen[str]:
 
 
 def _wait_for_end(children: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(children, timeout=10)[1]
+    return not psutil.wait_procs(children, timeout=60)[1]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])

@@ -80,12 +80,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("kind", "work"),
     [
-        ("RGB", "pack"),
         ("RGBA of 16 bits", "pack"),
-        ("grey of 16 bits", "pack"),
-        ("JPEG, turned", "pack"),
-        ("RGBA of 16 bits", "check"),
         ("JPEG, turned", "feed"),
+        *(pytest.param(kind, "pack", marks=pytest.mark.slow) for kind in ("RGB", "grey of 16 bits", "JPEG, turned")),
+        pytest.param("RGBA of 16 bits", "check", marks=pytest.mark.slow),
         *(pytest.param(kind, "check", marks=pytest.mark.slow) for kind in ("RGB", "grey of 16 bits", "JPEG, turned")),
         *(pytest.param(kind, "feed", marks=pytest.mark.slow) for kind in ("RGB", "RGBA of 16 bits", "grey of 16 bits")),
     ],

@@ -96,6 +96,7 @@ def test_test_set_used_for_validation_is_reported(tmp_path: Path) -> None:
     assert messages == ["val: there is no val folder; the test folder is used for validation"]
 
 
+@pytest.mark.slow
 def test_real_photographs_in_splits(extracted: Callable[[str], Path], tmp_path: Path) -> None:
     packed = pack(extracted("clothing-10.tar"), tmp_path / "clothing", shorter_side=128, workers=2)
     assert [file.card.num_images for file in packed] == [640, 250, 275]

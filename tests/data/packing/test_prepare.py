@@ -234,6 +234,7 @@ importlib.import_module("steadytrain.data.packing.pack").MARK_SECONDS = 0
 """ + SCRIPT.replace("total):", "total):\n    done > 60 and time.sleep(60)")
 
 
+@pytest.mark.slow
 def test_a_kill_costs_a_copy_no_more_than_the_last_seconds(photos: Path, tmp_path: Path) -> None:
     write_folder(photos, {"cat": 80, "dog": 80}, size=(30, 20), suffix=".jpg")
     command = [sys.executable, "-c", MARKED, str(photos), str(tmp_path / "cache"), ""]

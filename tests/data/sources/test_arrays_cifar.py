@@ -54,6 +54,7 @@ def ten(tmp_path: Path, pictures: Callable[[str], Pictures]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_pictures_are_the_real_ones(ten: Path, tmp_path: Path, pictures: Callable[[str], Pictures]) -> None:
     train, val = found(ten, tmp_path)
     assert [(value.split, value.classes, len(value)) for value in (train, val)] == [

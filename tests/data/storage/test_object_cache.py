@@ -86,7 +86,7 @@ def test_each_page_comes_once_whatever_the_order(opened: RemoteFile, content: by
 
 def test_prefetched_ranges_arrive_without_a_wait(opened: RemoteFile, content: bytes) -> None:
     opened.ask(np.array([0]), np.array([len(content)]))
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not opened.disk.present.all():
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -119,7 +119,7 @@ def test_a_kill_while_fetching_leaves_nothing_wrong(bucket: Bucket, content: byt
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     mirror = RemoteFile(file)
     while mirror.disk.present.sum() < 20 and time.monotonic() < until:
         time.sleep(0.001)
@@ -136,7 +136,7 @@ def test_readers_never_see_a_page_that_is_being_removed(opened: RemoteFile, cont
     wrong: list[int] = []
 
     def look(seed: int) -> None:
-        for start in np.random.default_rng(seed).integers(0, len(content) - 200_000, 20).tolist():
+        for start in np.random.default_rng(seed).integers(0, len(content) - 200_000, 8).tolist():
             if bytes(opened[start : start + 200_000]) != content[start : start + 200_000]:
                 wrong.append(start)
 
@@ -162,7 +162,8 @@ def test_the_cache_stays_below_its_limit_and_forgets_what_was_used_least_recentl
     bucket: Bucket, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_cache, "LEAST_LIMIT", MB)
-    monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", "8M")
+    monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", "4M")
+    content = content[: 6 * MB + 12_345]
     ticks = iter(range(1, 1_000_000))
     monkeypatch.setattr(pages, "now", lambda: next(ticks))
     mirror, page = _open(bucket.put("photos.rec", content)), pages.PAGE_BYTES
@@ -172,8 +173,8 @@ def test_the_cache_stays_below_its_limit_and_forgets_what_was_used_least_recentl
         mirror[number * page : number * page + 10]
         mirror[:10]  # always in use
         most = max(most, _on_disk(mirror))
-    assert most <= 8_000_000 + mirror.limit // 32 + MOST_REQUESTS * page
-    assert mirror.disk.present[0] and not mirror.disk.present[1:50].any() and mirror.disk.present[-50:-1].all()
+    assert most <= 4_000_000 + mirror.limit // 32 + MOST_REQUESTS * page
+    assert mirror.disk.present[0] and not mirror.disk.present[1:20].any() and mirror.disk.present[-20:-1].all()
     assert bytes(mirror[:]) == content
     mirror.close()
 

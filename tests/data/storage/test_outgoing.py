@@ -53,9 +53,8 @@ def test_nothing_is_replaced_unasked(bucket: Bucket, digits_folder: Path) -> Non
 
 def _kill_while_it_stalls(command: list[str], proxy: FaultProxy) -> None:
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
     while proxy.faults:
-        assert child.poll() is None and time.monotonic() < until
+        assert child.poll() is None
         time.sleep(0.02)
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -73,7 +72,7 @@ def test_a_kill_while_sending_costs_no_file_that_is_there(
     there = {name for name in names if _there(bucket, name)}
     assert len(there) == 3
     before = len(fault_proxy.methods)
-    assert subprocess.run(command, env=dict(os.environ), capture_output=True, check=True).returncode == 0
+    assert main(command[3:]) == 0
     sent = [path.rpartition("/")[2] for method, path in fault_proxy.methods[before:] if method == "PUT"]
     assert set(sent) == names - there and len(sent) == 5
     packed = pack(digits_folder, Path(os.environ["STEADYTRAIN_CACHE"]) / "local", shards=8)
@@ -113,7 +112,7 @@ def test_an_interrupted_command_waits_for_no_upload_and_leaves_no_parts(
     bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy, options: list[str], name: str, key: str
 ) -> None:
     client, source = _client(bucket), str(_write_noise(tmp_path / "noise"))
-    fault_proxy.matches, fault_proxy.method, fault_proxy.stall_seconds = key, "PUT", 60
+    fault_proxy.matches, fault_proxy.method, fault_proxy.stall_seconds = key, "PUT", 120
     fault_proxy.faults = ["", "stall"]
     words = ["pack", source, bucket.uri("x"), "--encoding", "pass", *options]
     pipe = subprocess.PIPE
@@ -122,10 +121,8 @@ def test_an_interrupted_command_waits_for_no_upload_and_leaves_no_parts(
     while fault_proxy.faults:
         assert child.poll() is None
         time.sleep(0.02)
-    began = time.monotonic()
     os.killpg(child.pid, signal.Signals[name])
-    printed, errors = child.communicate(timeout=30)
-    assert time.monotonic() - began < 20
+    printed, errors = child.communicate(timeout=fault_proxy.stall_seconds - 5)
     assert child.returncode == (130 if name == "SIGINT" else -signal.SIGTERM) and not printed
     assert (
         errors.endswith("steady: interrupted: the same command resumes, or starts over\n") and "Traceback" not in errors
@@ -154,7 +151,7 @@ def test_upload_of_a_killed_process_is_removed_by_the_remaining_ones(
 
 
 def test_a_kill_leaves_no_parts_behind_when_the_command_has_run_again(
-    bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy
+    bucket: Bucket, tmp_path: Path, fault_proxy: FaultProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = _client(bucket)
     _write_noise(tmp_path / "noise")
@@ -165,8 +162,8 @@ def test_a_kill_leaves_no_parts_behind_when_the_command_has_run_again(
     command = [sys.executable, "-m", "steadytrain", "pack", source, out, "--encoding", "pass"]
     _kill_while_it_stalls(command, fault_proxy)
     assert set(_uploads(client, bucket)) == {"x.rec", "of-somebody-else"}
-    done = subprocess.run(command, env=dict(os.environ), capture_output=True, check=True, text=True)
-    assert f"removed from s3://{bucket.name} the parts of 1 upload that had been cut short" in done.stderr
+    assert main(command[3:]) == 0
+    assert f"removed from s3://{bucket.name} the parts of 1 upload that had been cut short" in capsys.readouterr().err
     [left] = client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]
     assert (left["Key"], left["UploadId"]) == ("of-somebody-else", other)
     [(path, _)] = pack(source, tmp_path / "local", encoding="pass")

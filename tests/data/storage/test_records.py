@@ -65,7 +65,7 @@ def test_labels_and_classes_are_known_without_the_images(
     shards: int | None, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_MOST_COMPARED", 1)
-    for number in range(120):
+    for number in range(40):
         place = tmp_path / "noise" / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), np.uint8)
@@ -74,8 +74,8 @@ def test_labels_and_classes_are_known_without_the_images(
     for path in paths:
         bucket.put_records(tmp_path, path.stem)
     with Records.open(bucket.uri("x*.rec")) as remote:
-        assert remote.labels.tolist() == [0] * 60 + [1] * 60 and remote.classes == ("a", "b")
-        assert remote.record_ids.tolist() == list(range(120))
+        assert remote.labels.tolist() == [0] * 20 + [1] * 20 and remote.classes == ("a", "b")
+        assert remote.record_ids.tolist() == list(range(40))
         fetched = remote.traffic()
         assert fetched is not None and fetched.bytes < sum(path.stat().st_size for path in paths) / 2
 
@@ -86,10 +86,10 @@ def test_labels_that_are_not_sorted_follow_from_a_list_that_fits(
 ) -> None:
     monkeypatch.setattr(reader, "_MOST_COMPARED", 1)
     (tmp_path / "noise").mkdir()
-    for number in range(120):
+    for number in range(40):
         noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), np.uint8)
         Image.fromarray(noise).save(tmp_path / "noise" / f"{number}.png")
-    lines = [f"{number + 5}\t{number * 7 % 3}\t{number}.png\n" for number in range(120)]
+    lines = [f"{number + 5}\t{number * 7 % 3}\t{number}.png\n" for number in range(40)]
     (tmp_path / "noise.lst").write_text("".join(lines))
     paths = [file.path for file in pack(tmp_path / "noise.lst", tmp_path / "x", root=tmp_path / "noise", shards=2)]
     for path in paths:
@@ -109,17 +109,17 @@ def test_many_objects_are_opened_by_few_requests(
 ) -> None:
     monkeypatch.setattr(pages, "PAGE_BYTES", 256)
     monkeypatch.setattr(remote_file, "REQUEST_BYTES", 256)
-    packed = pack(digits_folder, tmp_path / "x", shards=40)
+    packed = pack(digits_folder, tmp_path / "x", shards=12)
     for file in packed:
         bucket.put_records(tmp_path, file.path.stem)
-    for pattern in ("x-{00000..00039}-of-00040.rec", "x-*.rec"):
+    for pattern in ("x-{00000..00011}-of-00012.rec", "x-*.rec"):
         for is_cold in (True, False):
             fault_proxy.requests.clear()
             with Records.open(bucket.uri(pattern)) as remote:
                 assert remote.labels.tolist() == sorted(remote.labels.tolist()) and len(remote.classes) == 10
             counts = Counter(path for path, _ in fault_proxy.requests)
             # A listing; an index and a card of each; and four files of which blocks are compared with their cards.
-            assert len(counts) == (1 + 2 * 40 + 4 if is_cold else 1)
+            assert len(counts) == (1 + 2 * 12 + 4 if is_cold else 1)
             assert len(set(fault_proxy.requests)) == len(fault_proxy.requests)  # nothing is asked for twice
         shutil.rmtree(tmp_path / "cache")
 
@@ -194,7 +194,7 @@ def test_an_object_of_another_size_than_its_card_says_is_refused(
 def test_many_small_objects_stay_below_the_limit_together(
     bucket: Bucket, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = pack(digits_folder, tmp_path / "x", shards=80)
+    packed = pack(digits_folder, tmp_path / "x", shards=70)
     for file in packed:
         bucket.put_records(tmp_path, file.path.stem)
     limit = sum(file.card.bytes for file in packed) // 2
@@ -223,10 +223,10 @@ def test_shards_are_opened_at_the_same_time(
 def test_more_shards_are_read_than_a_process_may_have_files_open(
     bucket: Bucket, digits_folder: Path, tmp_path: Path
 ) -> None:
-    for path, _ in pack(digits_folder, tmp_path / "x", shards=40):
+    for path, _ in pack(digits_folder, tmp_path / "x", shards=24):
         bucket.put_records(path.parent, path.stem)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 40, hard))
     try:
         with Records.open(bucket.uri("x-*.rec")) as remote, Records.open(tmp_path / "x-*.rec") as local:
             assert all(bytes(remote.image(number)) == bytes(local.image(number)) for number in range(len(local)))

@@ -76,6 +76,7 @@ def test_shards_are_read_as_local_ones(bucket: Bucket, digits_folder: Path, tmp_
             assert all(bytes(there.image(n)) == bytes(local.image(n)) for n in range(len(local)))
 
 
+@pytest.mark.slow
 def test_more_shards_than_a_process_may_open_files(bucket: Bucket, digits_folder: Path, tmp_path: Path) -> None:
     paths = sorted(digits_folder.rglob("*.png"))[::4]
     for number in range(100):

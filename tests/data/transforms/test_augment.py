@@ -236,6 +236,7 @@ def test_one_that_a_file_names_is_imported_only_when_it_is_allowed(recipe: Recip
     assert train(run, allow_import=True).status == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_with_transforms_is_resumed_to_the_same_bits(recipe: Recipe, tmp_path: Path) -> None:
     transforms = ["vflip", "rotate:10", "randaugment:2,9", "color:0.4", "erase:0.25", "mixup:0.2", "cutmix:1"]
     transforms += [f"{HERE}:blur_or_flip"]
