@@ -22,7 +22,7 @@ def test_a_run_a_page_and_commands_to_copy_are_left_behind(
     assert main(["demo", "a demo"]) == 0
     out, error = capsys.readouterr()
     assert out.splitlines()[0].split() == ["run", "digits"]
-    best = summarise(Run.open("a demo/runs/digits")).best
+    best = summarise(Run.open("a demo/runs/digits")).quality.best
     assert best is not None and best.n == 359 and best.top1 > 0.9
     assert error.splitlines()[-5:] == [
         "wrote a demo/report.html",
