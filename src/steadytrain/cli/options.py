@@ -137,6 +137,8 @@ class TrainingOptions:
         join: Add workers to the run of this --run folder, which another command trains on the same --ray-address.
         price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as p3.2xlarge
             or p3.2xlarge@us-east-1:spot; shows what the run costs. [default: $STEADYTRAIN_PRICE]
+        notices: Save and stop in time when this machine is taken away: aws, gcp, azure, auto or file:PATH (docs: spot).
+            [default: $STEADYTRAIN_NOTICES]
         root: Folder that the paths in a .lst or table are relative to. [default: the folder of the list]
         classes: A card (.json) whose class list, in its order, is used. [default: the names of the folders, sorted]
         run: Folder of the run; the same command resumes it. Of repeats: the folder that holds them. A URI, such as
@@ -196,6 +198,7 @@ class TrainingOptions:
     ray_address: Annotated[str | None, RANKS] = None
     join: Annotated[bool, RANKS] = False
     price: Annotated[str | None, OUTPUT] = None
+    notices: Annotated[str | None, OUTPUT] = None
     root: Annotated[str | None, DATA] = None
     labels: Annotated[LabelsFlag, DATA] = None
     path_column: Annotated[PathColumn, DATA] = None
@@ -326,6 +329,7 @@ FLAGS = {
     "staleness": "parallel.staleness",
     "ray_address": "parallel.ray_address",
     "price": "parallel.price",
+    "notices": "every.notices",
     "batch_size": "batch_size",
     "seed": "seed",
 }

@@ -632,7 +632,7 @@ def _train_visibly(
     """Train a run, unless it is finished; return the exit code. Of several ranks the first one prints.
 
     SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
-    SIGUSR1 and SIGHUP save and end with 75: the same command goes on from there.
+    SIGUSR1, SIGUSR2, SIGHUP and a notice that the machine goes save and end with 75: the same command goes on.
 
     Args:
         run: the run to train.

@@ -525,6 +525,18 @@ def listed_gpus(device: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if is_list else ()
 
 
+NOTICE_FILE = "file:"
+
+
+def is_notice_source(text: str) -> bool:
+    """Return whether a text names what may tell that a machine is taken away.
+
+    >>> is_notice_source("aws"), is_notice_source("file:/run/preempted"), is_notice_source("file:")
+    (True, True, False)
+    """
+    return text in ("aws", "gcp", "azure", "auto") or (text.startswith(NOTICE_FILE) and text != NOTICE_FILE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Every:
     """How often to log, evaluate and save. Not part of the digest: no weight depends on it.
@@ -539,6 +551,9 @@ class Every:
         stall_minutes: end a run that makes no progress for this many minutes after a warning. 0 or None never ends it.
         upload: a URI (``s3://bucket/runs/a``) that the run is kept at as well: what is new is sent in the background
             after each checkpoint.
+        notices: what says that this machine is about to be taken away, so that the run saves and stops in time: aws,
+            gcp or azure, whose metadata service is asked, auto for the one that this machine names, or file:PATH. None:
+            what the variable STEADYTRAIN_NOTICES says, if anything.
         from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
             than written in code.
     """
@@ -550,6 +565,7 @@ class Every:
     keep: int = 2
     stall_minutes: float | None = 15.0
     upload: str | None = None
+    notices: str | None = None
     from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
@@ -557,6 +573,8 @@ class Every:
         if self.upload is not None:
             require("://" in self.upload, "every.upload", self.upload, "a URI, such as s3://bucket/runs/a")
             refuse_secrets("every.upload", self.upload)
+        is_source = self.notices is None or is_notice_source(self.notices)
+        require(is_source, "every.notices", self.notices, "aws, gcp, azure, auto or file:PATH")
         require(self.log_steps >= 1, "every.log_steps", self.log_steps, "1 or more")
         require(self.evaluate_epochs > 0, "every.evaluate_epochs", self.evaluate_epochs, "above 0")
         require(self.save_steps is None or self.save_steps >= 1, "every.save_steps", self.save_steps, "1 or more")

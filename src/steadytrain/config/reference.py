@@ -57,6 +57,7 @@ EXAMPLES: dict[str, Any] = {
     "every.save_steps": 500,
     "every.save_minutes": 10,
     "every.upload": "s3://bucket/runs/a",
+    "every.notices": "auto",
 }
 """Of keys whose default is nothing."""
 
