@@ -17,7 +17,7 @@ from steadytrain.cost.bill import Bill
 from steadytrain.errors import InputError
 from steadytrain.events import EpochTrained, Evaluated, Logged, Started
 from steadytrain.interop.logs import LogRun
-from steadytrain.monitor import Ledger, RunHistory, read_history
+from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
 
@@ -180,6 +180,7 @@ class Summary:
     ``data_set``: tells the images that were trained and evaluated on apart from others, by their digests where known.
     ``train_loss``, ``train_top1``: of the newest epoch, as in its row; of the newest log line while an epoch goes on.
     ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
+    ``interruptions``: what each restart cost; ``goodput``: the share of the time, pauses included, that they did not.
     ``repeats_digest``: of the recipe without its ``seed``. ``cost``: what was paid so far, where a price is known.
     ``log``: which program's log it was read from; empty for a run of ours.
     """
@@ -221,6 +222,8 @@ class Summary:
     is_multi_label: bool = False
     cost: Bill | None = None
     notices: tuple[str, ...] = ()
+    interruptions: tuple[Interruption, ...] = ()
+    goodput: float | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
 
@@ -403,6 +406,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     cost: Bill | None = None
     with suppress(InputError):  # a price that cannot be used
         cost = current_bill(run, history, seen, now)
+    interruptions = history.interruptions()
     spans = list(log_spans(history))
     step_seconds = sum(span.seconds for span in spans)
     best, last = best_and_last(history)
@@ -450,6 +454,8 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         began=history.attempts[0].began,
         is_multi_label=history.is_multi_label,
         cost=cost,
+        interruptions=interruptions,
+        goodput=goodput(interruptions, ledger),
         notices=tuple(str(event.message) for event in history.noticed),
         machine=dict(started.machine),
     )
