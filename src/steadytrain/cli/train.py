@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +23,16 @@ from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
-from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, did_you_mean
-from steadytrain.events import Ended, Evaluated, Noticed, Started
+from steadytrain.errors import (
+    DivergedError,
+    InputError,
+    RankLostError,
+    RecipeError,
+    RunError,
+    SteadyError,
+    did_you_mean,
+)
+from steadytrain.events import Ended, Evaluated, Event, Noticed, Started
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators
@@ -668,7 +676,8 @@ def _train_visibly(
     console = Console(best=progress.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
     with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
-        for event in steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster):
+        events = steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster)
+        for event in events if group is not None or cluster is not None else _explaining(run, events):
             stop.saves = True
             if words:  # the address has been looked at
                 note(words)
@@ -691,6 +700,16 @@ def _train_visibly(
     if is_first:
         _print_verdict(run)
     return code
+
+
+def _explaining(run: Run, events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events; where loss or weights are not finite any more, find out why before that is raised."""
+    try:
+        yield from events
+    except DivergedError as error:
+        from steadytrain.cli.replay import explained
+
+        raise explained(run, error) from None
 
 
 def _print_outcome(runs: Sequence[Run], *, json: bool) -> None:

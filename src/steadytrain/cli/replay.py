@@ -1,0 +1,75 @@
+"""``steady replay``, and the evidence of a run that was lost to numbers that are not finite."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import Json
+from steadytrain.errors import DivergedError, SteadyError
+from steadytrain.run import Run
+
+LONGEST_SECONDS = 600.0
+"""Of training since the newest checkpoint that is done again by itself, to find what was not finite."""
+
+
+def replay(
+    run: Path,
+    /,
+    *,
+    step: int | None = None,
+    model: str | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    json: Json = False,
+) -> int:
+    """Compute an update of a run again, to the last bit, and save its images and what was not finite.
+
+    The run is only read; it may go on meanwhile. A copy is trained from the newest checkpoint before that update, or
+    from the beginning, in this process.
+
+    Args:
+        run: The run's folder.
+        step: The update, counted from 1. [default: the first after the newest checkpoint whose loss is not finite]
+        model: The run's pkg.mod:factory; it is imported only if you name it.
+        output: Folder for the images and batch.json. [default: RUN/replay/step-N]
+
+    Examples:
+        steady replay runs/a
+        steady replay runs/a --step 120 -o batch
+    """
+    from steadytrain.training.loop.replay import replay as replay_run
+
+    opened = Run.open(run)
+    allow_import = model is not None and model == opened.recipe.model.name
+    found = replay_run(opened, step, output=output, allow_import=allow_import, say=note)
+    folder = output or opened.directory / "replay" / f"step-{found.step:08d}"
+    if json:
+        print_json({**asdict(found), "folder": str(folder)})
+        return 0
+    print_text(found.words)
+    print_text(f"learning rate {found.lr:g}; {len(found.ids)} images and batch.json are in {folder}")
+    return 0
+
+
+def explained(run: Run, error: DivergedError) -> DivergedError:
+    """Add to an error which update, layer and images were not finite first, and save these; or how to find them."""
+    from steadytrain.training.loop.replay import replay as replay_run
+
+    command = f"steady replay {shlex.quote(str(run.directory))}"
+    error = error.with_traceback(None)  # which holds the session, and so the memory of its device
+    newest = max((path.stat().st_mtime for path in run.checkpoints.glob("step-*")), default=None)
+    progress = run.progress()
+    began = newest or (progress.started.time if progress.started else 0.0)
+    if time.time() - began > LONGEST_SECONDS:
+        return DivergedError(f"{error}; {command} finds the update, the layer and the images")
+    try:
+        found = replay_run(run, say=note)
+    except SteadyError as other:
+        return DivergedError(f"{error}; which images it was is not known ({other})")
+    return DivergedError(f"{error}; {found.words}; its images: {run.directory}/replay/step-{found.step:08d}")
