@@ -120,6 +120,9 @@ ELSEWHERE: dict[str, object] = {
     "every.stall_minutes": 5.0,
     "every.upload": "s3://bucket/runs/a",
     "every.notices": "file:/run/preempted",
+    "every.nonfinite": "skip",
+    "every.skip": [120],
+    "every.slower": [120, 480],
 }
 
 

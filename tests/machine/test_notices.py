@@ -147,7 +147,7 @@ def test_a_restart_in_a_quarter_of_an_hour_does_not_end_the_run_yet() -> None:
     [
         (1.5, 118.0, "in 118 s: saving and stopping (a checkpoint takes 1.50 s)"),
         (150.0, 118.0, "a checkpoint takes 2 min 30 s: it may not be whole in time, and the newest whole one counts"),
-        (0.0, 118.0, "none was written yet: how long a checkpoint takes is not known"),
+        (0.0, 118.0, "how long a checkpoint takes is not known yet"),
     ],
 )
 def test_whether_a_checkpoint_fits_is_told_with_the_notice(save: float, left: float, words: str) -> None:

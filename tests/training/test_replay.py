@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 from PIL import Image
 
 from steadytrain.cli import main
+from steadytrain.cli import replay as cli_replay
 from steadytrain.config import Recipe
-from steadytrain.errors import DivergedError, InputError, RunError
-from steadytrain.events import Logged, Started
+from steadytrain.errors import DivergedError, InputError, RecipeError, RunError
+from steadytrain.events import Logged, Started, Step
 from steadytrain.run import Run
 from steadytrain.training import steps
 from steadytrain.training.loop.replay import replay
@@ -95,10 +97,55 @@ def test_a_command_that_loses_its_numbers_says_which_image_it_was(
     )
     assert "poison.png" in last
     (folder,) = (tmp_path / "a" / "replay").iterdir()
-    assert last.endswith(f"its images: {folder}") and len(list(folder.glob("*.png"))) == 32
+    (step,) = re.findall(r"; update (\d+): ", last)
+    advice = f"; steady resume {tmp_path / 'a'} --set every.skip=[{step}] leaves that update out"
+    assert last.endswith(f"its images: {folder}{advice}") and len(list(folder.glob("*.png"))) == 32
     started = [event for event in Run.open(tmp_path / "a").events() if isinstance(event, Started)]
     assert len(started) == 1  # looking back is no attempt of the run
     assert main(["replay", str(tmp_path / "a"), "--json"]) == 2  # the network of a file is not imported
     capsys.readouterr()
     assert main(["replay", str(tmp_path / "a"), "--model", "scaled_net:make", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["folder"] == str(folder)
+
+
+def test_a_run_that_is_to_skip_goes_on_without_the_update_and_with_the_same_bits_again(
+    poisoned: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], weights: Callable[[Path], bytes]
+) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text(poisoned.with_({"every.nonfinite": "skip"}).to_json())
+    words = ["train", "--recipe", str(file), "--model", "scaled_net:make"]
+    assert main([*words, "--run", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().err
+    assert "going on from the newest checkpoint, leaving that update out (every.skip)" in said
+    skipped = Run.open(tmp_path / "a").recipe.every.skip
+    assert len(skipped) == 2  # the image comes in each epoch
+    named = poisoned.with_({"every.skip": skipped})
+    list(steps(Run.create(tmp_path / "b", named), allow_import=True))
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    # The command that knows nothing of them leaves them in the run.
+    assert Run.create(tmp_path / "a", poisoned).recipe.every.skip == skipped
+
+
+def test_a_lower_rate_that_does_not_help_ends_the_run_after_some_times(
+    poisoned: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_replay, "MOST_REMEDIES", 1)
+    file = tmp_path / "recipe.json"
+    file.write_text(poisoned.with_({"every.nonfinite": "slower", "optim.schedule": "constant"}).to_json())
+    words = ["train", "--recipe", str(file), "--model", "scaled_net:make", "--run", str(tmp_path / "a")]
+    assert main(words) == 1
+    (step,) = Run.open(tmp_path / "a").recipe.every.slower
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.endswith(f"; every.nonfinite=slower has done what it can (every.slower is [{step}])")
+    rates = [
+        (event.attempt, event.step, event.lr) for event in Run.open(tmp_path / "a").events() if isinstance(event, Step)
+    ]
+    usual = {number: lr for attempt, number, lr in rates if attempt == 1}
+    assert all(lr == usual[number] * (0.5 if number >= step else 1) for attempt, number, lr in rates if attempt == 2)
+
+
+def test_updates_that_are_left_out_do_not_go_with_workers_of_servers(recipe: Recipe) -> None:
+    with pytest.raises(RecipeError, match=r"every.skip and parallel.engine='async' exclude each other"):
+        recipe.with_({"every.skip": [3], "parallel.engine": "async"})
+    with pytest.raises(RecipeError, match=r"every.skip is \[0\]; it must be numbers of updates, which begin at 1"):
+        recipe.with_({"every.skip": [0]})

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,14 @@ from steadytrain.events import Ended, Evaluated, Event, Noticed, Started
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators
-from steadytrain.machine.process import grow_segments, lasting_imports, own_start, spin_where_alone, stop_requests
+from steadytrain.machine.process import (
+    StopRequest,
+    grow_segments,
+    lasting_imports,
+    own_start,
+    spin_where_alone,
+    stop_requests,
+)
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 if TYPE_CHECKING:
@@ -677,7 +684,7 @@ def _train_visibly(
     with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
         events = steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster)
-        for event in events if group is not None or cluster is not None else _explaining(run, events):
+        for event in events if group is not None or cluster is not None else _remedying(run, events, stop):
             stop.saves = True
             if words:  # the address has been looked at
                 note(words)
@@ -702,14 +709,22 @@ def _train_visibly(
     return code
 
 
-def _explaining(run: Run, events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events; where loss or weights are not finite any more, find out why before that is raised."""
-    try:
-        yield from events
-    except DivergedError as error:
-        from steadytrain.cli.replay import explained
+def _remedying(run: Run, events: Iterator[Event], stop: StopRequest) -> Iterator[Event]:
+    """Yield events; where loss or weights are not finite any more, find out why, and go on by the recipe's remedy."""
+    from steadytrain.training import steps
 
-        raise explained(run, error) from None
+    while True:
+        try:
+            yield from events
+        except DivergedError as error:
+            from steadytrain.cli.replay import remedied
+
+            problem = error.with_traceback(None)
+        else:
+            return
+        del events  # with the memory of its device
+        run = remedied(run, problem)
+        events = steps(run, stop=stop)
 
 
 def _print_outcome(runs: Sequence[Run], *, json: bool) -> None:

@@ -539,7 +539,7 @@ def is_notice_source(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """How often to log, evaluate and save. Not part of the digest: no weight depends on it.
+    """How often to log, evaluate and save. Not part of the digest: no weight depends on it but for skip and slower.
 
     Args:
         log_steps: updates between two log lines, 1 or more.
@@ -554,6 +554,11 @@ class Every:
         notices: what says that this machine is about to be taken away, so that the run saves and stops in time: aws,
             gcp or azure, whose metadata service is asked, auto for the one that this machine names, or file:PATH. None:
             what the variable STEADYTRAIN_NOTICES says, if anything.
+        nonfinite: what becomes of a run of one process whose loss or weights are not finite any more: stop ends it,
+            with the evidence saved; skip and slower go back to the newest checkpoint, leave out the update that it
+            came from, or halve the learning rate from there on, and go on, up to 5 times.
+        skip: updates that are left out: the images of each are passed over.
+        slower: updates from each of which on the learning rate is halved.
         from_file: not part of a recipe file: the keys of ``strangers.GATES`` whose values were read from a file rather
             than written in code.
     """
@@ -566,6 +571,9 @@ class Every:
     stall_minutes: float | None = 15.0
     upload: str | None = None
     notices: str | None = None
+    nonfinite: Literal["stop", "skip", "slower"] = "stop"
+    skip: tuple[int, ...] = ()
+    slower: tuple[int, ...] = ()
     from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
@@ -573,6 +581,8 @@ class Every:
         if self.upload is not None:
             require("://" in self.upload, "every.upload", self.upload, "a URI, such as s3://bucket/runs/a")
             refuse_secrets("every.upload", self.upload)
+        for name, updates in (("every.skip", self.skip), ("every.slower", self.slower)):
+            require(all(step >= 1 for step in updates), name, list(updates), "numbers of updates, which begin at 1")
         is_source = self.notices is None or is_notice_source(self.notices)
         require(is_source, "every.notices", self.notices, "aws, gcp, azure, auto or file:PATH")
         require(self.log_steps >= 1, "every.log_steps", self.log_steps, "1 or more")

@@ -58,6 +58,8 @@ EXAMPLES: dict[str, Any] = {
     "every.save_minutes": 10,
     "every.upload": "s3://bucket/runs/a",
     "every.notices": "auto",
+    "every.skip": [120],
+    "every.slower": [120],
 }
 """Of keys whose default is nothing."""
 

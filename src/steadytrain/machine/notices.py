@@ -364,7 +364,7 @@ def stop_words(notice: MachineNotice, now: float, save_seconds: float) -> str:
     left = _left(notice, now)
     when = "" if left is None else f" in {left:.0f} s" if left > 0 else " now"
     if not save_seconds:
-        fits = "none was written yet: how long a checkpoint takes is not known"
+        fits = "how long a checkpoint takes is not known yet"
     elif left is not None and save_seconds >= left:
         fits = (
             f"a checkpoint takes {duration(save_seconds)}: it may not be whole in time, and the newest whole one counts"

@@ -35,6 +35,7 @@ from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
 from steadytrain.training.session.session import Session
 from steadytrain.training.state import Cursor
+from steadytrain.training.step import pass_over
 
 Events = Generator[Event, None, str | None]
 
@@ -71,7 +72,7 @@ def run_updates(
         del batch
         is_done = session.is_done
         _end_epoch(session, last.position)
-        logs = _has_passed(every.log_steps, last.step, seen.step) or is_done
+        logs = (_has_passed(every.log_steps, last.step, seen.step) or is_done) and session.laps.images > 0
         evaluates = is_due(session)
         if is_collection_due(seen.step - collected, seen.step - first, waits=logs or evaluates):
             collected = seen.step
@@ -129,11 +130,15 @@ def _make_update(session: Session, batch: DeviceBatch, waits: Waits, last: Curso
         session.begin_phase()
     lr = session.lr(state.cursor.step)
     momentum = None if session.momentum is None else session.momentum(state.cursor.step)
-    with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
-        session.update(state, batch, lr, momentum)
+    if is_made := state.cursor.step + 1 not in session.recipe.every.skip:
+        with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
+            session.update(state, batch, lr, momentum)
+    else:
+        pass_over(session.update, state, batch)
+        session.notices.put(f"update {state.cursor.step} is left out (every.skip)")
     now = replace(state.cursor)
     num_images = now.position - last.position
-    laps.images += num_images
+    laps.images += num_images if is_made else 0  # a line without any has no loss
     laps.epoch_images += num_images
     laps.waited += batch.wait_seconds
     return Step(

@@ -234,7 +234,7 @@ class Session:
 
     def lr(self, step: int) -> float:
         """The learning rate of the update after ``step`` of them."""
-        lr = self._peak_lr * self.rate(step)
+        lr = self._peak_lr * self.rate(step) * 0.5 ** sum(step >= first - 1 for first in self.recipe.every.slower)
         return lr if self.plateau is None else lr * self.plateau.lowered(self.state.plateau.drops)
 
     def set_rates(self, step: int) -> None:
