@@ -27,7 +27,7 @@ from torch import nn
 
 class Scaled(nn.Module):
     def forward(self, x):
-        return x / (x - x.mean((1, 2, 3), keepdim=True)).abs().amax((1, 2, 3), keepdim=True)  # of one colour: 0 / 0
+        return x / (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # of one colour: by nothing
 
 def make(num_classes):
     return nn.Sequential(nn.Flatten(1), nn.Unflatten(1, (1, 8, 8)), Scaled(), nn.BatchNorm2d(1), nn.Dropout(0.1),
